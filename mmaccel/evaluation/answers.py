@@ -11,13 +11,14 @@ about one image are not quite.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import compress
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar
 
 from mmaccel.checks import check_number
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -28,16 +29,18 @@ from mmaccel.handle import attach
 from mmaccel.options import read_text
 
 Record = dict[str, Any]
+Groups = dict[str, Callable[[], list["Side"]]]
+"""Sides that have a method in common, made when they are tried."""
 
 
-@dataclass(frozen=True)
-class Topic:
-    """What sides differ in, and how their records are told.
+class AskedModel(ABC):
+    """A model that is asked questions, under methods of one kind, and how its records are told.
 
     Attributes:
+        option: of the levels, fractions that stay.
         rows: name of the rows in a report.
         kind: name of the kinds of questions there.
-        level: name of a side's level, a fraction that stays.
+        level: name of a side's level there.
         whole: name of the first side in comparisons.
         chance: the side that draws what stays by chance.
         easy: sides that tell which questions are easy, the best first: informative ones are those
@@ -52,32 +55,77 @@ class Topic:
         columns: of the table.
         panels: of the plot: what the axis shows, and its value of a row.
         note: says what the columns are.
+        fields: of a question to names in a line of a file.
+        first: the side that does nothing.
+        demo: the name of the model that has questions of its own.
+        short: tokens of its answers at most.
+        model, is_demo: of transformers, and whether it is the demo's.
     """
 
-    rows: str
-    kind: str
-    level: str
-    whole: str
-    chance: str
-    easy: Sequence[str]
-    same: Sequence[str]
-    counted: Sequence[str]
-    timed: Sequence[str]
-    per_pass: Sequence[str]
-    more: Sequence[str]
-    columns: Columns
-    panels: Mapping[str, Callable[[Row], float]]
-    note: str
+    option: ClassVar[str]
+    rows: ClassVar[str]
+    kind: ClassVar[str]
+    level: ClassVar[str]
+    whole: ClassVar[str]
+    chance: ClassVar[str]
+    easy: ClassVar[Sequence[str]] = ()
+    same: ClassVar[Sequence[str]]
+    counted: ClassVar[Sequence[str]]
+    timed: ClassVar[Sequence[str]]
+    per_pass: ClassVar[Sequence[str]] = ()
+    more: ClassVar[Sequence[str]] = ()
+    columns: ClassVar[Columns]
+    panels: ClassVar[Mapping[str, Callable[[Row], float]]]
+    note: ClassVar[str]
+    fields: ClassVar[Mapping[str, str]]
+    first: ClassVar[Side]
+    demo: ClassVar[str]
+    short: ClassVar[int]
+    model: Any
+    is_demo: bool
 
-    @property
-    def figures(self) -> list[str]:
+    @classmethod
+    def figures(cls) -> list[str]:
         """Lists of a record."""
-        own = [*self.counted, *self.timed, *self.per_pass, *self.more]
+        own = [*cls.counted, *cls.timed, *cls.per_pass, *cls.more]
         return list(dict.fromkeys(["seconds", *own]))
 
-    def new_record(self) -> Record:
+    @classmethod
+    def new_record(cls) -> Record:
         """A record of nothing."""
-        return {"right": "", "sessions": [], **{name: [] for name in self.figures}}
+        return {"right": "", "sessions": [], **{name: [] for name in cls.figures()}}
+
+    @staticmethod
+    @abstractmethod
+    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+        """Sides by what is said of one that cannot be, of methods as they were typed, the controls
+        first; without any: all.
+
+        Raises:
+            OptionError: an unknown name.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def slots(made: Any) -> dict[str, Any]:
+        """Options of `attach` for what `Side.make` returns."""
+
+    def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
+        """Facts about the prompts for the report, after a look at their lengths.
+
+        Raises:
+            UnsupportedModelError: prompts that have no room in the model.
+        """
+        return {}
+
+    @abstractmethod
+    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
+        """What a round's sides take, made once for all: from its questions with a seed each, and
+        the sides that lack it."""
+
+    @abstractmethod
+    def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> Mapping[str, Any]:
+        """`texts` and `figures` of a side."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +148,10 @@ class Side:
 
 
 def try_sides(
-    model: Any,
-    whole: Side,
-    groups: Mapping[str, Callable[[], list[Side]]],
-    n_tokens: int,
-    slots: Callable[[Any], dict[str, Any]],
+    asked: AskedModel, groups: Groups, n_tokens: int
 ) -> tuple[list[Side], dict[str, str]]:
-    """What a model can be measured with.
-
-    Args:
-        model: of transformers.
-        whole: the first side.
-        groups: further sides by what they have in common; the first of each tells of all.
-        n_tokens: of a prompt.
-        slots: options of `attach` for what `Side.make` returns.
+    """What a model can be measured with, for prompts of so many tokens; the first side of a group
+    tells of all.
 
     Returns:
         The sides, and the reasons why groups are left out.
@@ -121,19 +159,19 @@ def try_sides(
     Raises:
         UnsupportedModelError: `attach` does not serve the model, or none of the groups.
     """
-    with attach(model, "autoregressive", strict=True):
+    with attach(asked.model, "autoregressive", strict=True):
         pass
-    sides, left_out = [whole], {}
+    sides, left_out = [asked.first], {}
     for name, make in groups.items():
         try:
             own = make()
-            with attach(model, "autoregressive", **slots(own[0].make(n_tokens))):
+            with attach(asked.model, "autoregressive", **asked.slots(own[0].make(n_tokens))):
                 sides += own
         except (UnsupportedModelError, OptionError) as error:
             left_out[name] = " ".join(str(error).split())
     if len(sides) == 1:
         raise UnsupportedModelError(
-            f"model: expected one that takes a method, received a {type(model).__name__}: "
+            f"model: expected one that takes a method, received a {type(asked.model).__name__}: "
             f"{next(iter(left_out.values()))}"
         )
     return sides, left_out
@@ -155,57 +193,59 @@ def parse_levels(option: str, texts: Sequence[str]) -> list[float]:
 
 
 def measure_answers(
-    topic: Topic,
+    asked: AskedModel,
     questions: Sequence[Question],
     sides: Sequence[Side],
     records: dict[str, Record],
     *,
     batch: int,
-    session: int,
-    inputs: Callable[[Sequence[Question], int, Sequence[Side]], Any],
-    answer: Callable[[Side, Any], Mapping[str, Any]],
-    device: Any,
+    max_new_tokens: int,
+    seed: int = 0,
+    session: int = 0,
 ) -> Iterator[str]:
     """Fill the records, round by round; yields the key of the side that has answered a batch.
 
     Args:
-        topic: see `Topic`.
+        asked: the model.
         questions: all of them.
         sides: who answers.
         records: by the sides' keys; changed.
         batch: questions answered together.
+        max_new_tokens: of an answer.
+        seed: question k has seed + k, for methods that draw.
         session: number of this run, for the records.
-        inputs: of a round, once for all: from its questions, the first one's number and the sides
-            that lack it.
-        answer: `texts` and the figures of a side.
-        device: of the model.
     """
     done = {side.key: len(records[side.key]["seconds"]) for side in sides}
     n_rounds = -(-len(questions) // batch)
 
     @lru_cache(maxsize=1)
     def prepare(index: int) -> Any:
-        asked = questions[index * batch : (index + 1) * batch]
-        return inputs(asked, index * batch, [side for side in sides if done[side.key] <= index])
+        part = questions[index * batch : (index + 1) * batch]
+        seeds = [seed + index * batch + k for k in range(len(part))]
+        return asked.prepare(part, seeds, [side for side in sides if done[side.key] <= index])
+
+    def answer(side: Side, inputs: Any) -> Mapping[str, Any]:
+        return asked.answer(side, inputs, max_new_tokens)
 
     begun = min(done.values())
     if begun < n_rounds:  # warms up
         answer(next(side for side in sides if done[side.key] == begun), prepare(begun))
     cases = [Case(side.key, partial(answer, side), prepare) for side in sides]
+    device = asked.model.device
     for run in measure(cases, n_rounds, warm_up=0, device=device, done=done):
         record, first = records[run["side"]], run["index"] * batch
-        asked = questions[first : first + batch]
-        right = (one.is_right(text) for one, text in zip(asked, run["texts"], strict=True))
+        part = questions[first : first + batch]
+        right = (one.is_right(text) for one, text in zip(part, run["texts"], strict=True))
         record["right"] += "".join("01"[verdict] for verdict in right)
         record["sessions"].append(session)
-        for name in topic.figures:
+        for name in asked.figures():
             value = run[name]
             record[name].append(round(value, 6) if isinstance(value, float) else value)
         yield run["side"]
 
 
 def summarise(
-    topic: Topic,
+    topic: type[AskedModel],
     sides: Sequence[Side],
     records: Mapping[str, Record],
     kinds: Sequence[str],
@@ -216,7 +256,7 @@ def summarise(
     """A row for each side that has answered something, ready for JSON.
 
     Args:
-        topic: names what rows have.
+        topic: the class of the model, which names what rows have.
         sides: all sides, the whole one first.
         records: by their keys.
         kinds: of each question.
@@ -263,7 +303,7 @@ def summarise(
     return rows
 
 
-def _costs(topic: Topic, record: Record, batch: int) -> dict[str, float | None]:
+def _costs(topic: type[AskedModel], record: Record, batch: int) -> dict[str, float | None]:
     answered = len(record["right"])
     sizes = [min(batch, answered - k * batch) for k in range(len(record["seconds"]))]
     full = [k for k, size in enumerate(sizes) if size == sizes[0]]
@@ -285,7 +325,7 @@ def keep_informative(right: str, whole: str, downsampled: str) -> str:
     return "".join(r for r, w, d in every if w == "1" and d == "0")
 
 
-def draw_rows(topic: Topic, file: Path, report: Row) -> None:
+def draw_rows(topic: type[AskedModel], file: Path, report: Row) -> None:
     """Write accuracy against what sides keep and cost, as PNG."""
 
     def right(row: Row, bound: str = "right") -> float:

@@ -16,9 +16,10 @@ queries see have no part in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any, ClassVar
 
@@ -26,13 +27,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.catalog import DEMO_WEIGHTS, METHODS, find_own, load, make
+from mmaccel.catalog import DEMO_WEIGHTS, METHODS, find_own, load, make, read_named
 from mmaccel.checks import show, suggest
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.answers import Side, Topic
+from mmaccel.evaluation.answers import AskedModel, Groups, Side
 from mmaccel.evaluation.measure import synchronise
-from mmaccel.evaluation.questions import Question
+from mmaccel.evaluation.questions import TEXT_FIELDS, Question
 from mmaccel.evaluation.tables import CACHE_COLUMNS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
@@ -44,7 +45,6 @@ from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
-DEMO = "recall"
 _COMMAND = "evaluate cache"
 SLOTS = ("kv_cache", "attention")
 CHANCE = "random-eviction"
@@ -54,55 +54,115 @@ CONTROLS: tuple[Method, ...] = (
     ("kv_cache", CHANCE, {}),
     ("kv_cache", "streaming-llm", {"sinks": 0}),
 )
-WHOLE = Side(
-    "full cache",
-    "full cache",
-    None,
-    lambda n_tokens: LayerMethods(),
-    {"slot": "", "method": "full cache"},
-)
 
 
 def _kept(row: dict[str, Any]) -> float:
     return float(row["kept"] if row["budget"] is None else row["budget"])
 
 
-TOPIC = Topic(
-    rows="cache_sides",
-    kind="task",
-    level="budget",
-    whole="full",
-    chance=CHANCE,
-    easy=(),
-    same=("weights", "digest", "batch", "max_new_tokens", "dtype", "device"),
-    counted=("kept", "bytes", "blocks"),
-    timed=("prefill_seconds",),
-    per_pass=("pass_seconds",),
-    more=("answers",),
-    columns=CACHE_COLUMNS,
-    panels={
-        "budget: entries that stay, or blocks that are read, of the prompt's": _kept,
-        "bytes of a row's keys and values": lambda row: float(row["bytes"]),
-    },
-    note="budget: entries that stay, or blocks that are read, of a prompt's. kept: cached entries, "
-    "mean over layers. blocks read: by all passes, mean over layers. KiB: keys and values as "
-    "allocated, a row. ms: medians, a pass of one token, and the prompt a question.",
-)
-
-
 @dataclass(frozen=True)
-class TextModel:
-    """A causal language model with its tokenizer.
+class TextModel(AskedModel):
+    """A causal language model of transformers with its tokenizer.
 
     Attributes:
-        model: of transformers.
-        tokenizer: its own.
+        model, tokenizer: see above.
         is_demo: whether it is `recall`, or other weights of it.
     """
 
+    option = "--budgets"
+    rows = "cache_sides"
+    kind = "task"
+    level = "budget"
+    whole = "full"
+    chance = CHANCE
+    same = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device")
+    counted = ("kept", "bytes", "blocks")
+    timed = ("prefill_seconds",)
+    per_pass = ("pass_seconds",)
+    more = ("answers",)
+    columns = CACHE_COLUMNS
+    panels = {
+        "budget: entries that stay, or blocks that are read, of the prompt's": _kept,
+        "bytes of a row's keys and values": itemgetter("bytes"),
+    }
+    note = (
+        "budget: entries that stay, or blocks that are read, of a prompt's. kept: cached entries, "
+        "mean over layers. blocks read: by all passes, mean over layers. KiB: keys and values as "
+        "allocated, a row. ms: medians, a pass of one token, and the prompt a question."
+    )
+    fields = TEXT_FIELDS
+    first = Side(
+        "full cache",
+        "full cache",
+        None,
+        lambda n_tokens: LayerMethods(),
+        {"slot": "", "method": "full cache"},
+    )
+    demo = "recall"
+    short = 10
     model: Any
     tokenizer: Any
     is_demo: bool
+
+    @staticmethod
+    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+        groups: Groups = {}
+        for method in parse_methods(texts):
+            for budget in levels if takes_budget(method) else [None]:
+                side = make_side(method, budget)
+                groups[side.key] = lambda side=side: [side]  # type: ignore[misc]
+        return groups
+
+    @staticmethod
+    def slots(made: LayerMethods) -> dict[str, Any]:
+        return {"kv_cache": made.kv_cache, "attention": made.attention}
+
+    @cached_property
+    def window(self) -> CausalLMWindow:
+        """Over the model."""
+        return CausalLMWindow(self.model)
+
+    def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
+        lengths = sorted(len(prompt) for prompt in self.encode(questions))
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        room = lengths[-1] if most is None else most - max_new_tokens
+        if not 2 <= lengths[0] <= lengths[-1] <= room:
+            raise UnsupportedModelError(
+                f"prompts: expected 2 to {room} tokens, the positions of the model less "
+                f"{max_new_tokens} of the answer, received {lengths[0]} to {lengths[-1]}; give "
+                "others"
+            )
+        return {"prompt_tokens": [lengths[0], lengths[-1]]}
+
+    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Round:
+        prompts = self.encode(asked)
+        n_tokens = round(fmean(len(prompt) for prompt in prompts))
+        methods = {side.key: side.make(n_tokens) for side in sides}
+        by_pass: dict[str | None, list[LayerMethods]] = {}
+        for own in methods.values():
+            by_pass.setdefault(find_pass(own), []).append(own)
+        by_pass.pop(None, None)
+        shared = {name: process_prompts(self.window, prompts, own) for name, own in by_pass.items()}
+        return Round(prompts, methods, shared)
+
+    def answer(self, side: Side, inputs: Round, max_new_tokens: int) -> dict[str, Any]:
+        methods = inputs.methods[side.key]
+        shared = inputs.shared.get(find_pass(methods))
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "shared": shared}
+        began = time.perf_counter()
+        tokens, cost = answer(self.window, inputs.prompts, methods, self.ends, **options)
+        seconds = time.perf_counter() - began + cost.shared_seconds
+        texts = self.decode(tokens)
+        return {
+            "texts": texts,
+            "answers": texts,
+            "seconds": seconds,
+            "prefill_seconds": cost.prefill_seconds,
+            "pass_seconds": median(cost.pass_seconds),
+            "kept": cost.kept,
+            "bytes": round(cost.bytes),
+            "blocks": cost.blocks,
+        }
 
     @property
     def ends(self) -> list[int]:
@@ -143,7 +203,7 @@ def open_model(
 
     check_task(name, _COMMAND)
     hub = HubOptions(revision=revision)
-    source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO}, hub=hub)
+    source = find_model(name, {TextModel.demo: DEMO_WEIGHTS / TextModel.demo}, hub=hub)
     check_task(source, _COMMAND)
     model, tokenizer = load_causal_lm(source, LoadConfig(device=device, dtype=dtype, hub=hub))
     return TextModel(model, tokenizer, tokenizer.get_vocab().keys() == set(WORDS))
@@ -161,33 +221,17 @@ def draw_questions(per_task: int, length: int) -> list[Question]:
     return found
 
 
-def check_lengths(text_model: TextModel, prompts: Sequence[Tensor], max_new_tokens: int) -> None:
-    """Refuse prompts that have no room in the model.
-
-    Raises:
-        UnsupportedModelError: a prompt with its answer is longer than the model's positions, or of
-            fewer than two tokens.
-    """
-    lengths = [len(prompt) for prompt in prompts]
-    most = getattr(text_model.model.config, "max_position_embeddings", None)
-    room = max(lengths) if most is None else most - max_new_tokens
-    if not 2 <= min(lengths) <= max(lengths) <= room:
-        raise UnsupportedModelError(
-            f"prompts: expected 2 to {room} tokens, the positions of the model less "
-            f"{max_new_tokens} of the answer, received {min(lengths)} to {max(lengths)}; give "
-            "others"
-        )
-
-
-def parse_methods(named: Iterable[tuple[str, dict[str, Any]]]) -> list[Method]:
+def parse_methods(texts: Sequence[str]) -> list[Method]:
     """Methods, the controls first; none given: all of the catalog.
 
     Args:
-        named: of the catalog, of an entry point, or a typed `module:Name`, with fields.
+        texts: names of the catalog, of an entry point, or typed, as `NAME:field=value`.
 
     Raises:
         OptionError: an unknown name.
     """
+    known = METHODS["kv_cache"] | METHODS["attention"]
+    named = [read_named("--methods", text, known) for text in texts]
     controls = [control for control in CONTROLS if control[1] in METHODS[control[0]]]
     chosen: list[Method] = [(_find_slot(name), name, options) for name, options in named]
     every: list[Method] = [(slot, name, {}) for slot in SLOTS for name in METHODS[slot]]
@@ -213,18 +257,6 @@ def _find_slot(name: str) -> str:
         f"--methods: expected some of {', '.join(known)}, received {show(name)}; "
         f"{suggest(name, known, 'controls are always measured')}"
     )
-
-
-def list_groups(
-    methods: Iterable[Method], budgets: Sequence[float]
-) -> dict[str, Callable[[], list[Side]]]:
-    """Sides by key, for `mmaccel.evaluation.answers.try_sides`."""
-    groups: dict[str, Callable[[], list[Side]]] = {}
-    for method in methods:
-        for budget in budgets if takes_budget(method) else [None]:
-            side = make_side(method, budget)
-            groups[side.key] = lambda side=side: [side]  # type: ignore[misc]
-    return groups
 
 
 def make_side(method: Method, budget: float | None = None) -> Side:
@@ -286,48 +318,6 @@ class Round:
     prompts: Sequence[Tensor]
     methods: Mapping[str, LayerMethods]
     shared: Mapping[str | None, SharedPrompts]
-
-
-def prepare_round(
-    window: CausalLMWindow, prompts: Sequence[Tensor], sides: Sequence[Side]
-) -> Round:
-    """The prompts of a round for the sides that will answer it."""
-    n_tokens = round(fmean(len(prompt) for prompt in prompts))
-    methods = {side.key: side.make(n_tokens) for side in sides}
-    by_pass: dict[str | None, list[LayerMethods]] = {}
-    for own in methods.values():
-        by_pass.setdefault(find_pass(own), []).append(own)
-    by_pass.pop(None, None)
-    shared = {name: process_prompts(window, prompts, own) for name, own in by_pass.items()}
-    return Round(prompts, methods, shared)
-
-
-def answer_round(
-    text_model: TextModel, window: CausalLMWindow, side: Side, asked: Round, max_new_tokens: int
-) -> dict[str, Any]:
-    """Texts and the figures of `TOPIC`."""
-    methods = asked.methods[side.key]
-    began = time.perf_counter()
-    tokens, cost = answer(
-        window,
-        asked.prompts,
-        methods,
-        text_model.ends,
-        max_new_tokens=max_new_tokens,
-        shared=asked.shared.get(find_pass(methods)),
-    )
-    seconds = time.perf_counter() - began + cost.shared_seconds
-    texts = text_model.decode(tokens)
-    return {
-        "texts": texts,
-        "answers": texts,
-        "seconds": seconds,
-        "prefill_seconds": cost.prefill_seconds,
-        "pass_seconds": median(cost.pass_seconds),
-        "kept": cost.kept,
-        "bytes": round(cost.bytes),
-        "blocks": cost.blocks,
-    }
 
 
 @torch.no_grad()

@@ -195,13 +195,11 @@ def _write(cell: str | Callable[[Any], str], row: Row) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot: `xs`, `ys`, how far its bars reach below and above, and its look in
-    matplotlib's words."""
+    """A line of a plot, and its look in matplotlib's words."""
 
     label: str
     xs: Sequence[float]
     ys: Sequence[float]
-    bars: tuple[Sequence[float], Sequence[float]] | None = None
     look: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -247,8 +245,7 @@ def draw(file: Path, title: str, panels: Sequence[Panel]) -> None:
             axes.axhspan(low, high, color="#999999", alpha=0.12)
             axes.axhline(middle, color="#999999", linestyle=":")
         for line in panel.lines:
-            look = {"marker": ".", "capsize": 4, **line.look}
-            axes.errorbar(line.xs, line.ys, yerr=line.bars, label=line.label, **look)
+            axes.plot(line.xs, line.ys, label=line.label, **{"marker": ".", **line.look})
         axes.set(xlabel=panel.x, ylabel=panel.y, **panel.more)
     figure.suptitle(title)
     handles, labels = figure.axes[0].get_legend_handles_labels()

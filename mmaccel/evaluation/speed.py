@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def half_width(made: ImageOutput) -> float | None:
 
 def summarise_speed(runs: Sequence[Run]) -> list[Row]:
     """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: those of
-    `mmaccel.evaluation.measure.summarise` with means over runs. `histogram` has row-passes that made 1, 2, … tokens, `loses_to`
-    which sides are faster than the policy.
+    `mmaccel.evaluation.measure.summarise` with means over runs. `histogram` has row-passes that
+    made 1, 2, … tokens, `loses_to` the sides that are faster than the policy.
     """
     rows: list[Row] = []
     for size in dict.fromkeys(run["batch_size"] for run in runs):
@@ -245,52 +246,31 @@ def write_speed(report: Row) -> str:
         grid(tuple(_PARTS), tabulate(_PARTS, rows)),
         "What is compiled or captured is so in the first run, which counts nowhere else. On an "
         "accelerator the passes' share is the time to launch them.",
-        "## Tokens of a row in a pass, % of its passes",
     ]
-    for row in rows:
-        if row["side"] == POLICY:
-            shares = {k: share for k, share in _shares(row).items() if share}
-            heads = (f"batch {row['batch_size']}", *map(str, shares))
-            text.append(grid(heads, [("share", *(f"{share:.1f}" for share in shares.values()))]))
     return "\n\n".join(text) + "\n"
-
-
-def _shares(row: Row) -> dict[int, float]:
-    """Of its passes, %, by tokens that they made."""
-    total = sum(row["histogram"])
-    return {k: 100 * count / total for k, count in enumerate(row["histogram"], 1)}
 
 
 def plan_plots(report: Row, runs: Sequence[Run]) -> dict[str, Callable[[Path], None]]:
     """File names of plots, with what draws each: batch scaling, tokens a pass, every run."""
-    rows = report["rows"]
-    sides = dict.fromkeys(row["side"] for row in rows)
-    scaling = []
-    for side in sides:
-        own = [row for row in rows if row["side"] == side]
-        speed_ups = [row["speed_up"] for row in own]
-        bars = [
-            [max(sign * (row["pairs"]["quartiles"][k] - row["speed_up"]), 0) for row in own]
-            for k, sign in enumerate((-1, 1))
-        ]
-        sizes = [row["batch_size"] for row in own]
-        scaling.append(Line(side, sizes, speed_ups, (bars[0], bars[1])))
-    tokens = [
-        Line(f"batch {row['batch_size']}", list(_shares(row)), list(_shares(row).values()))
-        for row in rows
-        if row["side"] == POLICY
-    ]
+    scaling, tokens, every = [], [], []
     counted = [run for run in runs if run["index"] >= 0]
-    every = []
-    for side in sides:
-        own = [(k, run["seconds"]) for k, run in enumerate(counted) if run["side"] == side]
-        every.append(Line(side, *zip(*own), look={"linestyle": ""}))
+    for side in dict.fromkeys(row["side"] for row in report["rows"]):
+        own = [row for row in report["rows"] if row["side"] == side]
+        sizes, speed_ups = ([row[name] for row in own] for name in ("batch_size", "speed_up"))
+        scaling.append(Line(side, sizes, speed_ups))
+        seconds = [(k, run["seconds"]) for k, run in enumerate(counted) if run["side"] == side]
+        every.append(Line(side, *zip(*seconds), look={"linestyle": ""}))
+        for row in own if side == POLICY else ():
+            total, n = sum(row["histogram"]), len(row["histogram"])
+            shares = [100 * count / total for count in row["histogram"]]
+            tokens.append(Line(f"batch {row['batch_size']}", range(1, n + 1), shares))
     panels = {
         "scaling.png": Panel("batch size", "times as fast as the plain loop", scaling),
         "tokens.png": Panel("tokens of a row in a pass", "% of its passes", tokens),
         "runs.png": Panel("run, in the order made", "seconds", every, more={"yscale": "log"}),
     }
-    return {
-        name: lambda path, panel=panel: draw(path, report["policy"], [panel])
-        for name, panel in panels.items()
-    }
+    return {name: partial(_draw, report, panel) for name, panel in panels.items()}
+
+
+def _draw(report: Row, panel: Panel, path: Path) -> None:
+    draw(path, report["policy"], [panel])

@@ -10,10 +10,11 @@ counted alike, wherever it works. Operations follow from the columns by a formul
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from torch import Tensor
 from mmaccel.catalog import REDUCERS, find_own, load
 from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.answers import Side, Topic
+from mmaccel.evaluation.answers import AskedModel, Groups, Side
 from mmaccel.evaluation.measure import synchronise
-from mmaccel.evaluation.questions import Question
+from mmaccel.evaluation.questions import IMAGE_FIELDS, Question
 from mmaccel.evaluation.tables import VISUAL_COLUMNS
 from mmaccel.handle import attach
 from mmaccel.pipelines.image_to_text.loading import open_vision_language
@@ -33,8 +34,6 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 
-DEMO = "scenes-vqa"
-WHOLE = Side("all tokens", "all tokens", 1.0, lambda n_tokens: None, {"method": "all tokens"})
 CHANCE = "RandomTokens"
 _KNOWN = {entry.target.split(":")[1]: short for short, entry in REDUCERS.items()}
 CONTROLS = tuple(
@@ -47,45 +46,74 @@ FORMULA = (
     "inner width, H heads and K key heads of D, V vocabulary; a product and a sum are two "
     "operations, attention counts all pairs of columns"
 )
-TOPIC = Topic(
-    rows="sides",
-    kind="kind",
-    level="keep",
-    whole="all",
-    chance=CHANCE,
-    easy=CONTROLS[:-2],
-    same=("weights", "digest", "batch", "max_new_tokens", "dtype", "device", "seed"),
-    counted=("visual_tokens", "layer_tokens", "flops"),
-    timed=("encoder_seconds", "prefill_seconds", "seconds"),
-    per_pass=(),
-    more=(),
-    columns=VISUAL_COLUMNS,
-    panels={
-        "seconds a question, image to answer": lambda row: float(row["seconds"]),
-        "visual tokens, mean over the language model's layers": lambda row: float(
-            row["layer_tokens"]
-        ),
-    },
-    note="tokens: visual tokens after the last layer (mean over layers). ms: medians a question. "
-    "informative: right where all tokens are and downsampling is not (of how many).",
-)
 _HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _ENCODE = "_prepare_multimodal_encoder_kwargs_for_generation"  # of transformers' GenerationMixin
 
 
 @dataclass(frozen=True)
-class VisionModel:
-    """A model with its processor.
+class VisionModel(AskedModel):
+    """A vision-language model of transformers with its processor, which pads on the left.
 
     Attributes:
-        model: of transformers, for images and text.
-        processor: its own; pads on the left.
+        model, processor: see above.
         is_demo: whether it is `scenes-vqa`, or other weights of it.
     """
 
+    option = "--keep"
+    rows = "sides"
+    kind = "kind"
+    level = "keep"
+    whole = "all"
+    chance = CHANCE
+    easy = CONTROLS[:-2]
+    same = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device", "seed")
+    counted = ("visual_tokens", "layer_tokens", "flops")
+    timed = ("encoder_seconds", "prefill_seconds", "seconds")
+    columns = VISUAL_COLUMNS
+    panels = {
+        "seconds a question, image to answer": itemgetter("seconds"),
+        "visual tokens, mean over the language model's layers": itemgetter("layer_tokens"),
+    }
+    note = (
+        "tokens: visual tokens after the last layer (mean over layers). ms: medians a question. "
+        "informative: right where all tokens are and downsampling is not (of how many)."
+    )
+    fields = IMAGE_FIELDS
+    first = Side("all tokens", "all tokens", 1.0, lambda n_tokens: None, {"method": "all tokens"})
+    demo = "scenes-vqa"
+    short = 4
     model: Any
     processor: Any
     is_demo: bool
+
+    @staticmethod
+    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+        """See `AskedModel`; what a method's own rule leaves is one of its sides, at a level of
+        1."""
+        return {name: partial(_make_sides, name, levels) for name in parse_methods(texts)}
+
+    @staticmethod
+    def slots(made: Any) -> dict[str, Any]:
+        return {"visual_tokens": made}
+
+    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
+        return self.encode(asked), seeds
+
+    def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> dict[str, Any]:
+        encoded, seeds = inputs
+        texts, cost = answer(
+            self, encoded, side.make(0), seeds=seeds, max_new_tokens=max_new_tokens
+        )
+        tokens = count_visual(self.model, encoded, cost.columns).double()
+        return {
+            "texts": texts,
+            "seconds": cost.seconds,
+            "encoder_seconds": cost.encoder_seconds,
+            "prefill_seconds": cost.prefill_seconds,
+            "visual_tokens": float(tokens[:, -1].mean()),
+            "layer_tokens": float(tokens.mean()),
+            "flops": float(cost.flops.mean()),
+        }
 
     def encode(self, questions: Sequence[Question]) -> dict[str, Any]:
         """Arguments of `generate` for a batch of questions, on the model's device."""
@@ -117,9 +145,9 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
     """
     from mmaccel.demo.loading import load_demo
 
-    folder = None if name == DEMO else find_model(name, {})
+    folder = None if name == VisionModel.demo else find_model(name, {})
     if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):
-        model, processor = load_demo(DEMO, folder)
+        model, processor = load_demo(VisionModel.demo, folder)
         return VisionModel(model.to(device, dtype), processor, True)
     load_config = LoadConfig(device=device, dtype=dtype)
     return VisionModel(*open_vision_language(name, load_config)[:2], False)
@@ -162,14 +190,6 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*CONTROLS, *found])) if found else list(METHODS)
 
 
-def list_groups(
-    names: Sequence[str], keeps: Sequence[float]
-) -> dict[str, Callable[[], list[Side]]]:
-    """Sides by method, for `mmaccel.evaluation.answers.try_sides`; what a method's own rule leaves
-    is one of its sides, at a level of 1."""
-    return {name: partial(_make_sides, name, keeps) for name in names}
-
-
 def _make_sides(name: str, keeps: Sequence[float]) -> list[Side]:
     target = None if name in METHODS else find_own("visual_tokens", name)
     method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
@@ -204,24 +224,6 @@ def answer(
         with watch_prompt(vlm.model) as cost, torch.no_grad():
             ids = vlm.model.generate(**inputs, **options)
     return vlm.decode(ids[:, inputs["input_ids"].shape[1] :]), cost
-
-
-def answer_round(
-    vlm: VisionModel, inputs: tuple[dict[str, Any], list[int]], method: Any, max_new_tokens: int
-) -> dict[str, Any]:
-    """Texts and the figures of `TOPIC`, of inputs with seeds."""
-    encoded, seeds = inputs
-    texts, cost = answer(vlm, encoded, method, seeds=seeds, max_new_tokens=max_new_tokens)
-    tokens = count_visual(vlm.model, encoded, cost.columns).double()
-    return {
-        "texts": texts,
-        "seconds": cost.seconds,
-        "encoder_seconds": cost.encoder_seconds,
-        "prefill_seconds": cost.prefill_seconds,
-        "visual_tokens": float(tokens[:, -1].mean()),
-        "layer_tokens": float(tokens.mean()),
-        "flops": float(cost.flops.mean()),
-    }
 
 
 def count_visual(model: Any, inputs: dict[str, Any], columns: Tensor) -> Tensor:

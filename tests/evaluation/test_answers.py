@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +15,16 @@ from PIL import Image
 
 from mmaccel.demo.recall.words import make_tokenizer
 from mmaccel.errors import OptionError
-from mmaccel.evaluation import cache, visual_tokens
 from mmaccel.evaluation.answers import (
+    AskedModel,
     Side,
-    Topic,
     draw_rows,
     keep_informative,
     measure_answers,
     parse_levels,
     summarise,
 )
+from mmaccel.evaluation.cache import TextModel
 from mmaccel.evaluation.questions import (
     IMAGE_FIELDS,
     TEXT_FIELDS,
@@ -32,6 +33,7 @@ from mmaccel.evaluation.questions import (
     read_questions,
 )
 from mmaccel.evaluation.shares import paired_difference
+from mmaccel.evaluation.visual_tokens import VisionModel
 
 ASKED = [Question("ab"[k % 3 == 0], f"q{k}", f"a{k}") for k in range(7)]
 
@@ -41,43 +43,38 @@ def side_of(name: str, level: float | None = None) -> Side:
     return Side(f"{name} {level}", name, level, lambda n_tokens: None, facts)
 
 
-def run(
-    sides: list[Side], records: dict[str, Any], asked: list[tuple[str, list[str]]]
-) -> Iterator[str]:
-    """The first side answers rightly every second question, others the first of a batch."""
+class Known(TextModel):
+    """Answers every second question rightly as a whole, else the first of a batch."""
 
-    def answer(side: Side, part: list[Question]) -> dict[str, Any]:
-        asked.append((side.key, [one.text for one in part]))
-        is_whole = side is sides[0]
+    def prepare(self, asked: Any, seeds: Any, sides: Any) -> Any:
+        return list(zip(asked, seeds, strict=True))
+
+    def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> dict[str, Any]:
+        part = [one for one, _ in inputs]
+        self.tokenizer.append((side.key, [(one.text, seed) for one, seed in inputs]))
+        is_whole = side.name == "whole"
         rights = [int(one.text[1:]) % 2 == 0 if is_whole else one is part[0] for one in part]
         texts = [f" {one.answer.upper()}. " if r else "x" for one, r in zip(part, rights)]
-        figures = dict.fromkeys(cache.TOPIC.figures, 1.0)
-        return {**figures, "texts": texts, "answers": texts}
+        return {**dict.fromkeys(self.figures(), 1.0), "texts": texts, "answers": texts}
 
-    return measure_answers(
-        cache.TOPIC,
-        ASKED,
-        sides,
-        records,
-        batch=3,
-        session=2,
-        inputs=lambda part, first, left: list(part),
-        answer=answer,
-        device="cpu",
-    )
+
+def run(sides: list[Side], records: dict[str, Any], asked: list[Any]) -> Iterator[str]:
+    model = Known(SimpleNamespace(device="cpu"), asked, False)
+    options: dict[str, Any] = {"batch": 3, "session": 2, "seed": 10, "max_new_tokens": 1}
+    return measure_answers(model, ASKED, sides, records, **options)
 
 
 def test_finished_rounds_are_not_answered_again() -> None:
     sides = [side_of("whole"), side_of("other", 0.5)]
-    asked: list[tuple[str, list[str]]] = []
-    whole = {side.key: cache.TOPIC.new_record() for side in sides}
+    asked: list[Any] = []
+    whole = {side.key: TextModel.new_record() for side in sides}
     keys = list(run(sides, whole, asked))
     assert keys == [sides[k].key for k in (0, 1, 1, 0, 0, 1)]  # they change places
-    assert len(asked) == 1 + 6 and asked[-1][1] == ["q6"]  # the first warms up
+    assert len(asked) == 1 + 6 and asked[-1][1] == [("q6", 16)]  # the first warms up
     assert [record["right"] for record in whole.values()] == ["1010101", "1001001"]
     assert [len(part) for part in whole[sides[0].key]["answers"]] == [3, 3, 1]
     assert whole[sides[0].key]["sessions"] == [2] * 3
-    records = {side.key: cache.TOPIC.new_record() for side in sides}
+    records = {side.key: TextModel.new_record() for side in sides}
     stopped = run(sides, records, asked)
     for _ in range(3):
         next(stopped)
@@ -90,8 +87,8 @@ def test_finished_rounds_are_not_answered_again() -> None:
     assert list(run(sides, records, asked)) == asked == []
 
 
-@pytest.mark.parametrize("topic", [cache.TOPIC, visual_tokens.TOPIC], ids=lambda t: t.rows)
-def test_rows_against_a_slow_reference(topic: Topic) -> None:
+@pytest.mark.parametrize("topic", [TextModel, VisionModel])
+def test_rows_against_a_slow_reference(topic: type[AskedModel]) -> None:
     rng = random.Random(3)
     names = (*topic.easy, topic.chance, "DART")
     sides = [side_of("whole", 1.0), *(side_of(name, x) for name in names for x in (0.5, 0.2))]
@@ -99,7 +96,7 @@ def test_rows_against_a_slow_reference(topic: Topic) -> None:
     records = {
         side.key: {
             "right": "".join(rng.choices("01", k=8)),
-            **{name: [rng.random() for _ in range(3)] for name in topic.figures},
+            **{name: [rng.random() for _ in range(3)] for name in topic.figures()},
             "sessions": [0, 0, 1],
         }
         for side in sides
@@ -137,11 +134,11 @@ def test_rows_against_a_slow_reference(topic: Topic) -> None:
 
 
 def test_unfinished_sides_unknown_figures_and_questions_that_count() -> None:
-    topic = cache.TOPIC
+    topic = TextModel
     sides = [side_of("whole"), side_of("late", 0.5), side_of("never", 0.5)]
     records = {side.key: topic.new_record() for side in sides}
     for side, right, rounds in zip(sides, ("1101", "10"), (2, 1)):
-        records[side.key] |= {name: [1.0] * rounds for name in topic.figures} | {"right": right}
+        records[side.key] |= {name: [1.0] * rounds for name in topic.figures()} | {"right": right}
         records[side.key] |= {"blocks": [None] * rounds}
     rows = summarise(topic, sides, records, "aabb", batch=2)
     assert len(rows) == 2 and rows[1]["accuracy"]["b"] is None and rows[0]["blocks"] is None
@@ -173,11 +170,11 @@ def test_the_published_example_of_the_paired_interval() -> None:
 def test_a_plot_of_a_report(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sides = [side_of("whole"), side_of("other", 0.5)]
-    records = {side.key: cache.TOPIC.new_record() for side in sides}
+    records = {side.key: TextModel.new_record() for side in sides}
     list(run(sides, records, []))
     kinds = [one.kind for one in ASKED]
-    report = {"cache_sides": summarise(cache.TOPIC, sides, records, kinds, 3)}
-    draw_rows(cache.TOPIC, tmp_path / "a.png", {**report, "model": "m", "questions": 7})
+    report = {"cache_sides": summarise(TextModel, sides, records, kinds, 3)}
+    draw_rows(TextModel, tmp_path / "a.png", {**report, "model": "m", "questions": 7})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

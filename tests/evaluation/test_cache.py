@@ -17,14 +17,11 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.answers import try_sides
 from mmaccel.evaluation.cache import (
     CHANCE,
-    WHOLE,
     CausalLMWindow,
     TextModel,
     answer,
-    check_lengths,
     draw_questions,
     find_pass,
-    list_groups,
     make_side,
     open_model,
     parse_methods,
@@ -41,7 +38,7 @@ from tests.matrix.examples import make as matrix_example
 SNAP = ("kv_cache", "snapkv", {"window": 4})
 RECENT = ("kv_cache", "streaming-llm", {"sinks": 0})
 QUEST = ("attention", "quest", {"block": 4, "first_layer": 0})
-SIDES = [WHOLE, *(make_side(method, 0.3) for method in (SNAP, RECENT, QUEST))]
+SIDES = [TextModel.first, *(make_side(method, 0.3) for method in (SNAP, RECENT, QUEST))]
 N_NEW = 5
 
 
@@ -86,7 +83,7 @@ def test_entries_and_bytes_by_hand(prompts: list[torch.Tensor], window: CausalLM
     an_entry = 2 * 3 * 2 * 16 * 4  # keys and values of three layers, two heads of 16, float32
     # without an end all passes run: room for the prompt, what follows, and scratch
     whole = 41 + N_NEW + 2
-    for side, budget in ((WHOLE, None), (make_side(RECENT, 0.25), 10), (SIDES[3], None)):
+    for side, budget in ((SIDES[0], None), (make_side(RECENT, 0.25), 10), (SIDES[3], None)):
         _, cost = answer(window, cut, side.make(40), [], max_new_tokens=N_NEW)
         assert len(cost.pass_seconds) == N_NEW - 1 and cost.prefill_seconds > 0
         if budget is None:
@@ -142,7 +139,7 @@ def test_answers_end_with_the_last_row(
     text_model: TextModel, prompts: list[torch.Tensor], window: CausalLMWindow
 ) -> None:
     every = list(range(400))
-    tokens, cost = answer(window, prompts[:1], WHOLE.make(1), every, max_new_tokens=N_NEW)
+    tokens, cost = answer(window, prompts[:1], SIDES[0].make(1), every, max_new_tokens=N_NEW)
     assert tokens.shape == (1, 1) and len(cost.pass_seconds) == 1
     row = torch.tensor([[7, EOS, 9], [EOS, 8, 9], [9, 8, 7]])
     assert [len(text.split()) for text in text_model.decode(row)] == [1, 0, 3]
@@ -152,8 +149,8 @@ def test_methods_and_the_sides_that_a_model_takes(text_model: TextModel) -> None
     every = parse_methods([])
     assert {name for _, name, _ in every} == {*METHODS["kv_cache"], *METHODS["attention"]}
     assert RECENT in every
-    *controls, quest = parse_methods([("quest", {"block": 8})])
-    assert quest == ("attention", "quest", {"block": 8}) and takes_budget(quest)
+    *controls, quest = parse_methods(["quest:block=8"])
+    assert quest == ("attention", "quest", {"block": "8"}) and takes_budget(quest)
     assert [name for _, name, _ in controls] == [CHANCE, "streaming-llm"]
     fixed = ("kv_cache", "snapkv", {"budget": 64})
     assert not takes_budget(fixed)
@@ -162,29 +159,26 @@ def test_methods_and_the_sides_that_a_model_takes(text_model: TextModel) -> None
         "attention", "quest", budget=0.3, **QUEST[2]
     )
     with pytest.raises(OptionError, match="--methods: .*received 'quest2'.*quest"):
-        parse_methods([("quest2", {})])
-
-    def slots(made: LayerMethods) -> dict[str, Any]:
-        return {"kv_cache": made.kv_cache, "attention": made.attention}
+        parse_methods(["quest2"])
 
     # at an eighth of 64 tokens no observation window of 32 is left
-    groups = list_groups([("kv_cache", "snapkv", {})], [0.9, 0.125])
-    sides, left_out = try_sides(text_model.model, WHOLE, groups, 64, slots)
+    groups = text_model.list_groups(["snapkv"], [0.9, 0.125])
+    own = {key: make for key, make in groups.items() if key.startswith("snapkv")}
+    sides, left_out = try_sides(text_model, own, 64)
     assert [side.key for side in sides] == ["full cache", "snapkv at 0.9"]
     assert "observation window" in left_out["snapkv at 0.125"]
-    few = list_groups([("kv_cache", "snapkv", {})], [0.125])
+    del own["snapkv at 0.9"]
     with pytest.raises(UnsupportedModelError, match="takes a method"):
-        try_sides(text_model.model, WHOLE, few, 64, slots)
+        try_sides(text_model, own, 64)
 
 
 def test_other_weights_and_other_models(tmp_path: Path) -> None:
     opened = open_model(str(save_recall(tmp_path / "own")), "cpu", torch.float32)
     assert opened.is_demo and opened.ends == [EOS]
-    found = opened.encode([Question("a", "f0 f1", "f2"), Question("a", "f0", "f2")])
-    assert [len(prompt) for prompt in found] == [3, 2]
-    check_lengths(opened, found, 253)
+    asked = [Question("a", "f0 f1", "f2"), Question("a", "f0", "f2")]
+    assert opened.look_at(asked, 253) == {"prompt_tokens": [2, 3]}
     with pytest.raises(UnsupportedModelError, match="expected 2 to 2 tokens"):
-        check_lengths(opened, found, 254)
+        opened.look_at(asked, 254)
     with pytest.raises(OptionError, match="scenes-vqa, which answers .* give recall, or run"):
         open_model("scenes-vqa", "cpu", torch.float32)
 

@@ -82,6 +82,6 @@ def test_memory_is_that_of_a_run() -> None:
 
 
 def test_a_plot_is_a_png(tmp_path: Path) -> None:
-    lines = [Line("a", [1, 2], [3, 4], ([0.5, 0.5], [1, 1])), Line("b", [1], [2])]
+    lines = [Line("a", [1, 2], [3, 4], {"marker": "o"}), Line("b", [1], [2])]
     draw(tmp_path / "x.png", "two", [Panel("x", "y", lines, level=(1, 2, 3))] * 2)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -18,7 +18,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation import visual_tokens
 from mmaccel.evaluation.answers import digest_weights, try_sides
 from mmaccel.evaluation.questions import Question
-from mmaccel.evaluation.visual_tokens import CONTROLS, METHODS, WHOLE, VisionModel, answer
+from mmaccel.evaluation.visual_tokens import CONTROLS, METHODS, VisionModel, answer
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import IMAGE, build_vlm, build_vqa, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
@@ -125,8 +125,9 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 def sides_of(model: Any, names: Any, keeps: Any) -> Any:
-    groups = visual_tokens.list_groups(names, keeps)
-    return try_sides(model, WHOLE, groups, 0, lambda method: {"visual_tokens": method})
+    groups = VisionModel.list_groups([], keeps)
+    chosen = {name: groups[name] for name in names}
+    return try_sides(VisionModel(model, None, False), chosen, 0)
 
 
 def test_which_methods_a_model_takes() -> None:

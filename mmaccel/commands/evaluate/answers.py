@@ -4,15 +4,14 @@ attention cost in answers, and save.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from mmaccel.catalog import METHODS, read_named
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import as_command
 from mmaccel.errors import OptionError
@@ -21,7 +20,7 @@ from mmaccel.options import LoadOptions, option
 from mmaccel.own_code import TypedName
 
 if TYPE_CHECKING:
-    from mmaccel.evaluation.answers import Side, Topic
+    from mmaccel.evaluation.answers import AskedModel
     from mmaccel.evaluation.questions import Question
 
 _HELP_JSON = "write figures here; a run that was stopped goes on from them"
@@ -38,10 +37,17 @@ _LONGEST = 65_536  # tokens of a document, sixteen times what `recall` reads
 _PATH: dict[str, Any] = {"parser": shared.parse_path, "metavar": "FILE"}
 
 
+class Suite(StrEnum):
+    """Questions that come with the package, for any model."""
+
+    DOCUMENTS = "documents"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """Which methods are asked which questions, and where the figures go."""
 
+    model: str
     methods: str = option("", _HELP_REDUCERS)
     questions: int = option(100, "of each kind, at most")
     data: Annotated[Path | None, typer.Option(help="questions, an object a line", **_PATH)] = None
@@ -53,9 +59,11 @@ class Answers:
     ] = None
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
+    seed: ClassVar[int] = 0
+    suite: ClassVar[Suite | None] = None
 
-    def check(self) -> LoadOptions:
-        """Where the model goes, after a look at all that can be checked without it.
+    def check(self) -> None:
+        """Look at all that can be checked without a model.
 
         Raises:
             OptionError: a value outside its domain, or a file that cannot be written.
@@ -63,7 +71,6 @@ class Answers:
         """
         from mmaccel.commands.files import check_file
         from mmaccel.evaluation.measure import check_plots
-        from mmaccel.loading import place
 
         shared.check_count("questions", self.questions, MAX_MEASURED)
         shared.check_count("batch", self.batch_size, MAX_BATCH)
@@ -73,33 +80,17 @@ class Answers:
         check_file("--plot", self.plot)
         if self.plot is not None:
             check_plots("--plot")
-        return place(LoadOptions(device=self.device, dtype=self.dtype))
 
-    def measure(
-        self,
-        topic: Topic,
-        load: LoadOptions,
-        host: Any,
-        asked: Sequence[Question],
-        sides: Sequence[Side],
-        *,
-        inputs: Callable[[Sequence[Question], int, Sequence[Side]], Any],
-        answer: Callable[[Side, Any], Mapping[str, Any]],
-        **facts: Any,
-    ) -> None:
-        """Measure what the file lacks, write after every round, draw and print.
+    def ask(self, kind: type[AskedModel], levels: str, **facts: Any) -> None:
+        """Ask every side what the file lacks, write after every round, draw and print.
 
         Args:
-            topic: see `mmaccel.evaluation.answers`.
-            load: how the model was opened.
-            host: the model, of transformers.
-            asked: all questions.
-            sides: who answers.
-            inputs, answer: see `mmaccel.evaluation.answers.measure_answers`.
+            kind: of model.
+            levels: with commas.
             **facts: further ones of the report.
 
         Raises:
-            OptionError: a file of other questions, settings or weights, or no report.
+            OptionError: a wrong option; a file of other questions, settings or weights.
             Stopped: by a signal; what was measured is in the file.
         """
         from mmaccel.commands.files import new_report, write_json
@@ -109,54 +100,75 @@ class Answers:
             digest_weights,
             draw_rows,
             measure_answers,
+            parse_levels,
             summarise,
+            try_sides,
         )
-        from mmaccel.evaluation.questions import digest_questions
+        from mmaccel.evaluation.questions import digest_questions, read_questions
+        from mmaccel.loading import place
         from mmaccel.outputs.whole_files import write_whole
+        from mmaccel.pipelines.loading.placement import choose_dtype
 
-        kinds = [question.kind for question in asked]
+        load = place(LoadOptions(device=self.device, dtype=self.dtype))
+        fractions = parse_levels(kind.option, shared.split_values(kind.option, levels))
+        texts = list(map(TypedName, shared.split_values("--methods", self.methods)))
+        groups = kind.list_groups(texts, fractions)
+        given = None
+        if self.data is not None:
+            given = read_questions(self.data, self.questions, kind.fields)
+        asked = self.open(load.device, choose_dtype(load.dtype))
+        questions = given or self.draw(asked)
+        is_short = asked.is_demo or self.suite is not None
+        max_new_tokens = self.max_new_tokens or (kind.short if is_short else 16)
+        seen = asked.look_at(questions, max_new_tokens)
+        sides, left_out = try_sides(asked, groups, seen.get("prompt_tokens", [0])[0])
+        kinds = [question.kind for question in questions]
         names = sorted(set(kinds))
         report = new_report(
             load.device,
-            weights=digest_weights(host),
+            model=self.model,
+            weights=digest_weights(asked.model),
             data=None if self.data is None else self.data.name,
-            questions=len(asked),
-            digest=digest_questions(asked),
+            questions=len(questions),
+            digest=digest_questions(questions),
             batch=self.batch_size,
+            max_new_tokens=max_new_tokens,
             dtype=load.dtype,
-            **{
-                f"{topic.kind}_names": names,
-                f"{topic.kind}s": " ".join(str(names.index(kind)) for kind in kinds),
-            },
+            left_out=left_out,
+            **seen,
             **facts,
+            **{
+                f"{kind.level}s": fractions,
+                f"{kind.kind}_names": names,
+                f"{kind.kind}s": " ".join(str(names.index(each)) for each in kinds),
+            },
         )
         report["device"] = load.device
-        records, sessions = _read_records(self.json_file, topic, report)
+        records, sessions = _read_records(self.json_file, kind, report)
         for side in sides:
-            records.setdefault(side.key, topic.new_record())
-        n_rounds = -(-len(asked) // self.batch_size)
+            records.setdefault(side.key, kind.new_record())
+        n_rounds = -(-len(questions) // self.batch_size)
         missing = sum(n_rounds - len(records[side.key]["seconds"]) for side in sides)
         if missing:
             sessions.append({"command": report["command"], "machine": report["machine"]})
         report |= {"sessions": sessions, "records": records}
 
         def keep() -> None:
-            only = report.get("suite") is not None
-            rows = summarise(topic, sides, records, kinds, self.batch_size, only_answered=only)
-            report[topic.rows] = rows
+            is_suite = self.suite is not None
+            rows = summarise(kind, sides, records, kinds, self.batch_size, only_answered=is_suite)
+            report[kind.rows] = rows
             write_json(self.json_file, report)
 
         done = 0
         measured = measure_answers(
-            topic,
             asked,
+            questions,
             sides,
             records,
             batch=self.batch_size,
+            max_new_tokens=max_new_tokens,
+            seed=self.seed,
             session=len(sessions) - 1,
-            inputs=inputs,
-            answer=answer,
-            device=host.device,
         )
         try:
             for done, _ in enumerate(watch(measured, missing, "answering"), 1):
@@ -171,12 +183,29 @@ class Answers:
         finally:
             keep()
         if self.plot is not None:
-            write_whole(self.plot, lambda path: draw_rows(topic, path, report))
-        _print(topic, report, names)
+            write_whole(self.plot, lambda path: draw_rows(kind, path, report))
+        _print(kind, report, names)
+
+    def open(self, device: str, dtype: Any) -> Any:
+        """The model."""
+        raise NotImplementedError
+
+    def draw(self, asked: Any) -> list[Question]:
+        """Questions of its own.
+
+        Raises:
+            OptionError: it has none.
+        """
+        if not asked.is_demo:
+            raise OptionError(
+                f"--data: expected questions for {self.model}, received none; only {asked.demo} "
+                "has its own. Write a JSON object a line and give the file"
+            )
+        return []
 
 
 def _read_records(
-    file: Path | None, topic: Topic, report: Mapping[str, Any]
+    file: Path | None, kind: type[AskedModel], report: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The records and runs of an earlier report; empty where there is no file. Lists that reports
     of earlier releases lack are filled with None.
@@ -193,9 +222,9 @@ def _read_records(
         found = parse_json(read_whole(file, "--json"))
         records, sessions = dict(found["records"]), list(found["sessions"])
         for record in records.values():
-            for name in topic.figures:
+            for name in kind.figures():
                 record.setdefault(name, [None] * len(record["seconds"]))
-            lengths = {len(record[name]) for name in (*topic.figures, "sessions")}
+            lengths = {len(record[name]) for name in (*kind.figures(), "sessions")}
             if len(lengths) > 1:
                 raise ValueError(f"lists of {lengths} rounds")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -203,7 +232,7 @@ def _read_records(
             "--json: expected no file yet, or a report of this command to go on from, received "
             f"{str(file)!r}; choose another name"
         ) from None
-    for name in topic.same:
+    for name in kind.same:
         if found.get(name) != report[name]:
             raise OptionError(
                 f"--json: expected a report with the same {name} ({show(report[name])}) to go "
@@ -212,21 +241,19 @@ def _read_records(
     return records, sessions
 
 
-def _print(topic: Topic, report: dict[str, Any], names: list[str]) -> None:
+def _print(kind: type[AskedModel], report: dict[str, Any], names: list[str]) -> None:
     from mmaccel.commands.terminal import print_rows, say
-    from mmaccel.evaluation.tables import kind_cells
 
-    rows = report[topic.rows]
-    title = f"{report['model']}: {report['questions']} questions of {len(names)} {topic.kind}s"
-    print_rows(title, topic.columns, rows)
-    columns = dict(list(topic.columns.items())[:2])
-    for name in names:
-        columns[name] = lambda row, name=name: kind_cells(row, [name])[0]  # type: ignore[misc]
-    print_rows(f"right, %, by {topic.kind}", columns, rows)
+    rows = report[kind.rows]
+    title = f"{report['model']}: {report['questions']} questions of {len(names)} {kind.kind}s"
+    print_rows(title, kind.columns, rows)
+    columns = dict(list(kind.columns.items())[:2])
+    columns |= {name: f"{{accuracy[{name}][right]:.0%}}" for name in names}
+    print_rows(f"right, by {kind.kind}", columns, rows)
     for name, reason in report["left_out"].items():
         say(f"{name} is left out: {reason}")
     say(
-        f"less, over: points of accuracy (95 %). {topic.note} Batch {report['batch']}. Answers are "
+        f"less, over: points of accuracy (95 %). {kind.note} Batch {report['batch']}. Answers are "
         "compared without case, extra blanks and final punctuation."
     )
     if len(report["sessions"]) > 1:
@@ -240,56 +267,24 @@ class VisualTokens(Answers):
 
     model: Annotated[str, typer.Argument(help=_HELP_VISION)] = "scenes-vqa"
     keep: str = option("0.5,0.33,0.22,0.11", "fractions that stay, with commas")
-    seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0
+    seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0  # type: ignore[misc]
 
     def run(self) -> None:
-        """Ask every side, write and print."""
-        from mmaccel.evaluation import visual_tokens as topic
-        from mmaccel.evaluation.answers import parse_levels, try_sides
-        from mmaccel.evaluation.questions import IMAGE_FIELDS, read_questions
-        from mmaccel.pipelines.loading.placement import choose_dtype
+        """Ask every side."""
+        from mmaccel.evaluation.visual_tokens import FORMULA, VisionModel
 
-        load = self.check()
-        texts = shared.split_values("--methods", self.methods)
-        names = topic.parse_methods(map(TypedName, texts))
-        keeps = parse_levels("--keep", shared.split_values("--keep", self.keep))
-        asked = None
-        if self.data is not None:
-            asked = read_questions(self.data, self.questions, IMAGE_FIELDS)
-        vlm = topic.open_model(self.model, load.device, choose_dtype(load.dtype))
-        if asked is None:
-            _check_demo(vlm.is_demo, self.model, topic.DEMO)
-            asked = topic.draw_questions(self.questions)
-        groups = topic.list_groups(names, keeps)
-        sides, left_out = try_sides(
-            vlm.model, topic.WHOLE, groups, 0, lambda method: {"visual_tokens": method}
-        )
-        max_new_tokens = self.max_new_tokens or (4 if vlm.is_demo else 16)
+        self.check()
+        self.ask(VisionModel, self.keep, seed=self.seed, flops_formula=FORMULA)
 
-        def prepare(part: Sequence[Question], first: int, _: Any) -> Any:
-            return vlm.encode(part), [self.seed + first + k for k in range(len(part))]
+    def open(self, device: str, dtype: Any) -> Any:
+        from mmaccel.evaluation.visual_tokens import open_model
 
-        self.measure(
-            topic.TOPIC,
-            load,
-            vlm.model,
-            asked,
-            sides,
-            inputs=prepare,
-            answer=lambda side, part: topic.answer_round(vlm, part, side.make(0), max_new_tokens),
-            model=self.model,
-            max_new_tokens=max_new_tokens,
-            seed=self.seed,
-            left_out=left_out,
-            keeps=keeps,
-            flops_formula=topic.FORMULA,
-        )
+        return open_model(self.model, device, dtype)
 
+    def draw(self, asked: Any) -> list[Question]:
+        from mmaccel.evaluation.visual_tokens import draw_questions
 
-class Suite(StrEnum):
-    """Questions that come with the package, for any model."""
-
-    DOCUMENTS = "documents"
+        return super().draw(asked) or draw_questions(self.questions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,82 +297,36 @@ class Cache(Answers):
     budgets: str = option("0.5,0.25,0.1", _HELP_BUDGETS)
     questions: int = option(40, "of each task, at most")
     length: int = option(2048, "tokens of a document of recall")
-    suite: Suite | None = option(None, _HELP_SUITE)
+    suite: Suite | None = option(None, _HELP_SUITE)  # type: ignore[misc]
     batch_size: int = option(8, "questions answered together", names=("--batch",))
     threads: shared.Threads = None
     revision: str | None = option(None, "of a download")
 
     def run(self) -> None:
-        """Ask every side, write and print."""
+        """Ask every side."""
         from mmaccel.checks import check_int
         from mmaccel.demo.recall.documents import SHORTEST
-        from mmaccel.evaluation import cache as topic
-        from mmaccel.evaluation.answers import parse_levels, try_sides
-        from mmaccel.evaluation.questions import TEXT_FIELDS, read_questions
-        from mmaccel.evaluation.suite import draw_suite
-        from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-        from mmaccel.pipelines.loading.placement import choose_dtype
+        from mmaccel.evaluation.cache import TextModel
 
-        load = self.check()
+        self.check()
         if self.suite is not None and self.data is not None:
             raise OptionError("--suite, --data: expected one of them, received both; leave one out")
         check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
         shared.set_threads(self.threads)
-        texts = map(TypedName, shared.split_values("--methods", self.methods))
-        known = METHODS["kv_cache"] | METHODS["attention"]
-        methods = topic.parse_methods(read_named("--methods", text, known) for text in texts)
-        budgets = parse_levels("--budgets", shared.split_values("--budgets", self.budgets))
-        asked = None
-        if self.data is not None:
-            asked = read_questions(self.data, self.questions, TEXT_FIELDS)
-        elif self.suite is not None:
-            asked = draw_suite(self.questions)
-        text_model = topic.open_model(
-            self.model, load.device, choose_dtype(load.dtype), self.revision
-        )
-        if asked is None:
-            _check_demo(text_model.is_demo, self.model, topic.DEMO)
-            asked = topic.draw_questions(self.questions, self.length)
-        is_short = text_model.is_demo or self.suite is not None
-        max_new_tokens = self.max_new_tokens or (10 if is_short else 16)
-        prompts = text_model.encode(asked)
-        topic.check_lengths(text_model, prompts, max_new_tokens)
-        lengths = sorted(len(prompt) for prompt in prompts)
-        groups = topic.list_groups(methods, budgets)
-        sides, left_out = try_sides(
-            text_model.model,
-            topic.WHOLE,
-            groups,
-            lengths[0],
-            lambda made: {"kv_cache": made.kv_cache, "attention": made.attention},
-        )
-        window = CausalLMWindow(text_model.model)
-        self.measure(
-            topic.TOPIC,
-            load,
-            text_model.model,
-            asked,
-            sides,
-            inputs=lambda part, _, left: topic.prepare_round(window, text_model.encode(part), left),
-            answer=lambda side, part: topic.answer_round(
-                text_model, window, side, part, max_new_tokens
-            ),
-            model=self.model,
-            suite=self.suite,
-            chat_template=self.suite is not None and text_model.tokenizer.chat_template is not None,
-            prompt_tokens=[lengths[0], lengths[-1]],
-            max_new_tokens=max_new_tokens,
-            left_out=left_out,
-            budgets=budgets,
-        )
+        self.ask(TextModel, self.budgets, suite=self.suite)
 
+    def open(self, device: str, dtype: Any) -> Any:
+        from mmaccel.evaluation.cache import open_model
 
-def _check_demo(is_demo: bool, model: str, demo: str) -> None:
-    if not is_demo:
-        raise OptionError(
-            f"--data: expected questions for {model}, received none; only {demo} has its own. "
-            "Write a JSON object a line and give the file"
-        )
+        return open_model(self.model, device, dtype, self.revision)
+
+    def draw(self, asked: Any) -> list[Question]:
+        from mmaccel.evaluation.cache import draw_questions
+        from mmaccel.evaluation.suite import draw_suite
+
+        if self.suite is not None:
+            return draw_suite(self.questions)
+        return super().draw(asked) or draw_questions(self.questions, self.length)
 
 
 visual_tokens = as_command(VisualTokens, pauses=False)

@@ -150,7 +150,6 @@ class Exactness(TextFlags):
             checks=[],
             broken=[],
         )
-        plain_runs: dict[Any, Any] = {}
         for policy in policies:
             plan = Plan(
                 pipe=pipe,
@@ -164,7 +163,6 @@ class Exactness(TextFlags):
                 samples=self.samples,
                 extract=extract,
                 library=BaselineDecoding(pipe, "transformers", texts) if is_text else None,
-                plain_runs=plain_runs,
             )
             said = f"guarantee in {load.dtype}: {exactness_in(policy.exactness, load.dtype)}"
             self.tell(report, check_all(plan), repr(policy), repr(policy), said)

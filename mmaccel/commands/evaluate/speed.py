@@ -173,9 +173,17 @@ class Speed(TextFlags):
             device = sides[0].source.model.device
             made = measure(cases, self.runs, warm_up=self.warm_up, device=device)
             total = len(sides) * (self.runs + self.warm_up)
-            for run in watch(made, total, f"measuring batches of {size}"):
-                del run["made"]
-                runs.append(run)
+            try:
+                for run in watch(made, total, f"measuring batches of {size}"):
+                    del run["made"]
+                    runs.append(run)
+            except RuntimeError as error:
+                if "memory" not in str(error):
+                    raise
+                raise OSError(
+                    f"memory: expected memory for a batch of {size}, received {str(error)[:120]!r};"
+                    " what was measured is written; leave the larger ones out of --batch-sizes"
+                ) from error
             write_lines(self.out / "speed.jsonl", runs)
 
 

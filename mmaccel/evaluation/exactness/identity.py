@@ -45,7 +45,6 @@ class Plan:
         samples: sequences of the toy; 0 leaves the test out.
         extract: features of images; None leaves the permutation test out.
         library: a `BaselineDecoding` to compare with; None leaves the comparison out.
-        plain_runs: of the plain loop, which plans for several policies share.
     """
 
     pipe: Any
@@ -59,7 +58,6 @@ class Plan:
     samples: int = 50_000
     extract: Extract | None = None
     library: Any = None
-    plain_runs: dict[Any, ImageOutput] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -82,17 +80,11 @@ class Plan:
     def run(self, policy: Any, batch_size: int, shift: int = 0) -> ImageOutput:
         """All prompts under a policy, or by the library, with seeds moved by `shift`."""
         seeds = self.seeds(shift)
-        key = (self.params, batch_size, *self.captions, *seeds)
-        if policy is self.plain and key in self.plain_runs:
-            return self.plain_runs[key]
         source, own = (self.library, None) if policy is self.library else (self.pipe, policy)
         made = source.stream(
             self.captions, self.params, policy=own, seed=seeds, batch_size=batch_size
         )
-        joined = join(list(made))
-        if policy is self.plain:
-            self.plain_runs[key] = joined
-        return joined
+        return join(list(made))
 
 
 @dataclass(frozen=True)
