@@ -5,8 +5,7 @@ know the items of this package alone, and no distance over them compares with a 
 
 from __future__ import annotations
 
-from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from safetensors.torch import load_file
@@ -57,17 +56,15 @@ class Features(nn.Module):
         whole = items if items.is_floating_point() else items.float() / 255
         return (self.raw(whole) - self.mean) / self.scale
 
+    @classmethod
+    def load(cls) -> Self:
+        """The trained network, float32, in evaluation mode, without the heads it was trained by."""
+        model = cls()
+        state = load_file(DEMO_WEIGHTS / cls.folder / "model.safetensors")
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+        return model.eval()
 
-@cache
-def load_features(kind: type[Features]) -> Features:
-    """The trained network, float32, in evaluation mode, without the heads it was trained by."""
-    model = kind()
-    state = load_file(DEMO_WEIGHTS / kind.folder / "model.safetensors")
-    model.load_state_dict({name: state[name] for name in model.state_dict()})
-    return model.eval()
-
-
-@torch.no_grad()
-def extract(kind: type[Features], items: Tensor) -> Tensor:
-    """Features `[N, D]` float32 of items; see the network for their shape."""
-    return torch.cat([load_features(kind)(part) for part in items.split(kind.batch)])
+    @torch.no_grad()
+    def extract(self, items: Tensor) -> Tensor:
+        """Features `[N, D]` of many items."""
+        return torch.cat([self(part) for part in items.split(self.batch)])

@@ -53,6 +53,7 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     from mmaccel.pipelines.loading.headers import check_folder
 
     check_folder(source, "folder")
+    model: Any
     if name == "scenes-vqa":
         model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
         return model.eval(), make_processor()

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
         if args.stage in (None, stage):
             task = model.open(stage, work, args.device)
             plan = replace(model.plans[stage], **changes)
-            train(work / stage, task, plan, args.device, before and work / before)
+            train(work / stage, task, plan, args.device, work / before if before else None)
     if args.stage is None:
         command = shlex.join(["python", "-m", "scripts.training", *arguments])
         export(args.name, model, work, args.target or DEMO_WEIGHTS / args.name, command)

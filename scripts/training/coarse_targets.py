@@ -137,6 +137,7 @@ def _open_pictures(args: argparse.Namespace) -> Target:
     options = {name: vars(args)[name] for name in ("device", "dtype", "family")}
     load = LoadOptions(cuda_graphs=False, trust_remote_code=args.trust_remote_code, **options)
     pipe: Any
+    neighbours: tuple[tuple[int, int, int], ...]
     if args.kind == "image":
         pipe = open_pipeline(args.model, load, size=args.size, decoder=args.decoder)
         model = pipe.image_model

@@ -216,6 +216,7 @@ class Muon(torch.optim.Muon):
             for shape, matrices in shapes.items():
                 updates = []
                 for matrix in matrices:
+                    assert matrix.grad is not None
                     momentum = self.state[matrix].setdefault(
                         "momentum_buffer", torch.zeros_like(matrix)
                     )

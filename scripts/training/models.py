@@ -81,11 +81,13 @@ def _open_voices(stage: str, work: Path, device: str) -> Task:
     if stage == "codec":
         return voices.Codec(pools["codec"], pools["validation"])
     codec = load_codec(_weights(work, "codec"))
-    texts = [
+    text, held_out = (
         voices.SpokenText(pools[name], codec, work / f"{name}.codes.pt")
         for name in ("train", "validation")
-    ]
-    return voices.Flat(*texts) if stage == "flat" else voices.Depth(*texts, codec)
+    )
+    if stage == "flat":
+        return voices.Flat(text, held_out)
+    return voices.Depth(text, held_out, codec)
 
 
 def _finish_voices(work: Path, target: Path) -> None:

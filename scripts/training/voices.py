@@ -216,7 +216,7 @@ class Depth(Task):
         from transformers import CsmConfig, CsmForConditionalGeneration
 
         books, size = STACK * self.codec.books, self.codec.book_size
-        none = dict.fromkeys(
+        none: Any = dict.fromkeys(
             ("bos_token_id", "eos_token_id", "audio_token_id", "audio_eos_token_id")
         )
         depth = {"num_codebooks": books, "vocab_size": size + 2, **DEPTH}

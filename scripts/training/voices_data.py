@@ -160,11 +160,9 @@ def open_pool(work: Path, name: str, seed: int, count: int) -> Pool:
     done = work / f"{name}.json"
     if not done.exists():
         _make_pool(work, name, seed, count)
-    found = json.loads(done.read_text(encoding="utf-8"))
-    sound = np.memmap(work / f"{name}.sound", dtype=np.int16, mode="r")
-    return Pool(
-        sound, **{k: v if k in ("sentences", "lexicon") else np.array(v) for k, v in found.items()}
-    )
+    found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    found |= {key: np.array(found[key]) for key in ("ends", "speakers")}
+    return Pool(np.memmap(work / f"{name}.sound", dtype=np.int16, mode="r"), **found)
 
 
 def _make_pool(work: Path, name: str, seed: int, count: int) -> None:

@@ -49,7 +49,9 @@ from scripts.training.vqa_tower import (
     tower_config,
 )
 
-SIZES = dict(hidden_size=192, intermediate_size=448, num_hidden_layers=6, num_attention_heads=6)
+SIZES: dict[str, Any] = dict(
+    hidden_size=192, intermediate_size=448, num_hidden_layers=6, num_attention_heads=6
+)
 PLANS = {
     "tower": Plan(3600, 1000, 8),
     "language": Plan(8500, 1500, 8),
@@ -81,7 +83,7 @@ def build_model() -> Any:
     """A new model with random weights, float32."""
     from transformers import LlamaConfig, LlavaNextConfig, LlavaNextForConditionalGeneration
 
-    special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    special: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     text = LlamaConfig(vocab_size=N_WORDS, max_position_embeddings=4096, **SIZES, **special)
     config = LlavaNextConfig(
         vision_config=tower_config().to_dict(),

@@ -31,7 +31,9 @@ from mmaccel.demo.scenes_vqa.processor import PATCH
 from mmaccel.demo.scenes_vqa.render import FIRST_SIGN
 from scripts.training.loop import Batch, Task
 
-SIZES = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
+SIZES: dict[str, Any] = dict(
+    hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+)
 GRID = TILE // PATCH  # patches along a view
 TILES = CANVAS // TILE  # tiles along an image
 VIEWS = 1 + TILES * TILES
@@ -188,7 +190,7 @@ def tower_config() -> Any:
     from transformers import CLIPVisionConfig
 
     width = SIZES["hidden_size"]
-    shape = {"image_size": TILE, "patch_size": PATCH, "projection_dim": width}
+    shape: dict[str, Any] = {"image_size": TILE, "patch_size": PATCH, "projection_dim": width}
     return CLIPVisionConfig(hidden_act="gelu", **shape, **SIZES)
 
 

@@ -7,10 +7,12 @@ those of another network (T. Unterthiner et al., 2018, arXiv 1812.01717).
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
-from mmaccel.demo.features import Features, extract
+from mmaccel.demo.features import Features
 from mmaccel.demo.moving_scenes.data import make_clips
 from mmaccel.demo.moving_scenes.layout import N_FRAMES
 from mmaccel.demo.scenes.layout import CANVAS
@@ -46,9 +48,12 @@ class ClipFeatures(Features):
         return torch.cat([learned, (torch.stack([detail, change], 1) + _LEAST).log()], 1)
 
 
+load_features = cache(ClipFeatures.load)
+
+
 def extract_clip_features(clips: Tensor) -> Tensor:
     """Features `[N, 50]` of clips `[N, 10, 3, 64, 64]` uint8, or float in 0..1."""
-    return extract(ClipFeatures, clips)
+    return load_features().extract(clips)
 
 
 def draw_reference_clips(first: int, count: int) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from mmaccel.demo.features import Features, extract
+from mmaccel.demo.features import Features
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes.layout import CANVAS
 
@@ -33,9 +34,12 @@ class SceneFeatures(Features):
         return found
 
 
+load_features = cache(SceneFeatures.load)
+
+
 def extract_features(images: Tensor) -> Tensor:
     """Features `[N, 64]` of images `[N, 3, 64, 64]` uint8, or float in 0..1."""
-    return extract(SceneFeatures, images)
+    return load_features().extract(images)
 
 
 def draw_reference(count: int) -> Tensor:

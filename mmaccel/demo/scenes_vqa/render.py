@@ -50,8 +50,8 @@ def render(scenes: Sequence[BusyScene], noises: Sequence[Noise]) -> tuple[Tensor
             _draw_stroke(stroke, image)
     shown = torch.zeros(len(scenes), CANVAS, CANVAS, dtype=torch.uint8)
     for slot in range(max(len(scene.objects) for scene in scenes)):
-        rows, cover = picture.paint(slot)
-        shown[rows] = shown[rows].masked_fill(cover >= 0.5, slot + 1)
+        painted, cover = picture.paint(slot)
+        shown[painted] = shown[painted].masked_fill(cover >= 0.5, slot + 1)
     for scene, image, named in zip(scenes, images, shown, strict=True):
         for thing in scene.objects:
             _draw_dot(thing, image)

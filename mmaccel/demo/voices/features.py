@@ -7,10 +7,12 @@ one of windows, not of files; the features of published FADs are those of VGGish
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
-from mmaccel.demo.features import Features, extract
+from mmaccel.demo.features import Features
 from mmaccel.tokenizers_vq.mel import magnitudes, mel_filters
 from mmaccel.tokenizers_vq.speech_codec import Block
 
@@ -57,6 +59,9 @@ def cut_windows(sound: Tensor) -> Tensor:
     return sound.unfold(0, WINDOW, STEP)
 
 
+load_features = cache(SpeechFeatures.load)
+
+
 def extract_speech_features(sound: Tensor) -> Tensor:
     """Features `[N, 64]` of the windows of one sound `[samples]` in -1..1 at 16 kHz."""
-    return extract(SpeechFeatures, cut_windows(sound))
+    return load_features().extract(cut_windows(sound))
