@@ -187,7 +187,9 @@ def test_a_job_that_ends_early_keeps_finished_items_and_nothing_half(
 ) -> None:
     changes = {
         "a full disk": at_write(4, command.suffix, raise_full),
-        "a signal between a file and its record": at_write(4, command.suffix, interrupt),
+        "a signal between a file and its record": at_write(
+            4, command.suffix, interrupt, is_named=True
+        ),
         "a signal in the model": at_render(4, command.kind, KeyboardInterrupt()),
     }
     before = signal.getsignal(signal.SIGTERM)

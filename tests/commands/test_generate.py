@@ -92,9 +92,10 @@ def test_compare_says_yes_only_when_it_is_so(
     assert (
         sides[0].tobytes() == sides[1].tobytes() and len(set(sides[0].get_flattened_data())) > 100
     )
-    assert command.run(*fixed, "--policy", "mc-sjd") == 0
-    said = capsys.readouterr().out
-    assert "no, " in said and "of 3 images identical" in said
+    for other in (("--policy", "mc-sjd"), ("--kv-cache", "streaming-llm:budget=3:sinks=1")):
+        assert command.run(*fixed, *other) == 0
+        said = capsys.readouterr().out
+        assert "no, " in said and "of 3 images identical" in said
 
 
 def test_a_terminal_with_ascii_only(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
