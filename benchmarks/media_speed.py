@@ -20,12 +20,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,16 +31,17 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from benchmarks.long_context import write_report
+from benchmarks.rows import read_arguments, write_measured
 from mmaccel.catalog import read_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.demo.voices.stacked import open_stacked
-from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
-from mmaccel.demo.voices.words import make_sentence
+from mmaccel.evaluation.measure import Case, by_case, measure, summarise
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.drafting.sources import parse_source
+from scripts.training.voices_words import EVALUATION_SEED as SPOKEN_SEED
+from scripts.training.voices_words import make_sentence
 
-Item = dict[str, Any]  # what a policy makes of a text: tokens, with the end, passes, seconds
+Item = dict[str, Any]  # what a policy makes of a text: tokens, how many with the end, passes
 Make = Callable[[str, Any, int], Item]  # text, policy, seed
 
 
@@ -70,20 +69,38 @@ def open_voices() -> Make:
     return make
 
 
+def open_voices_depth() -> Make:
+    """The codes of a sentence, 16 a frame."""
+    voices = open_stacked()
+    n_drafted = voices.model.config.num_codebooks - 1
+
+    def make(text: str, policy: Any, seed: int) -> Item:
+        with attached(voices.model, policy, seed) as handle:
+            began = time.perf_counter()
+            frames = voices.generate(text, seed=seed)
+            seconds = time.perf_counter() - began
+        count = len(frames) * n_drafted
+        passes = count if handle is None else handle.stats.passes
+        made = {"tokens": frames, "count": count, "passes": passes}
+        return made | {"seconds": seconds / len(frames), "of_frame": passes / len(frames)}
+
+    return make
+
+
 @contextmanager
 def attached(model: Any, policy: Any, seed: int) -> Iterator[Any]:
     """A policy, the model's own loop ("generate"), or the chain ("chain"); gives the handle."""
-    if isinstance(policy, str):
-        decoder = model.depth_decoder
-        if policy == "chain":
-            decoder.generate = partial(run_chain, decoder)
-        try:
-            yield None
-        finally:
-            decoder.__dict__.pop("generate", None)
+    decoder = model.depth_decoder
+    if not isinstance(policy, str):
+        with mmaccel.attach(model, policy, seed=seed, strict=True) as handle:
+            yield handle
         return
-    with mmaccel.attach(model, policy, seed=seed, strict=True) as handle:
-        yield handle
+    if policy == "chain":
+        decoder.generate = partial(run_chain, decoder)
+    try:
+        yield None
+    finally:
+        decoder.__dict__.pop("generate", None)
 
 
 def run_chain(
@@ -103,34 +120,13 @@ def run_chain(
     return codes
 
 
-def open_voices_depth() -> Make:
-    """The codes of a sentence, 16 a frame."""
-    voices = open_stacked()
-    n_drafted = voices.model.config.num_codebooks - 1
-
-    def make(text: str, policy: Any, seed: int) -> Item:
-        with attached(voices.model, policy, seed) as handle:
-            began = time.perf_counter()
-            frames = voices.generate(text, seed=seed)
-            seconds = time.perf_counter() - began
-        count = len(frames) * n_drafted
-        passes = count if handle is None else handle.stats.passes
-        made = {"tokens": frames, "count": count, "passes": passes}
-        return made | {"seconds": seconds / len(frames), "of_frame": passes / len(frames)}
-
-    return make
-
-
 def open_moving_scenes() -> Make:
     """Makes a clip."""
     pipe = mmaccel.TextToVideo.from_pretrained("moving-scenes", device="cpu")
 
     def make(text: str, policy: Any, seed: int) -> Item:
-        began = time.perf_counter()
         (clip,) = pipe(text, policy=policy, seed=seed).clips
-        seconds = time.perf_counter() - began
-        count = clip.tokens.numel()
-        return {"tokens": clip.tokens, "count": count, "passes": clip.passes, "seconds": seconds}
+        return {"tokens": clip.tokens, "count": clip.tokens.numel(), "passes": clip.passes}
 
     return make
 
@@ -142,58 +138,17 @@ MODELS: dict[str, Callable[[], Make]] = {
 }
 
 
-def make_texts(model: str, count: int) -> list[str]:
-    """Fresh texts of a model."""
-    if model != "moving-scenes":
-        return [" ".join(make_sentence(SPOKEN_SEED, k)) for k in range(count)]
-    return list(make_captions(EVALUATION_SEED, range(count)))
-
-
-def list_policies(arguments: argparse.Namespace) -> list[Any]:
+def list_policies(given: argparse.Namespace) -> list[Any]:
     """The plain loop, each source at each window, and trees over the first source."""
-    found: list[Any] = [mmaccel.Autoregressive()]
-    if arguments.model == "voices-depth":
-        found = ["chain", "generate", *found]
-    for name, window in product(arguments.sources, arguments.windows):
+    found: list[Any] = ["chain", "generate"] if given.model == "voices-depth" else []
+    found.append(mmaccel.Autoregressive())
+    for name, window in product(given.sources, given.windows):
         found.append(mmaccel.Jacobi(window=window, drafts=parse_source(name)))
-    trees = [read_method("tree", text) for text in arguments.trees]
-    for tree, window in product(trees, arguments.windows):
-        drafts = parse_source(arguments.sources[0])
+    trees = [read_method("tree", text) for text in given.trees]
+    for tree, window in product(trees, given.windows):
+        drafts = parse_source(given.sources[0])
         found.append(mmaccel.Jacobi(window=window, drafts=drafts, tree=tree))
     return found
-
-
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each policy."""
-    make = MODELS[arguments.model]()
-    texts = make_texts(arguments.model, arguments.count)
-    policies = list_policies(arguments)
-    made: dict[int, list[Item]] = defaultdict(list)
-    for seed, text in enumerate([texts[0], *texts]):
-        for number, policy in enumerate(policies):
-            item = make(text, policy, seed)
-            if seed:  # the first one warms up
-                made[number].append(item)
-    plain = made[0]
-    exact = made[[isinstance(policy, str) for policy in policies].index(False)]
-    rows = []
-    for number, policy in enumerate(policies):
-        own = made[number]
-        row = {
-            "policy": policy if isinstance(policy, str) else repr(policy),
-            "exactness": "" if isinstance(policy, str) else policy.exactness,
-            "tokens_a_pass": sum(x["count"] for x in own) / sum(x["passes"] for x in own),
-            "seconds": median(x["seconds"] for x in own),
-            "times": median(a["seconds"] / b["seconds"] for a, b in zip(plain, own, strict=True)),
-        }
-        if not isinstance(policy, str):
-            row["same"] = all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(exact, own))
-        for name in ("first_sound", "of_sound", "of_frame"):
-            if name in own[0]:
-                row[name] = median(x[name] for x in own)
-        rows.append(row)
-        print(row, flush=True)
-    return rows
 
 
 def main() -> None:
@@ -206,14 +161,39 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")
     parser.add_argument("--count", type=int, default=16, help="texts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    arguments.positions = 0
-    with torch.no_grad():
-        rows = measure(arguments)
-    write_report(arguments, media_speed=rows)
+    given = read_arguments(parser)
+    if given.model == "moving-scenes":
+        texts = list(make_captions(EVALUATION_SEED, range(given.count)))
+    else:
+        texts = [" ".join(make_sentence(SPOKEN_SEED, k)) for k in range(given.count)]
+    make = MODELS[given.model]()
+    policies = {str(policy): policy for policy in list_policies(given)}
+    cases = [
+        Case(name, lambda k, policy=policy: make(texts[max(k, 0)], policy, k + 1))
+        for name, policy in policies.items()
+    ]
+    runs = list(measure(cases, given.count))
+    sides, rows = by_case(runs), []
+    exact = next(own for name, own in sides.items() if not isinstance(policies[name], str))
+    for row in summarise(runs):
+        policy, own = policies[row["side"]], sides[row["side"]]
+        rows.append(
+            {
+                "policy": row["side"],
+                "exactness": getattr(policy, "exactness", ""),
+                "tokens_a_pass": sum(x["count"] for x in own) / sum(x["passes"] for x in own),
+                "seconds": row["seconds"]["median"],
+                "times": row["pairs"]["median"],
+            }
+        )
+        if not isinstance(policy, str):
+            pairs = zip(exact, own, strict=True)
+            rows[-1]["same"] = all(torch.equal(a["tokens"], b["tokens"]) for a, b in pairs)
+        for name in ("first_sound", "of_sound", "of_frame"):
+            if name in own[0]:
+                rows[-1][name] = median(x[name] for x in own)
+        print(rows[-1], flush=True)
+    write_measured(given.json, media_speed=rows)
 
 
 if __name__ == "__main__":

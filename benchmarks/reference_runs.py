@@ -17,8 +17,9 @@ Nothing is compiled: when passes are, and with which last bits, depends on the c
 Recorded and checked runs must come from the same machine and the same versions of the libraries:
 random weights, rounding and hence tokens may differ on others. The file names both.
 
-Every family of models has one function here, and that function alone imports how the family is
-built, from `tests` or from the library. A name that moves is mended there.
+A policy stands in the tables as the command line takes it. Every family of models has one function
+here, and that function alone imports how the family is built, from `tests` or from the library. A
+name that moves is mended there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -50,9 +51,13 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import mmaccel  # noqa: E402
-from mmaccel.catalog import MODELS, make_policy  # noqa: E402
+from benchmarks.rows import write_report  # noqa: E402
+from mmaccel.catalog import MODELS, read_policy  # noqa: E402
 
 Row = dict[str, Any]
+Options = dict[str, Any]
+Policies = dict[str, Any]
+"""Policies by their names in runs: texts, or policies."""
 Runs = Iterator[tuple[str, Callable[[], Row]]]
 """Names of runs, and functions that make them."""
 
@@ -83,25 +88,21 @@ def describe(tokens: Tensor | list[Tensor], stats: Any = None, **others: Any) ->
     }
     row |= {name: value.tolist() for name, value in others.items()}
     if stats is not None:
-        row |= {
-            "tokens": stats.tokens,
-            "passes": stats.passes,
-            "tokens_per_pass": round(stats.tokens_per_pass, 9),
-            "exactness": stats.exactness,
-            "total_variation": round(stats.total_variation, 9),
-            "nats": round(stats.nats, 9),
-            "fallbacks": list(stats.fallbacks),
-        }
+        for name in ("tokens", "passes", "tokens_per_pass", "exactness", "total_variation", "nats"):
+            value = getattr(stats, name)
+            row[name] = round(value, 9) if isinstance(value, float) else value
+        row["fallbacks"] = list(stats.fallbacks)
     return row
 
 
 # --- what the library is asked for ----------------------------------------------------------------
 
 
-def decode(policy: Any, model: Any, prompt: Any, length: int, options: dict[str, Any]) -> Row:
+def decode(policy: Any, model: Any, prompt: Any, length: int, options: Options) -> Row:
     """A run over a prompt of tokens."""
     noise = mmaccel.Noise.from_seed(SEEDS[: prompt.batch], prompt.batch)
     sampling = mmaccel.SamplingParams(**options)
+    policy = read_policy(policy)
     made = policy.sample(model, prompt, length, params=sampling, noise=noise)
     return describe(made.tokens, made.stats, lengths=made.lengths, passes_by_row=made.passes)
 
@@ -120,7 +121,7 @@ def draw(
         return None if length is None else torch.full_like(progress.lengths, length)
 
     seeds = [seed % 2**31 for seed in SEEDS[: len(prompts)]]
-    made = pipe(prompts, policy=policy, seed=seeds, on_step=end, **options)
+    made = pipe(prompts, policy=read_policy(policy), seed=seeds, on_step=end, **options)
     parts = [made.tokens]
     if length is None:
         parts += [pixels_of(image) for image in made.images]
@@ -148,116 +149,97 @@ def pixels_of(image: Any) -> Tensor:
 
 # --- settings and conditions ----------------------------------------------------------------------
 
-WINDOW: list[tuple[str, str, dict[str, Any]]] = [  # label, short name, fields
-    ("autoregressive", "autoregressive", {}),
-    ("jacobi", "jacobi", {}),
-    ("jacobi, window 8", "jacobi", {"window": 8}),
-    ("jacobi, window 1", "jacobi", {"window": 1}),
-    ("jacobi, drafts random", "jacobi", {"window": 16, "drafts": "random"}),
-    ("jacobi, drafts left", "jacobi", {"window": 16, "drafts": "left"}),
-    ("jacobi, drafts above", "jacobi", {"window": 16, "drafts": "above"}),
-    ("jacobi, drafts ngram", "jacobi", {"window": 16, "drafts": "ngram"}),
-    ("sjd", "sjd", {}),
-    ("sjd, window 8, drafts left", "sjd", {"window": 8, "drafts": "left"}),
-    ("mc-sjd", "mc-sjd", {}),
-    ("mc-sjd, window 8", "mc-sjd", {"window": 8}),
-    ("mc-sjd, drafts random", "mc-sjd", {"window": 16, "drafts": "random"}),
-    ("mc-sjd, drafts ngram", "mc-sjd", {"window": 16, "drafts": "ngram"}),
-    ("gumbel-sjd", "gumbel-sjd", {}),
-    ("gumbel-sjd, window 8, drafts above", "gumbel-sjd", {"window": 8, "drafts": "above"}),
-    ("speculative", "speculative", {}),
-    ("prompt-lookup", "prompt-lookup", {}),
-    ("prompt-lookup, window 16", "prompt-lookup", {"window": 16}),
-    ("gsd", "gsd", {}),
-    (
-        "gsd, group 3, gap 0.4, independent",
-        "gsd",
-        {"window": 8, "group": 3, "max_gap": 0.4, "coupling": "independent"},
-    ),
-    (
-        "gsd, group 12, gap 0.3, gumbel",
-        "gsd",
-        {"window": 16, "group": 12, "max_gap": 0.3, "coupling": "gumbel"},
-    ),
-]
+WINDOW: Policies = {
+    "autoregressive": "autoregressive",
+    "jacobi": "jacobi",
+    "jacobi, window 8": "jacobi:window=8",
+    "jacobi, window 1": "jacobi:window=1",
+    "jacobi, drafts random": "jacobi:window=16:drafts=random",
+    "jacobi, drafts left": "jacobi:window=16:drafts=left",
+    "jacobi, drafts above": "jacobi:window=16:drafts=above",
+    "jacobi, drafts ngram": "jacobi:window=16:drafts=ngram",
+    "sjd": "sjd",
+    "sjd, window 8, drafts left": "sjd:window=8:drafts=left",
+    "mc-sjd": "mc-sjd",
+    "mc-sjd, window 8": "mc-sjd:window=8",
+    "mc-sjd, drafts random": "mc-sjd:window=16:drafts=random",
+    "mc-sjd, drafts ngram": "mc-sjd:window=16:drafts=ngram",
+    "gumbel-sjd": "gumbel-sjd",
+    "gumbel-sjd, window 8, drafts above": "gumbel-sjd:window=8:drafts=above",
+    "speculative": "speculative",
+    "prompt-lookup": "prompt-lookup",
+    "prompt-lookup, window 16": "prompt-lookup:window=16",
+    "gsd": "gsd",
+    "gsd, group 3, gap 0.4, independent":
+        "gsd:window=8:group=3:max_gap=0.4:coupling=independent",
+    "gsd, group 12, gap 0.3, gumbel": "gsd:window=16:group=12:max_gap=0.3:coupling=gumbel",
+}  # fmt: skip
 
 
-def plan(kind: str, **fields: Any) -> Any:
-    return mmaccel.CachePlan(kind, **fields)
+def stepwise(kind: str, block: int, **fields: Any) -> Any:
+    return mmaccel.Stepwise(block=block, cache=mmaccel.CachePlan(kind, **fields))  # type: ignore[arg-type]
 
 
-_HALTON: dict[str, Any] = {"order": "halton", "choose": "first", "choice": 0.0}
-CANVAS: list[tuple[str, str, dict[str, Any]]] = [
-    ("stepwise", "stepwise", {}),
-    *[
-        (f"stepwise, order {order}", "stepwise", {"order": order})
+HALTON = "order=halton:choose=first:choice=0.0"
+CANVAS: Policies = {
+    "stepwise": "stepwise",
+    **{
+        f"stepwise, order {order}": f"stepwise:order={order}"
         for order in ("entropy", "margin", "left", "random", "halton", "sampled")
-    ],
-    ("stepwise, block 8", "stepwise", {"block": 8}),
-    ("stepwise, cache prefix", "stepwise", {"block": 8, "cache": "prefix"}),
-    ("stepwise, cache dual", "stepwise", {"block": 8, "cache": "dual"}),
-    ("stepwise, cache dual, refresh 3, far 4", "stepwise",
-     {"block": 8, "cache": plan("dual", refresh=3, far=4)}),
-    ("stepwise, cache vicinity", "stepwise",
-     {"block": 8, "cache": plan("vicinity", margin=2, refresh=4)}),
-    ("lossless-unmask", "lossless-unmask", {"drafts": 8}),
-    ("lossless-unmask, 3 drafts, entropy", "lossless-unmask", {"drafts": 3, "order": "entropy"}),
-    *[
-        (f"lossless-unmask, order {order}", "lossless-unmask", {"drafts": 8, "order": order})
+    },
+    "stepwise, block 8": "stepwise:block=8",
+    "stepwise, cache prefix": "stepwise:block=8:cache=prefix",
+    "stepwise, cache dual": "stepwise:block=8:cache=dual",
+    "stepwise, cache dual, refresh 3, far 4": stepwise("dual", 8, refresh=3, far=4),
+    "stepwise, cache vicinity": stepwise("vicinity", 8, margin=2, refresh=4),
+    "lossless-unmask": "lossless-unmask:drafts=8",
+    "lossless-unmask, 3 drafts, entropy": "lossless-unmask:drafts=3:order=entropy",
+    **{
+        f"lossless-unmask, order {order}": f"lossless-unmask:drafts=8:order={order}"
         for order in ("left", "random", "halton")
-    ],
-    ("lossless-unmask, cache prefix", "lossless-unmask",
-     {"drafts": 4, "block": 8, "cache": "prefix"}),
-    ("lossless-unmask, cache dual, as entries", "lossless-unmask",
-     {"drafts": 4, "block": 8, "cache": "dual", "layout": "entries"}),
-    ("lossless-unmask, as entries", "lossless-unmask", {"drafts": 4, "layout": "entries"}),
-    ("entropy-bounded", "entropy-bounded", {}),
-    ("entropy-bounded, gamma 0.5", "entropy-bounded", {"gamma": 0.5}),
-    ("entropy-bounded, gamma 4, cache prefix", "entropy-bounded",
-     {"gamma": 4.0, "block": 8, "cache": "prefix"}),
-    ("entropy-bounded, budget 2", "entropy-bounded", {"budget_nats": 2.0}),
-    ("entropy-bounded, unchanged block ends", "entropy-bounded",
-     {"gamma": 0.1, "block": 8, "settled": 0.05}),
-    ("confident-parallel", "confident-parallel", {}),
-    ("confident-parallel, threshold 0.5", "confident-parallel", {"threshold": 0.5}),
-    ("confident-parallel, profile 0.5, cache dual", "confident-parallel",
-     {"rule": "frechet", "factor": 0.5, "block": 8, "cache": "dual"}),
-    ("kl-stable", "kl-stable", {}),
-    ("kl-stable, threshold 0.5, kl 0.5, 1 step", "kl-stable",
-     {"threshold": 0.5, "kl": 0.5, "steps": 1}),
-    ("local-leap", "local-leap", {}),
-    ("local-leap, anchor 0.6, radius 2, 0.3", "local-leap",
-     {"anchor": 0.6, "radius": 2, "relaxed": 0.3}),
-    ("adaptive-block", "adaptive-block", {}),
-    ("adaptive-block, delimiters, cache prefix", "adaptive-block",
-     {"delimiters": (3, 5, 8, 12, 13), "tau": 0.1, "threshold": 0.6, "block": 8,
-      "cache": "prefix"}),
-    ("revised-parallel", "revised-parallel", {}),
-    ("revised-parallel, shadow 0.5, cache prefix", "revised-parallel",
-     {"threshold": 0.3, "least": 0.5, "block": 8, "cache": "prefix"}),
-    ("revised-parallel, edit", "revised-parallel",
-     {"threshold": 0.3, "revise": "edit", "budget": 4}),
-    ("revised-parallel, redo", "revised-parallel", {"threshold": 0.3, "revise": "redo"}),
-    ("masked-parallel", "masked-parallel", {}),
-    ("masked-parallel, 6 steps, linear", "masked-parallel", {"steps": 6, "schedule": "linear"}),
-    ("masked-parallel, 5 steps, first", "masked-parallel", {"steps": 5, "choose": "first"}),
-    ("masked-parallel, halton", "masked-parallel", {"steps": 6, **_HALTON}),
-    ("masked-parallel, random, arccos, cache dual", "masked-parallel",
-     {"steps": 3, "order": "random", "schedule": "arccos", "block": 8, "cache": "dual"}),
-    ("masked-parallel, one slot a pass", "masked-parallel", {"steps": None, **_HALTON}),
-]  # fmt: skip
-ENDING: list[tuple[str, str, dict[str, Any]]] = [  # where a token ends an answer
-    (
-        f"{name}, end at 0.5, {'drop' if drop else 'keep'} the rest",
-        name,
-        {"end_threshold": 0.5, "drop_suffix": drop},
-    )
+    },
+    "lossless-unmask, cache prefix": "lossless-unmask:drafts=4:block=8:cache=prefix",
+    "lossless-unmask, cache dual, as entries":
+        "lossless-unmask:drafts=4:block=8:cache=dual:layout=entries",
+    "lossless-unmask, as entries": "lossless-unmask:drafts=4:layout=entries",
+    "entropy-bounded": "entropy-bounded",
+    "entropy-bounded, gamma 0.5": "entropy-bounded:gamma=0.5",
+    "entropy-bounded, gamma 4, cache prefix": "entropy-bounded:gamma=4.0:block=8:cache=prefix",
+    "entropy-bounded, budget 2": "entropy-bounded:budget_nats=2.0",
+    "entropy-bounded, unchanged block ends": "entropy-bounded:gamma=0.1:block=8:settled=0.05",
+    "confident-parallel": "confident-parallel",
+    "confident-parallel, threshold 0.5": "confident-parallel:threshold=0.5",
+    "confident-parallel, profile 0.5, cache dual":
+        "confident-parallel:rule=frechet:factor=0.5:block=8:cache=dual",
+    "kl-stable": "kl-stable",
+    "kl-stable, threshold 0.5, kl 0.5, 1 step": "kl-stable:threshold=0.5:kl=0.5:steps=1",
+    "local-leap": "local-leap",
+    "local-leap, anchor 0.6, radius 2, 0.3": "local-leap:anchor=0.6:radius=2:relaxed=0.3",
+    "adaptive-block": "adaptive-block",
+    "adaptive-block, delimiters, cache prefix":
+        "adaptive-block:delimiters=(3, 5, 8, 12, 13):tau=0.1:threshold=0.6:block=8:cache=prefix",
+    "revised-parallel": "revised-parallel",
+    "revised-parallel, shadow 0.5, cache prefix":
+        "revised-parallel:threshold=0.3:least=0.5:block=8:cache=prefix",
+    "revised-parallel, edit": "revised-parallel:threshold=0.3:revise=edit:budget=4",
+    "revised-parallel, redo": "revised-parallel:threshold=0.3:revise=redo",
+    "masked-parallel": "masked-parallel",
+    "masked-parallel, 6 steps, linear": "masked-parallel:steps=6:schedule=linear",
+    "masked-parallel, 5 steps, first": "masked-parallel:steps=5:choose=first",
+    "masked-parallel, halton": f"masked-parallel:steps=6:{HALTON}",
+    "masked-parallel, random, arccos, cache dual":
+        "masked-parallel:steps=3:order=random:schedule=arccos:block=8:cache=dual",
+    "masked-parallel, one slot a pass": f"masked-parallel:steps=None:{HALTON}",
+}  # fmt: skip
+ENDING: Policies = {  # where a token ends an answer
+    f"{name}, end at 0.5, {'drop' if drop else 'keep'} the rest":
+        f"{name}:end_threshold=0.5:drop_suffix={drop}"
     for name in ("entropy-bounded", "confident-parallel", "masked-parallel", "revised-parallel")
     for drop in (False, True)
-]
+}  # fmt: skip
 
 
-def conditions() -> list[tuple[str, int, dict[str, Any]]]:
+def conditions() -> list[tuple[str, int, Options]]:
     """Name, batch size and sampling options: 9 of all combinations, with every pair of values of
     batch size, guidance, temperature and truncation in at least one of them.
     """
@@ -276,43 +258,48 @@ def conditions() -> list[tuple[str, int, dict[str, Any]]]:
 CONDITIONS = conditions()
 
 
-def cross(
-    settings: list[tuple[str, str, dict[str, Any]]],
-    make: Callable[[Any, int, dict[str, Any]], Row],
-    of_others: int = 2,
-) -> Runs:
+def cross(policies: Policies, make: Callable[[Any, int, Options], Row], of_others: int = 2) -> Runs:
     """A policy's first setting under all conditions, its other ones under `of_others` of them.
 
     Args:
-        settings: label, short name, fields.
+        policies: labels begin with the short name.
         make: makes a run of a policy, a batch size and sampling options.
         of_others: conditions of a further setting.
     """
     seen: set[str] = set()
-    for k, (label, short_name, fields) in enumerate(settings):
-        chosen = range(len(CONDITIONS))
-        if short_name in seen:
-            chosen = [(2 * k + 4 * n) % len(CONDITIONS) for n in range(of_others)]  # type: ignore[assignment]
-        seen.add(short_name)
-        for at in chosen:
+    for k, (label, policy) in enumerate(policies.items()):
+        short_name = label.partition(",")[0]
+        chosen = [(2 * k + 4 * n) % len(CONDITIONS) for n in range(of_others)]
+        for at in chosen if short_name in seen else range(len(CONDITIONS)):
             name, batch, options = CONDITIONS[at]
-            yield (
-                f"{label} | {name}",
-                partial(_run_setting, make, short_name, fields, batch, options),
-            )
+            yield f"{label} | {name}", partial(make, policy, batch, dict(options))
+        seen.add(short_name)
 
 
-def _run_setting(
-    make: Any, short_name: str, fields: dict[str, Any], batch: int, options: dict[str, Any]
-) -> Row:
-    return make(make_policy(short_name, **fields), batch, dict(options))
-
-
-def cycle(policies: dict[str, Any], options: dict[str, Any], shift: int = 0) -> Iterator[Any]:
+def cycle(
+    policies: Policies, options: dict[str, Options], shift: int = 0
+) -> Iterator[tuple[str, Any, Options]]:
     """Every policy with one of the options, in turn: (name of both, policy, options)."""
     for k, (label, policy) in enumerate(policies.items()):
         name = list(options)[(k + shift) % len(options)]
         yield f"{label} | {name}", policy, options[name]
+
+
+def cycle_all(
+    names: Iterable[str],
+    policies: Policies,
+    options: dict[str, Options],
+    batches: Sequence[Any],
+    make: Callable[[str, Any, Any, Options], Row],
+) -> Runs:
+    """The same for each model; batch sizes take turns, too."""
+    for k, name in enumerate(names):
+        for n, (label, policy, given) in enumerate(cycle(policies, options, k)):
+            batch = batches[n % len(batches)]
+            yield (
+                f"{name} | {label}, batch {batch or 'of all'}",
+                partial(make, name, policy, batch, given),
+            )
 
 
 # --- embedded models ------------------------------------------------------------------------------
@@ -327,23 +314,16 @@ def scenes() -> Runs:
     """Window policies on the embedded next-token model."""
     prompts = list(MODELS["scenes"].examples)
 
-    def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
-        return draw(embedded("scenes"), prompts[:batch], policy, 40, **options)
+    def make(policy: Any, rows: slice, length: int | None, options: Options) -> Row:
+        return draw(embedded("scenes"), prompts[rows], policy, length, **options)
 
-    yield from cross(WINDOW, make)
-    for short_name in dict.fromkeys(name for _, name, _ in WINDOW):
+    yield from cross(WINDOW, lambda policy, batch, given: make(policy, slice(batch), 40, given))
+    for short_name in dict.fromkeys(label.partition(",")[0] for label in WINDOW):
         for guidance in (1.0, 2.0):
-
-            def whole(short_name: str = short_name, guidance: float = guidance) -> Row:
-                policy = make_policy(short_name)
-                return draw(embedded("scenes"), prompts[3:5], policy, guidance_scale=guidance)
-
-            yield f"{short_name} | whole images, guidance {guidance:g}", whole
-
-    def adaptive() -> Row:
-        policy = make_policy("jacobi", window="adaptive")
-        return draw(embedded("scenes"), prompts[:3], policy, tokens_only=True)
-
+            given = {"guidance_scale": guidance}
+            own = partial(make, short_name, slice(3, 5), None, given)
+            yield f"{short_name} | whole images, guidance {guidance:g}", own
+    adaptive = partial(make, "jacobi:window=adaptive", slice(3), None, {"tokens_only": True})
     yield "jacobi, adaptive window, tokens only", adaptive
     for short_name in ("autoregressive", "jacobi", "mc-sjd"):
         yield f"{short_name} | 5 requests, 2 at a time", partial(_requests, short_name)
@@ -359,7 +339,7 @@ def _requests(short_name: str) -> Row:
         made[output.request.seed] = output
 
     sampling = mmaccel.SamplingParams(guidance_scale=2.0, top_k=30)
-    stats = pipe.serve(asked, sampling, policy=make_policy(short_name), rows=2, deliver=keep)
+    stats = pipe.serve(asked, sampling, policy=read_policy(short_name), rows=2, deliver=keep)
     outputs = [made[request.seed] for request in asked]
     passes = torch.tensor([output.passes for output in outputs])
     return describe([output.tokens for output in outputs], stats, passes_by_row=passes)
@@ -368,48 +348,32 @@ def _requests(short_name: str) -> Row:
 def scenes_masked() -> Runs:
     """Canvas policies on the embedded masked model of 256 slots; costly, and hence few."""
     prompts = list(MODELS["scenes-masked"].examples)
-    settings: list[tuple[str, str, dict[str, Any], int, int]] = [  # and batch size, slots
-        ("stepwise", "stepwise", {}, 1, 12),
-        ("stepwise, halton", "stepwise", {"order": "halton"}, 1, 12),
-        ("stepwise, cache dual", "stepwise", {"block": 32, "cache": "dual"}, 3, 24),
-        ("lossless-unmask, halton", "lossless-unmask", {"order": "halton", "drafts": 4}, 1, 12),
-        (
-            "lossless-unmask, cache prefix",
-            "lossless-unmask",
-            {"drafts": 4, "block": 32, "cache": "prefix"},
-            1,
-            24,
-        ),
-        ("entropy-bounded, gamma 4", "entropy-bounded", {"gamma": 4.0}, 1, 24),
-        ("entropy-bounded, budget 8", "entropy-bounded", {"budget_nats": 8.0}, 1, 12),
-        (
-            "confident-parallel, profile",
-            "confident-parallel",
-            {"rule": "frechet", "block": 32, "cache": "vicinity"},
-            3,
-            24,
-        ),
-        ("kl-stable", "kl-stable", {"block": 32, "cache": "dual"}, 1, 24),
-        ("local-leap", "local-leap", {"block": 32, "cache": "dual"}, 1, 24),
-        ("revised-parallel", "revised-parallel", {"block": 16, "cache": "prefix"}, 1, 24),
-        ("masked-parallel, 6 steps", "masked-parallel", {"steps": 6}, 3, 256),
-        ("masked-parallel, halton", "masked-parallel", {"steps": 6, **_HALTON}, 1, 256),
-    ]
-    for k, (label, short_name, fields, batch, slots) in enumerate(settings):
+    settings = [  # label, policy, batch size, slots
+        ("stepwise", "stepwise", 1, 12),
+        ("stepwise, halton", "stepwise:order=halton", 1, 12),
+        ("stepwise, cache dual", "stepwise:block=32:cache=dual", 3, 24),
+        ("lossless-unmask, halton", "lossless-unmask:order=halton:drafts=4", 1, 12),
+        ("lossless-unmask, cache prefix", "lossless-unmask:drafts=4:block=32:cache=prefix", 1, 24),
+        ("entropy-bounded, gamma 4", "entropy-bounded:gamma=4.0", 1, 24),
+        ("entropy-bounded, budget 8", "entropy-bounded:budget_nats=8.0", 1, 12),
+        ("confident-parallel, profile",
+         "confident-parallel:rule=frechet:block=32:cache=vicinity", 3, 24),
+        ("kl-stable", "kl-stable:block=32:cache=dual", 1, 24),
+        ("local-leap", "local-leap:block=32:cache=dual", 1, 24),
+        ("revised-parallel", "revised-parallel:block=16:cache=prefix", 1, 24),
+        ("masked-parallel, 6 steps", "masked-parallel:steps=6", 3, 256),
+        ("masked-parallel, halton", f"masked-parallel:steps=6:{HALTON}", 1, 256),
+    ]  # fmt: skip
+
+    def make(policy: str, batch: int, slots: int, options: Options) -> Row:
+        length = None if slots == 256 else slots
+        return draw(embedded("scenes-masked"), prompts[:batch], policy, length, **options)
+
+    for k, (label, policy, batch, slots) in enumerate(settings):
         options = [{}, {"guidance_scale": 1.0, "top_p": 0.9}, {"temperature": 0.0}][k % 3]
-
-        def make(
-            short_name: str = short_name,
-            fields: Any = fields,
-            batch: int = batch,
-            slots: int = slots,
-            options: Any = options,
-        ) -> Row:
-            policy, length = make_policy(short_name, **fields), None if slots == 256 else slots
-            return draw(embedded("scenes-masked"), prompts[:batch], policy, length, **options)
-
         said = ", ".join(f"{name.split('_')[0]} {value}" for name, value in options.items())
-        yield f"{label} | batch {batch}, {slots} slots, {said or 'as recommended'}", make
+        name = f"{label} | batch {batch}, {slots} slots, {said or 'as recommended'}"
+        yield name, partial(make, policy, batch, slots, options)
 
 
 @cache
@@ -422,7 +386,7 @@ def _grammar() -> Any:
 def grammar_masked() -> Runs:
     """Canvas policies on the embedded masked text model of 24 slots."""
 
-    def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
+    def make(policy: Any, batch: int, options: Options) -> Row:
         from dataclasses import replace
 
         from mmaccel.demo.grammar.tasks import make_examples
@@ -435,11 +399,9 @@ def grammar_masked() -> Runs:
         return decode(policy, text.model, prompt, text.length, options)
 
     yield from cross(CANVAS, make)
-    for label, short_name, fields in ENDING:  # not the first settings of their policies
-        for at in (0, 3, 8):
-            name, batch, options = CONDITIONS[at]
-            make_one = partial(_run_setting, make, short_name, fields, batch, options)
-            yield f"{label} | {name}", make_one
+    for label, policy in ENDING.items():  # not the first settings of their policies
+        for name, batch, options in (CONDITIONS[at] for at in (0, 3, 8)):
+            yield f"{label} | {name}", partial(make, policy, batch, options)
 
 
 def _folder() -> Path:
@@ -464,20 +426,17 @@ def tiny_masked() -> Runs:
     def pipe() -> Any:
         return mmaccel.TextToImage.from_pretrained(_tiny_images()[0], device="cpu", compile=False)
 
-    def make(policy: Any, batch: int, options: dict[str, Any]) -> Row:
+    def make(policy: Any, batch: int, options: Options) -> Row:
         return draw(pipe(), _tiny_images()[2][:batch], policy, **options)
 
     yield from cross(CANVAS, make, of_others=1)
-
-    def measured() -> Row:
-        return make(make_policy("lossless-unmask"), 3, {"tokens_only": True})
-
+    measured = partial(make, "lossless-unmask", 3, {"tokens_only": True})
     yield "lossless-unmask by measured cost, tokens only", measured
 
 
 # --- models of transformers -----------------------------------------------------------------------
 
-TEXT_OPTIONS: dict[str, dict[str, Any]] = {
+TEXT_OPTIONS: dict[str, Options] = {
     "greedy": dict(do_sample=False),
     "temperature 0.8, top-k 9": dict(do_sample=True, temperature=0.8, top_k=9),
     "top-p 0.7, temperature 1.4": dict(do_sample=True, top_k=0, top_p=0.7, temperature=1.4),
@@ -486,18 +445,15 @@ TEXT_OPTIONS: dict[str, dict[str, Any]] = {
     "greedy, no repeated pair": dict(do_sample=False, no_repeat_ngram_size=2),
     "min-p 0.1, at least 6": dict(do_sample=True, min_p=0.1, min_new_tokens=6),
 }
-TEXT_POLICIES = {
-    label: (short_name, fields)
-    for label, short_name, fields in [
-        ("autoregressive", "autoregressive", {}),
-        ("jacobi, window 5", "jacobi", {"window": 5}),
-        ("jacobi, drafts ngram", "jacobi", {"window": 9, "drafts": "ngram"}),
-        ("sjd", "sjd", {"window": 6}),
-        ("mc-sjd", "mc-sjd", {"window": 6}),
-        ("gumbel-sjd", "gumbel-sjd", {"window": 6}),
-        ("prompt-lookup", "prompt-lookup", {}),
-        ("gsd", "gsd", {"window": 6, "max_gap": 0.3}),
-    ]
+TEXT_POLICIES: Policies = {
+    "autoregressive": "autoregressive",
+    "jacobi, window 5": "jacobi:window=5",
+    "jacobi, drafts ngram": "jacobi:window=9:drafts=ngram",
+    "sjd": "sjd:window=6",
+    "mc-sjd": "mc-sjd:window=6",
+    "gumbel-sjd": "gumbel-sjd:window=6",
+    "prompt-lookup": "prompt-lookup",
+    "gsd": "gsd:window=6:max_gap=0.3",
 }
 
 
@@ -508,7 +464,15 @@ def _text_model(name: str) -> Any:
 
     from tests.fixtures.tiny_lms import build_lm
 
-    small: dict[str, Any] = dict(
+    foreign: dict[str, tuple[str, Options]] = {
+        "opt": ("OPT", dict(ffn_dim=64, word_embed_proj_dim=32)),
+        "falcon": ("Falcon", dict(intermediate_size=64)),
+    }
+    if name not in foreign:
+        return build_lm(name)
+    kind, own = foreign[name]
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=40,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -519,65 +483,55 @@ def _text_model(name: str) -> Any:
         bos_token_id=1,
         eos_token_id=3,
         hidden_size=32,
+        **own,
     )
-    foreign = {
-        "opt": ("OPT", small | dict(ffn_dim=64, word_embed_proj_dim=32)),
-        "falcon": ("Falcon", small | dict(intermediate_size=64)),
-    }
-    if name not in foreign:
-        return build_lm(name)
-    kind, arguments = foreign[name]
-    torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**arguments)
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-def _padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    """Ids and mask, padded on the left."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask}
+def _padded(batch: int = 3) -> dict[str, Tensor]:
+    """Prompts, padded on the left."""
+    from tests.fixtures.tiny_lms import left_padded
+
+    return left_padded(PROMPTS[:batch])
 
 
 def text_models() -> Runs:
     """`generate` of language models under window policies."""
     names = ("llama", "qwen2", "gemma", "cohere", "mistral", "gemma3", "olmo3", "qwen3", "gpt2")
 
-    def make(name: str, policy: Any, options: dict[str, Any], batch: int = 3, **how: Any) -> Row:
+    def make(name: str, policy: Any, options: Options, batch: int = 3, **how: Any) -> Row:
         model = _text_model(name)
-        inputs = _padded(PROMPTS[:batch])
-        policy = make_policy(policy[0], **policy[1]) if isinstance(policy, tuple) else policy
-        call = partial(model.generate, **inputs, **({"max_new_tokens": 24} | options))
+        given = {"max_new_tokens": 24} | options
+        call = partial(model.generate, **_padded(batch), **given)
         return attached(model, policy, call, **how)
 
     for k, name in enumerate((*names, "opt", "falcon", "lfm2")):
         batch = (3, 1)[k % 2]
         for label, policy, options in cycle(TEXT_POLICIES, TEXT_OPTIONS, k):
             yield f"{name} | {label}, batch {batch}", partial(make, name, policy, options, batch)
-    jacobi = ("jacobi", {"window": 6})
+    jacobi = "jacobi:window=6"
     for label, options in TEXT_OPTIONS.items():
         yield f"llama | jacobi, window 6 | {label}", partial(make, "llama", jacobi, options)
 
-    def with_draft_model(options: dict[str, Any]) -> Row:
+    def with_draft_model(options: Options) -> Row:
         small = mmaccel.CausalLMWindow(_text_model("qwen2"))
         return make("llama", mmaccel.Speculative(window=4, draft_model=small), options)
 
     for label in ("greedy", "temperature 0.8, top-k 9", "guidance 1.6"):
         yield f"llama | draft model | {label}", partial(with_draft_model, TEXT_OPTIONS[label])
 
-    def with_rules(kind: str) -> Row:
+    def with_rule(rule: Callable[[], Any]) -> Row:
         from transformers import LogitsProcessorList
 
-        rule = {
-            "repetition-aware": mmaccel.RepetitionAwareSampling(top_k=6),
-            "penalty of the last 3": mmaccel.WindowedRepetitionPenalty(1.8, 3),
-        }[kind]
-        options = dict(do_sample=True, logits_processor=LogitsProcessorList([rule]))
+        options = dict(do_sample=True, logits_processor=LogitsProcessorList([rule()]))
         return make("llama", jacobi, options)
 
-    for kind in ("repetition-aware", "penalty of the last 3"):
-        yield f"llama | jacobi, {kind}", partial(with_rules, kind)
+    rules: dict[str, Callable[[], Any]] = {
+        "repetition-aware": partial(mmaccel.RepetitionAwareSampling, top_k=6),
+        "penalty of the last 3": partial(mmaccel.WindowedRepetitionPenalty, 1.8, 3),
+    }
+    for kind, rule in rules.items():
+        yield f"llama | jacobi, {kind}", partial(with_rule, rule)
     grid = mmaccel.Grid(rows=2, width=3, vocab_size=40, tokens=(10, 30), row_end=31)
     for label in ("greedy", "temperature 0.8, top-k 9"):
         for policy in ("autoregressive", "mc-sjd"):
@@ -586,24 +540,21 @@ def text_models() -> Runs:
             yield f"llama | {policy}, on a grid | {label}", own
     beams = {"num_beams": 2, "do_sample": False}
     yield "llama | jacobi, beams fall back", partial(make, "llama", jacobi, beams)
-    rows = {"seed": [4, 5, 6]}
     sampled = TEXT_OPTIONS["top-p 0.7, temperature 1.4"]
-    yield "llama | jacobi, a seed for each row", partial(make, "llama", jacobi, sampled, **rows)
+    seeded = partial(make, "llama", jacobi, sampled, seed=[4, 5, 6])
+    yield "llama | jacobi, a seed for each row", seeded
 
     def one_call() -> Row:
-        model = _text_model("qwen2")
         way = mmaccel.decoder("jacobi", seed=3)
-        inputs = _padded(PROMPTS)
-        return describe(
-            model.generate(**inputs, max_new_tokens=24, do_sample=True, custom_generate=way)
-        )
+        options = {"max_new_tokens": 24, "do_sample": True, "custom_generate": way}
+        return describe(_text_model("qwen2").generate(**_padded(), **options))
 
     yield "qwen2 | decoder of one call", one_call
 
 
 def image_models() -> Runs:
     """`generate` of transformers' image families under window policies."""
-    options = {
+    options: dict[str, Options] = {
         "greedy": dict(do_sample=False),
         "temperature 0.9, top-k 12": dict(do_sample=True, top_k=12, temperature=0.9),
         "top-p 0.8": dict(do_sample=True, top_k=0, top_p=0.8),
@@ -616,7 +567,7 @@ def image_models() -> Runs:
 
         return build_janus() if name == "janus" else build_model(name)
 
-    def make(name: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:
+    def make(name: str, policy: Any, batch: int, given: Options) -> Row:
         from tests.fixtures.windows import LENGTHS, janus_prompts, prompts
 
         model = build(name)
@@ -624,27 +575,21 @@ def image_models() -> Runs:
             inputs = janus_prompts(rows[:batch])
             given = given | dict(generation_mode="image", guidance_scale=3.0)
         else:
-            inputs, given = (
-                prompts(name, rows[:batch]),
-                given | {"max_new_tokens": LENGTHS.get(name, 24)},
-            )
-        chosen = make_policy(policy[0], **policy[1])
-        return attached(model, chosen, partial(model.generate, **inputs, **given))
+            inputs = prompts(name, rows[:batch])
+            given = given | {"max_new_tokens": LENGTHS.get(name, 24)}
+        return attached(model, policy, partial(model.generate, **inputs, **given))
 
-    for k, name in enumerate(("imagegpt", "chameleon", "lumina", "emu3", "glm_image", "janus")):
-        for n, (label, policy, given) in enumerate(cycle(TEXT_POLICIES, options, k)):
-            batch = (3, 1, 3)[n % 3]
-            yield f"{name} | {label}, batch {batch}", partial(make, name, policy, batch, given)
+    names = ("imagegpt", "chameleon", "lumina", "emu3", "glm_image", "janus")
+    yield from cycle_all(names, TEXT_POLICIES, options, (3, 1, 3), make)
 
 
 def glm_image_pipeline() -> Runs:
     """`GlmImagePipeline` of diffusers."""
 
-    def make(short_name: str) -> Row:
+    def make(policy: str) -> Row:
         from tests.fixtures.glm_pipeline import build_pipeline
 
         pipe = build_pipeline()
-        random = torch.Generator().manual_seed(5)
         call = partial(
             pipe,
             ["a cat", "two dogs on a hill"],
@@ -652,31 +597,28 @@ def glm_image_pipeline() -> Runs:
             width=128,
             num_inference_steps=1,
             guidance_scale=1.0,
-            generator=random,
+            generator=torch.Generator().manual_seed(5),
             output_type="pt",
         )
-        return attached(pipe, make_policy(short_name), call, seed=[4, 5])
+        return attached(pipe, policy, call, seed=[4, 5])
 
-    for short_name in ("autoregressive", "jacobi", "gumbel-sjd"):
-        yield short_name, partial(make, short_name)
+    for policy in ("autoregressive", "jacobi", "gumbel-sjd"):
+        yield policy, partial(make, policy)
 
 
 # --- denoisers and diffusion pipelines ------------------------------------------------------------
 
-SOME_CANVAS = {
-    label: (label.split(",")[0], fields)
-    for label, fields in [
-        ("stepwise", {}),
-        ("stepwise, order halton", {"order": "halton"}),
-        ("lossless-unmask", {"drafts": 4}),
-        ("entropy-bounded", {"gamma": 0.4}),
-        ("entropy-bounded, budget 2", {"budget_nats": 2.0}),
-        ("confident-parallel", {"threshold": 0.4}),
-        ("kl-stable", {"threshold": 0.3, "kl": 0.5}),
-        ("local-leap", {"anchor": 0.5, "relaxed": 0.3}),
-        ("adaptive-block", {"delimiters": (3, 5), "tau": 0.05}),
-        ("masked-parallel", {"steps": 4}),
-    ]
+SOME_CANVAS: Policies = {
+    "stepwise": "stepwise",
+    "stepwise, order halton": "stepwise:order=halton",
+    "lossless-unmask": "lossless-unmask:drafts=4",
+    "entropy-bounded": "entropy-bounded:gamma=0.4",
+    "entropy-bounded, budget 2": "entropy-bounded:budget_nats=2.0",
+    "confident-parallel": "confident-parallel:threshold=0.4",
+    "kl-stable": "kl-stable:threshold=0.3:kl=0.5",
+    "local-leap": "local-leap:anchor=0.5:relaxed=0.3",
+    "adaptive-block": "adaptive-block:delimiters=(3, 5):tau=0.05",
+    "masked-parallel": "masked-parallel:steps=4",
 }
 
 
@@ -706,61 +648,56 @@ def _denoiser(name: str) -> Any:
 
 def denoisers() -> Runs:
     """`generate` of denoisers under canvas policies."""
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, Options] = {
         "temperature 1": {"temperature": 1.0},
         "temperature 0": {"temperature": 0.0},
         "temperature 0.8, an end": {"temperature": 0.8, "eos_token_id": 5, "pad_token_id": 2},
     }
 
-    def make(name: str, policy: Any, given: dict[str, Any], batch: int) -> Row:
+    def make(name: str, policy: Any, batch: int, given: Options) -> Row:
         """`generate` is there only while a policy is attached."""
         target = _denoiser(name)
-        inputs = _padded(PROMPTS[:batch])
+        inputs = _padded(batch)
 
         def call() -> Any:
             return target.generate(**inputs, max_new_tokens=12, **given)
 
-        return attached(target, make_policy(policy[0], **policy[1]), call)
+        return attached(target, policy, call)
 
     names = ("llada", "mmada", "dream", "sdar", "fast-dllm", "lumina", "masked qwen3")
     by_blocks = ("sdar", "fast-dllm", "block-causal llama")
-    for k, name in enumerate((*names, "block-causal llama")):
-        for n, (label, policy, given) in enumerate(cycle(SOME_CANVAS, options, k)):
-            if policy[0] == "adaptive-block" and name in by_blocks:
-                continue  # is for models of full attention
-            batch = (3, 3, 1)[n % 3]
-            yield f"{name} | {label}, batch {batch}", partial(make, name, policy, given, batch)
+    every = cycle_all((*names, by_blocks[-1]), SOME_CANVAS, options, (3, 3, 1), make)
+    for name, run in every:
+        if "| adaptive-block |" not in name or not name.startswith(by_blocks):
+            yield name, run  # that policy is for models of full attention
+    whole = options["temperature 1"]
     for name in ("sdar", "block-causal llama"):
         for label in ("stepwise", "lossless-unmask", "entropy-bounded"):
-            short_name, fields = SOME_CANVAS[label]
-            policy = short_name, fields | {"cache": "block"}
-            whole = {"temperature": 1.0}
-            yield f"{name} | {label}, cache block", partial(make, name, policy, whole, 3)
+            policy = f"{SOME_CANVAS[label]}:cache=block"
+            yield f"{name} | {label}, cache block", partial(make, name, policy, 3, whole)
     for kind in ("prefix", "dual", "vicinity"):
         for name in ("masked qwen3", "sdar"):
-            policy = "stepwise", {"block": 4, "cache": plan(kind, margin=1, refresh=3)}
-            whole = {"temperature": 1.0}
-            yield f"{name} | stepwise, cache {kind}", partial(make, name, policy, whole, 3)
+            planned = stepwise(kind, 4, margin=1, refresh=3)
+            yield f"{name} | stepwise, cache {kind}", partial(make, name, planned, 3, whole)
 
 
 def llada2() -> Runs:
     """`LLaDA2Pipeline` of diffusers, over a stand-in of the model."""
     texts = ["hello there", "abc", "a longer prompt than the others"]
-    policies: dict[str, Any] = {
+    policies: Policies = {
         "cached-blocks": "cached-blocks",
-        "stepwise, cache block": ("stepwise", {"cache": "block"}),
-        "stepwise": ("stepwise", {}),
-        "lossless-unmask, cache block": ("lossless-unmask", {"drafts": 4, "cache": "block"}),
-        "entropy-bounded, cache block": ("entropy-bounded", {"gamma": 0.5, "cache": "block"}),
-        "confident-parallel": ("confident-parallel", {"threshold": 0.4}),
-        "masked-parallel, cache block": ("masked-parallel", {"steps": 3, "cache": "block"}),
+        "stepwise, cache block": "stepwise:cache=block",
+        "stepwise": "stepwise",
+        "lossless-unmask, cache block": "lossless-unmask:drafts=4:cache=block",
+        "entropy-bounded, cache block": "entropy-bounded:gamma=0.5:cache=block",
+        "confident-parallel": "confident-parallel:threshold=0.4",
+        "masked-parallel, cache block": "masked-parallel:steps=3:cache=block",
     }
 
-    def make(policy: Any, reading: str, batch: int, given: dict[str, Any]) -> Row:
+    def make(policy: str, reading: str, batch: int, given: Options) -> Row:
         from tests.fixtures.llada2 import build_pipe
 
         pipe = build_pipe(reading)
-        policy = make_policy(policy[0], **policy[1]) if isinstance(policy, tuple) else policy
         prompt = texts[0] if batch == 1 else texts[:batch]
         given = given | {"gen_length": 20, "generator": torch.Generator().manual_seed(2)}
         seed: int | None = 3
@@ -782,30 +719,27 @@ def llada2() -> Runs:
 
 def diffusion_gemma() -> Runs:
     """DiffusionGemma in transformers and in diffusers' pipeline."""
-    policies = {
-        name: value for name, value in SOME_CANVAS.items() if name != "lossless-unmask"
-    }  # this model takes one canvas a row
 
     def generate(policy: Any, batch: int) -> Row:
         from tests.fixtures.diffusion_gemma import build_model
 
         model = build_model()
         ids = torch.arange(3, 24).view(3, 7)[:batch]
-        call = partial(model.generate, ids, max_new_tokens=13)
-        return attached(model, make_policy(policy[0], **policy[1]), call)
+        return attached(model, policy, partial(model.generate, ids, max_new_tokens=13))
 
     def pipeline(policy: Any) -> Row:
         from tests.fixtures.diffusion_gemma import build_pipe
 
         pipe = build_pipe()
-        call = partial(pipe, prompt=["hello", "abc"], gen_length=12)
-        return attached(pipe, make_policy(policy[0], **policy[1]), call)
+        return attached(pipe, policy, partial(pipe, prompt=["hello", "abc"], gen_length=12))
 
-    for n, (label, policy) in enumerate(policies.items()):
+    # this model takes one canvas a row
+    labels = [label for label in SOME_CANVAS if label != "lossless-unmask"]
+    for n, label in enumerate(labels):
         batch = (1, 3)[n % 2]
-        yield f"{label}, batch {batch}", partial(generate, policy, batch)
+        yield f"{label}, batch {batch}", partial(generate, SOME_CANVAS[label], batch)
     for label in ("stepwise", "entropy-bounded"):
-        yield f"pipeline | {label}", partial(pipeline, policies[label])
+        yield f"pipeline | {label}", partial(pipeline, SOME_CANVAS[label])
 
 
 def amused() -> Runs:
@@ -822,14 +756,12 @@ def amused() -> Runs:
             guidance_scale=guidance,
             output_type="latent",
         )
-        return attached(pipe, make_policy(policy[0], **policy[1]), call)
+        return attached(pipe, policy, call)
 
     for n, (label, policy) in enumerate(SOME_CANVAS.items()):
         guidance, batch = (3.0, 1.0)[n % 2], (1, 3)[n // 2 % 2]
-        yield (
-            f"{label}, batch {batch}, guidance {guidance:g}",
-            partial(make, policy, guidance, batch),
-        )
+        own = partial(make, policy, guidance, batch)
+        yield f"{label}, batch {batch}, guidance {guidance:g}", own
 
 
 # --- pipelines over checkpoints -------------------------------------------------------------------
@@ -849,11 +781,10 @@ def checkpoints() -> Runs:
             pipe.image_model.diffusion_options = {"num_inference_steps": 1}
         return pipe
 
-    def make(family: str, policy: Any, batch: int, given: dict[str, Any]) -> Row:
-        prompts, chosen = captions(family)[:batch], make_policy(policy[0], **policy[1])
-        return draw(opened(family), prompts, chosen, **given)
+    def make(family: str, policy: Any, batch: int, given: Options) -> Row:
+        return draw(opened(family), captions(family)[:batch], policy, **given)
 
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, Options] = {
         "as recommended": {},
         "temperature 0": {"temperature": 0.0},
         "guidance 1, top-k 8, top-p 0.9": {"guidance_scale": 1.0, "top_k": 8, "top_p": 0.9},
@@ -877,12 +808,12 @@ def speech() -> Runs:
         model, codec = build_speech(family, _folder() / f"{family}-speech")
         return mmaccel.TextToSpeech.from_pretrained(model, codec=codec, device="cpu", compile=False)
 
-    def make(family: str, policy: Any, batch_size: int | None, given: dict[str, Any]) -> Row:
+    def make(family: str, policy: Any, batch_size: int | None, given: Options) -> Row:
         from tests.fixtures.speech import SECONDS, TEXTS
 
         made = opened(family)(
             TEXTS,
-            policy=make_policy(policy[0], **policy[1]),
+            policy=read_policy(policy),
             seed=[3, 4, 5],
             max_seconds=SECONDS[family],
             batch_size=batch_size,
@@ -895,18 +826,12 @@ def speech() -> Runs:
             parts += [utterance.waveform for utterance in spoken]
         return describe(parts, made.stats, passes_by_row=passes)
 
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, Options] = {
         "as recommended": {},
         "temperature 0": {"temperature": 0.0},
         "penalty 1.3, top-k 8": {"repetition_penalty": 1.3, "top_k": 8},
     }
-    for k, family in enumerate(("llasa", "orpheus")):
-        for n, (label, policy, given) in enumerate(cycle(TEXT_POLICIES, options, k)):
-            size = (2, None, 1)[n % 3]
-            yield (
-                f"{family} | {label}, batch {size or 'of all'}",
-                partial(make, family, policy, size, given),
-            )
+    yield from cycle_all(("llasa", "orpheus"), TEXT_POLICIES, options, (2, None, 1), make)
 
 
 def video() -> Runs:
@@ -919,22 +844,20 @@ def video() -> Runs:
         model, codec = build_video(_folder() / "cosmos")
         return mmaccel.ImageToVideo.from_pretrained(model, codec=codec, device="cpu", compile=False)
 
-    def make(policy: Any, given: dict[str, Any]) -> Row:
-        made = opened()(
-            _start_frame(), policy=make_policy(policy[0], **policy[1]), seed=[7, 8, 9], **given
-        )
+    def make(policy: Any, given: Options) -> Row:
+        made = opened()(_start_frame(), policy=read_policy(policy), seed=[7, 8, 9], **given)
         parts = [part for clip in made.clips for part in (clip.tokens, clip.frames)]
         passes = torch.tensor([clip.passes for clip in made.clips])
         return describe(parts, made.stats, passes_by_row=passes)
 
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, Options] = {
         "as recommended": {},
         "batch 2, top-p 1": {"batch_size": 2, "top_p": 1.0},
         "temperature 0": {"temperature": 0.0},
     }
     policies = TEXT_POLICIES | {
-        "jacobi, drafts previous frame": ("jacobi", {"window": 8, "drafts": "previous-frame"}),
-        "mc-sjd, drafts previous frame": ("mc-sjd", {"window": 8, "drafts": "previous-frame"}),
+        "jacobi, drafts previous frame": "jacobi:window=8:drafts=previous-frame",
+        "mc-sjd, drafts previous frame": "mc-sjd:window=8:drafts=previous-frame",
     }
     for label, policy, given in cycle(policies, options):
         yield label, partial(make, policy, given)
@@ -1095,39 +1018,24 @@ def make_runs(only: str, processes: int) -> dict[str, Row]:
     return made
 
 
-def compare(recorded: dict[str, Row], made: dict[str, Row]) -> list[tuple[str, str, str, str]]:
-    """What differs: run, field, as recorded, as made now."""
-    found = []
+def compare(recorded: dict[str, Row], made: dict[str, Row]) -> dict[str, list[str]]:
+    """What differs by run: a line for each field, as recorded and as made now."""
+    found: dict[str, list[str]] = {}
     for name in sorted(recorded.keys() | made.keys()):
-        if name not in made or name not in recorded:
-            is_there = ["recorded" if name in recorded else "not recorded"]
-            is_there.append("made" if name in made else "no longer made")
-            found.append((name, "run", *is_there))
-            continue
-        old, new = recorded[name], made[name]
+        old, new = recorded.get(name, {}), made.get(name, {})
         for field in sorted(old.keys() | new.keys()):
             a, b = old.get(field), new.get(field)
-            if field == "fallbacks" and a is not None and b is not None:
-                a, b = len(a), len(b)
+            if field == "fallbacks" and old and new:
+                a, b = (row and len(row) for row in (a, b))
             if a != b:
-                found.append((name, field, _short(a), _short(b)))
-    return found  # type: ignore[return-value]
+                line = f"    {field:16} {_short(a):42} -> {_short(b)}"
+                found.setdefault(name, []).append(line)
+    return found
 
 
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def show(rows: list[tuple[str, str, str, str]]) -> str:
-    """The differences as a table, one run a paragraph."""
-    lines, last = [], ""
-    for name, field, old, new in rows:
-        if name != last:
-            lines.append(name)
-            last = name
-        lines.append(f"    {field:16} {old:42} -> {new}")
-    return "\n".join(lines)
 
 
 def environment() -> dict[str, str]:
@@ -1157,12 +1065,9 @@ def main() -> int:
     print(f"{len(made)} runs, {time.perf_counter() - began:.0f} s", file=sys.stderr)
     if asked.write:
         others = {name: row for name, row in recorded["runs"].items() if asked.only not in name}
-        runs = others | made
-        lines = [f"  {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs)]
+        runs = dict(sorted((others | made).items()))
         command = f"python benchmarks/reference_runs.py --write {file}"
-        text = f' "command": {json.dumps(command)},\n'
-        text += f' "environment": {json.dumps(environment())},\n "runs": {{\n'
-        file.write_text("{\n" + text + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
+        write_report(file, {"command": command, "environment": environment(), "runs": runs})
         failed = sum("error" in row for row in made.values())
         if failed:
             print(f"{failed} runs raised; what they raised is recorded", file=sys.stderr)
@@ -1171,12 +1076,10 @@ def main() -> int:
         print(f"recorded with {recorded['environment']}\nchecked with  {environment()}")
     wanted = {name: row for name, row in recorded["runs"].items() if asked.only in name}
     differences = compare(wanted, made)
-    if differences:
-        n_runs = len({name for name, *_ in differences})
-        print(f"{show(differences)}\n\n{n_runs} of {len(made)} runs differ")
-        return 1
-    print(f"{len(made)} runs, none differs")
-    return 0
+    for name, lines in differences.items():
+        print(name, *lines, sep="\n")
+    print(f"\n{len(differences)} of {len(made)} runs differ")
+    return int(bool(differences))
 
 
 if __name__ == "__main__":

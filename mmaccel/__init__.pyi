@@ -15,8 +15,8 @@ from mmaccel.errors import NumericsError
 from mmaccel.errors import OptionError
 from mmaccel.errors import ShapeError
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.evaluation.visual_tokens.planner import VisualTokenPlan
-from mmaccel.evaluation.visual_tokens.planner import plan_visual_tokens
+from mmaccel.evaluation.planner import VisualTokenPlan
+from mmaccel.evaluation.planner import plan_visual_tokens
 from mmaccel.handle import Handle
 from mmaccel.handle import attach
 from mmaccel.handle import detach

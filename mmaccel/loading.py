@@ -108,16 +108,28 @@ def open_pipeline(
 def open_clip_pipeline(model: str, load: LoadOptions) -> TextToVideo:
     """Load a text-to-video model.
 
-    Args:
-        model: name, folder or hub id.
-        load: how it is opened.
-
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see `TextToVideo.from_pretrained`.
     """
+    pipeline: TextToVideo = open_with_codec("TextToVideo", model, load)
+    return pipeline
+
+
+def open_with_codec(pipeline: str, model: str, load: LoadOptions, **parts: str | None) -> Any:
+    """Load any pipeline.
+
+    Args:
+        pipeline: name of its class.
+        model: name, folder or hub id.
+        load: how it is opened.
+        **parts: the same of its codec and others; None takes those that the authors published.
+
+    Raises:
+        OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
+    """
     from transformers.utils import logging
 
-    from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
+    import mmaccel
 
     logging.disable_progress_bar()
-    return TextToVideo.from_pretrained(model, **load_keywords(load))
+    return getattr(mmaccel, pipeline).from_pretrained(model, **parts, **load_keywords(load))

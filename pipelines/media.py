@@ -7,16 +7,14 @@ itself, and the payload is delivered while other rows still run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any, TypeVar
 
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import (
-    Arrivals,
-    Prompt,
-)
+from mmaccel.contracts import Arrivals, FinishedRow, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prefix_tree import PrefixTree
@@ -93,6 +91,47 @@ def collect_payloads(
             deliver(payload)
 
     return collect
+
+
+class RunningRequests:
+    """The requests of a run that have not finished, by the numbers of their rows; others may join.
+
+    Args:
+        begin: makes the rows of requests, which it receives by number.
+    """
+
+    def __init__(self, begin: Callable[[dict[int, Any]], Arrivals]) -> None:
+        self._begin = begin
+        self._running: dict[int, Any] = {}
+        self._numbers = count()
+
+    def admit(self, requests: Sequence[Any]) -> Arrivals:
+        """The rows of requests, which run from here on."""
+        admitted = {number: each for each, number in zip(requests, self._numbers)}
+        self._running |= admitted
+        return self._begin(admitted)
+
+    def end(self, row: FinishedRow) -> Any:
+        """The request of a row that has ended."""
+        return self._running.pop(row.row)
+
+    def joining(
+        self, arrivals: Callable[[int], Sequence[Any]] | None, check: Callable[[Any], Any] = list
+    ) -> Callable[[int], Arrivals | None] | None:
+        """What a `RowPlan` asks for rows that join.
+
+        Args:
+            arrivals: see `TextToImage.serve`.
+            check: of the requests that it returns.
+        """
+        if arrivals is None:
+            return None
+
+        def receive(most: int) -> Arrivals | None:
+            asked = arrivals(most)
+            return self.admit(check(asked)) if asked else None
+
+        return receive
 
 
 @dataclass

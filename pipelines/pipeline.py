@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.nn import functional as F
 
-from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, OnCanvasStep, TokenModel
+from mmaccel.contracts import (
+    ContinuousBatching,
+    Denoiser,
+    FinishedRow,
+    OnCanvasStep,
+    Prompt,
+    TokenModel,
+)
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, read_options
 from mmaccel.pipelines.attach.layer_methods import (
@@ -24,7 +32,7 @@ from mmaccel.pipelines.attach.layer_methods import (
     check_sharing,
     read_methods,
 )
-from mmaccel.pipelines.call_options import DecodingOptions
+from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
@@ -247,11 +255,15 @@ class Pipeline(MovablePipeline):
         decoding.methods.record(made.stats, self.model)
         return made
 
-    def fit_prompt(self, width: int, length: int) -> int:
-        """The widest prompt of at most `width` tokens before `length` tokens that fits the model's
-        positions."""
+    def make_room(self, prompt: Prompt, call: ServeOptions, length: int) -> Prompt:
+        """A prompt with positions for the longest one that may join before `length` tokens; no more
+        than the model has."""
         limit = self.model.max_positions
-        return width if limit is None else min(width, limit - length + 1)
+        width = call.prompt_width if limit is None else min(call.prompt_width, limit - length + 1)
+        room = width - prompt.tokens.shape[1]
+        if call.arrivals is None or room <= 0:
+            return prompt
+        return replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
 
     def _parts(self) -> dict[str, Part]:
         return find_parts(self.host)

@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.method_tables import references  # noqa: E402
+from benchmarks.report import classes, page_of  # noqa: E402
 
 FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")  # installed inside mmaccel
 _CARD = re.compile(r"\]\(\.\./mmaccel/demo/weights/([\w-]+)/README\.md\)")
@@ -60,7 +60,15 @@ def expand_navigation(entries: list[Any], docs: Path) -> list[Any]:
 
 def expand_methods(markdown: str) -> str:
     """A page on which the comment `methods: SLOT` stands for all methods of that slot."""
-    return _METHODS.sub(lambda found: references(found[1]), markdown)
+
+    def references(found: re.Match[str]) -> str:
+        return "\n\n".join(
+            f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
+            f"More: [{public}](../{page_of(found[1], name, entry)})."
+            for public, (name, entry) in classes(found[1]).items()
+        )
+
+    return _METHODS.sub(references, markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

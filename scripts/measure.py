@@ -4,7 +4,8 @@
     python scripts/measure.py scenes-cpu-batch1     # results of these names
     python scripts/measure.py --list
 
-Each result names the command that made it; that command is run again and writes the same file.
+Each result names the command that made it; that command is run again and writes the same file,
+which then keeps what tables show, a row a line, without each question's records.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.rows import write_report  # noqa: E402
+
+RAW = ("records", "sessions", "tasks", "kinds")  # of each question and run, for resuming
 
 
-def recorded(folder: Path) -> dict[str, list[str]]:
-    """Commands that made results, by the results' names.
+def recorded(folder: Path) -> dict[Path, list[str]]:
+    """Files of results, and the commands that made them.
 
     Results of GPUs are left out (`scripts/gpu_check.py` makes them), and so are the reference runs,
     which record what the code made and are compared, not measured (`benchmarks/reference_runs.py`).
@@ -30,21 +36,20 @@ def recorded(folder: Path) -> dict[str, list[str]]:
         SystemExit: a result that does not say how it was made.
     """
     found = {}
-    for file in sorted([*folder.glob("*.json"), *folder.glob("*/speed.json")]):
-        name = file.stem if file.parent == folder else file.parent.name
-        if name.startswith("gpu-") or name == "reference_runs":
+    for file in sorted(folder.glob("*.json")):
+        if file.stem.startswith("gpu-") or file.stem == "reference_runs":
             continue
         command = shlex.split(json.loads(file.read_text(encoding="utf-8")).get("command", ""))
         if command[:1] not in (["mmaccel"], ["python"]):
             raise SystemExit(f"{file.name}: expected the command that made it, found {command!r}")
-        found[name] = command
+        found[file] = command
     return found
 
 
-def with_this_python(command: list[str]) -> list[str]:
-    """A recorded command for this interpreter and this checkout."""
-    own = ["-m", "mmaccel.cli"] if command[0] == "mmaccel" else []
-    return [sys.executable, *own, *command[1:]]
+def trim(file: Path) -> None:
+    """Leave out what no table shows."""
+    report = json.loads(file.read_text(encoding="utf-8"))
+    write_report(file, {key: value for key, value in report.items() if key not in RAW})
 
 
 def main() -> int:
@@ -56,16 +61,22 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     options = parser.parse_args()
     commands = recorded(RESULTS)
-    unknown = [name for name in options.names if name not in commands]
+    known = [file.stem for file in commands]
+    unknown = [name for name in options.names if name not in known]
     if unknown:
-        parser.error(f"expected names out of {', '.join(commands)}, received {', '.join(unknown)}")
+        parser.error(f"expected names out of {', '.join(known)}, received {', '.join(unknown)}")
     failed = []
-    for name, command in commands.items():
-        if options.names and name not in options.names:
+    for file, command in commands.items():
+        if options.names and file.stem not in options.names:
             continue
-        print(f"{name}: {shlex.join(command)}", flush=True)
-        if not options.list and subprocess.run(with_this_python(command), cwd=ROOT).returncode:
-            failed.append(name)
+        print(f"{file.stem}: {shlex.join(command)}", flush=True)
+        if options.list:
+            continue
+        own = ["-m", "mmaccel.cli"] if command[0] == "mmaccel" else []  # this checkout's
+        if subprocess.run([sys.executable, *own, *command[1:]], cwd=ROOT).returncode:
+            failed.append(file.stem)
+        else:
+            trim(file)
     if not options.list:
         subprocess.run([sys.executable, "scripts/update_docs.py"], cwd=ROOT, check=True)
     if failed:

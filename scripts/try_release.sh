@@ -19,6 +19,12 @@ make_environment
 folder=$(install_beside "$wanted")
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
-PYTHONPATH="$folder" OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --tb=no -p no:warnings \
-    -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal --junitxml "$report" "$@" || true
-.venv/bin/python scripts/release_report.py "$wanted" "$report"
+PYTHONPATH="$folder" OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --tb=no -rfE -p no:warnings \
+    -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@" >"$report" || true
+echo "$wanted: $(tail -n 1 "$report")"
+failed=$(grep -E '^(FAILED|ERROR) ' "$report") || exit 0
+echo "Failures by file:"
+cut -d' ' -f2 <<<"$failed" | cut -d: -f1 | sort | uniq -c | sort -rn | head -n 20
+echo "What they say:" # numbers left out, so that like ones are counted together
+sed -E 's/^[^ ]+ [^ ]+( - )?//; s/[0-9]+/#/g' <<<"$failed" | cut -c1-160 | sort | uniq -c | sort -rn | head -n 20
+exit 1

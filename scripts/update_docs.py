@@ -10,8 +10,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.method_tables import stub  # noqa: E402
+import mmaccel  # noqa: E402
 from benchmarks.report import fill_tables, read_reports  # noqa: E402
+
+
+def stub() -> str:
+    """`mmaccel/__init__.pyi`: the public names for type checkers."""
+    modules = {name: getattr(mmaccel, name).__module__ for name in mmaccel.__all__[1:]}
+    imports = sorted(f"from {module} import {name}" for name, module in modules.items())
+    names = [f'    "{name}",' for name in mmaccel.__all__]
+    head = '"""The public names for type checkers, written by scripts/update_docs.py."""'
+    return "\n".join([head, "", *imports, "", "__version__: str", "__all__ = [", *names, "]", ""])
 
 
 def main() -> int:

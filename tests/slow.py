@@ -22,9 +22,7 @@ SLOW = (
     "tests/comfy/test_page.py",
     "tests/comfy/test_server.py",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
-    "tests/evaluation/test_routes.py",  # benchmarks
     "tests/evaluation/test_speed_baselines.py",
-    "tests/gpu/test_engine.py",  # the GPU benchmark on a CPU
     "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
     "tests/window/test_memory.py",

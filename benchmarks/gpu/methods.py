@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import mmaccel
-from benchmarks.gpu.parts import CheckError
+from benchmarks.gpu.parts import CheckError, raise_failed, reason_of
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.kernels.device_errors import is_device_error
 
 LEAST = 0.8  # share of equal tokens
 KINDS = ("layers", "policies", "drafts", "trees", "books", "canvas", "visual-tokens")
@@ -30,14 +28,8 @@ _LENGTHS = (40, 26, 33, 40)
 _N_NEW = 32
 
 
-@dataclass(frozen=True)
-class Call:
-    """A method, and a call with it.
-
-    Attributes:
-        name: in the report.
-        make: tokens `[B, L]` and statistics of the call on a device.
-    """
+class Call(NamedTuple):
+    """A method's name in the report, and tokens `[B, L]` and statistics of a call on a device."""
 
     name: str
     make: Callable[[torch.device], tuple[Tensor, Any]]
@@ -59,14 +51,12 @@ def check_methods(
         RuntimeError: the device failed.
     """
     rows = [_compare(call, device) for call in (calls or _CALLS[kind]())]
-    failed = {row["name"]: row["wrong"] for row in rows if row["wrong"]}
     n_refused = sum("refused" in row for row in rows)
-    found = {"passed": len(rows) - len(failed) - n_refused, "refused": n_refused, "methods": rows}
+    passed = sum(not row["wrong"] for row in rows) - n_refused
+    found = {"passed": passed, "refused": n_refused, "methods": rows}
     if n_refused == len(rows):
         raise CheckError(f"all {n_refused} methods were refused: {rows[0]['refused']}", found)
-    if failed:
-        named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
-        raise CheckError(f"{len(failed)} of {len(rows)} methods failed: {named}", found)
+    raise_failed(rows, "methods", found)
     return found
 
 
@@ -78,10 +68,8 @@ def _compare(call: Call, device: torch.device) -> dict[str, Any]:
     except UnsupportedModelError as error:
         return row | {"refused": " ".join(str(error).split())[:200]}
     except Exception as error:
-        if is_device_error(error):
-            error.add_note(f"in {call.name}")
-            raise
-        return row | {"wrong": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        error.add_note(f"in {call.name}")
+        return row | {"wrong": reason_of(error)}
     made = made.cpu()
     row |= {"runner": stats.runner, "reason": stats.runner_reason, "passes": stats.passes}
     if plain.shape != made.shape:

@@ -99,7 +99,12 @@ def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:
     import transformers
 
     kind = getattr(transformers, size.kind)
-    options = _extras(size) | size.config
+    options = dict(size.config)
+    if size.kind.startswith("Chameleon"):  # its configuration cannot do without names of codes
+        assert size.codes is not None
+        letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+        names = {f"IMGIMG{str(n).translate(letters)}Z": code for n, code in enumerate(size.codes)}
+        options["vocabulary_map"] = {"<image>": size.codes[-1] + 1, **names}
     if size.kind.startswith("GlmImage"):  # of the part that writes
         options = {"text_config": options}
     config = kind.config_class(**options, dtype=dtype)
@@ -127,30 +132,15 @@ def build(size: Size, device: torch.device, dtype: torch.dtype = torch.bfloat16)
                 weight.normal_(0.0, _SPREAD, generator=generator)
             else:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
-    _restore_buffers(model, device)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model.eval()
-
-
-def _extras(size: Size) -> dict[str, Any]:
-    """What a configuration cannot do without."""
-    if not size.kind.startswith("Chameleon"):
-        return {}
-    assert size.codes is not None
-    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
-    names = {f"IMGIMG{str(n).translate(letters)}Z": code for n, code in enumerate(size.codes)}
-    return {"vocabulary_map": {"<image>": size.codes[-1] + 1, **names}}
-
-
-def _restore_buffers(model: Any, device: torch.device) -> None:
-    """Compute what `to_empty` left without content: rotary frequencies, of no file either."""
-    for module in model.modules():
+    for module in model.modules():  # `to_empty` left rotary frequencies without content
         if hasattr(module, "inv_freq"):
             with torch.device(device):
                 fresh = type(module)(module.config)
             for name, value in fresh.named_buffers():
                 setattr(module, name, value.clone())
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
 
 
 def open_window(model: Any, size: Size) -> CausalLMWindow:
@@ -171,7 +161,7 @@ def weight_bytes(model: Any, n_ids: int) -> int:
     """
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     apart = {id(head), id(table)}
-    body = sum(_bytes(weight) for weight in model.parameters() if id(weight) not in apart)
+    body = sum(weight.nbytes for weight in model.parameters() if id(weight) not in apart)
     return body + n_ids * head.shape[1] * head.element_size()
 
 
@@ -182,7 +172,3 @@ def key_bytes(model: Any, rows: int, positions: int) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     itemsize = model.get_output_embeddings().weight.element_size()
     return int(2 * config.num_hidden_layers * heads * width * rows * positions * itemsize)
-
-
-def _bytes(weight: torch.Tensor) -> int:
-    return weight.numel() * weight.element_size()

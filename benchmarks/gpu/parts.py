@@ -1,29 +1,39 @@
-"""Running the parts of a check on a GPU one by one: each result is saved as soon as it exists.
+"""The record of a check on a GPU: parts run one by one, and each is saved as soon as it is done.
 
 The report is a JSON object: `device`, `versions`, `sources` (a digest of the code that was run),
 `commit`, `command`, `date`, `left` (parts that the budget left for the next call) and `parts`, by
 name. A part holds `status` ("passed" or "failed"), `message` if it failed, `seconds`, `date`, `of`
 (device, versions and sources it was run with), and whatever its function returned: `figures` and
-`timings` go into the docs, see `tables`.
+rows go into the docs, see `benchmarks.report`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.rows import write_report
 from mmaccel.errors import OptionError
 from mmaccel.kernels.device_errors import is_device_error
-from mmaccel.outputs.whole_files import write_whole
+from mmaccel.outputs.machine import package_version, versions
 
 Report = dict[str, Any]
+Part = Callable[[torch.device], dict[str, Any]]
+"""What runs on a device; returns what goes into the report, an exception is a failure."""
+
+_SOURCES = (
+    "kernels", "tokenizers_vq", "samplers", "pipelines", "mmaccel", "benchmarks/gpu",
+    "tests/kernels",
+)  # fmt: skip
 
 
 class CheckError(AssertionError):
@@ -34,21 +44,54 @@ class CheckError(AssertionError):
         self.found = found
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of the check, of a minute at most.
+def reason_of(error: Exception) -> str:
+    """An error on one line, for a row that says so; one of the device goes on."""
+    if is_device_error(error):
+        raise error
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
-    Attributes:
-        name: unique.
-        run: takes the device, returns what goes into the report; an exception is a failure.
+
+def raise_failed(rows: Sequence[dict[str, Any]], what: str, found: dict[str, Any]) -> None:
+    """Raise a `CheckError` that names the rows with something `wrong`, if there are any."""
+    failed = {row["name"]: row["wrong"] for row in rows if row["wrong"]}
+    if failed:
+        named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
+        message = f"{len(failed)} of {len(rows)} {what} failed: {named}"
+        raise CheckError(message, found | {"failed": failed})
+
+
+def describe(root: Path, device: torch.device, command: str) -> dict[str, Any]:
+    """The facts of a report: device, versions, commit and a digest of all sources, which tells code
+    that was changed and not committed.
     """
+    total = hashlib.sha256()
+    for file in sorted(file for folder in _SOURCES for file in (root / folder).rglob("*.py")):
+        total.update(f"{file.relative_to(root).as_posix()}\0".encode() + file.read_bytes())
+    found = versions() | {"triton": package_version("triton") or "none"}
+    name = str(device)
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        found["CUDA"] = str(torch.version.cuda or torch.version.hip)
+        found["driver"] = _ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "device": name,
+        "versions": found,
+        "sources": total.hexdigest()[:16],
+        "commit": _ask("git", "-C", str(root), "rev-parse", "HEAD"),
+        "command": command,
+    }
 
-    name: str
-    run: Callable[[torch.device], dict[str, Any]]
+
+def _ask(*command: str) -> str:
+    """The first line of a program's answer, or "unknown"."""
+    if shutil.which(command[0]) is None:
+        return "unknown"
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+    return lines[0].strip() or "unknown"
 
 
 def run_parts(
-    parts: Sequence[Part],
+    parts: Mapping[str, Part],
     file: Path,
     facts: dict[str, Any],
     device: torch.device,
@@ -56,105 +99,85 @@ def run_parts(
     only: Sequence[str] = (),
     again: bool = False,
     budget: float = 480.0,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Report:
     """Run what the report at `file` does not hold yet, and write it after every part.
 
     A part counts as there if it passed with the same device, versions and sources; one that failed
-    with these, or did not end, runs again after all others: an error of the device ends a call,
-    and must not keep the other parts from ever being run. No part starts after the budget, apart
-    from the first.
+    with these, or did not end, runs after all others: an error of the device ends a call, and must
+    not keep the other parts from ever being run. No part starts after the budget, apart from the
+    first.
 
     Args:
         parts: all there are.
         file: of the report, which need not exist.
-        facts: `device`, `versions`, `sources`, `commit` and `command`.
+        facts: of `describe`.
         only: names of the parts to run; all if empty.
         again: run parts that are there as well.
         budget: seconds.
-
-    Returns:
-        The report as written.
 
     Raises:
         OptionError: an unknown name in `only`.
         RuntimeError: an error of the device, after which nothing that it computes can be trusted;
             it is in the report.
     """
-    names = [part.name for part in parts]
     for name in only:
-        if name not in names:
-            raise OptionError(f"part: expected one of {', '.join(names)}, received {name!r}")
+        if name not in parts:
+            raise OptionError(f"part: expected one of {', '.join(parts)}, received {name!r}")
     report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    done = dict(report.get("parts", {}))
+    done: dict[str, Any] = report.get("parts", {})
     origin = {key: facts[key] for key in ("device", "versions", "sources")}
+
+    def status(name: str) -> str | None:
+        part = done.get(name, {})
+        return part["status"] if part.get("of") == origin else None
+
     todo = [
-        part
-        for part in parts
-        if (part.name in only or not only) and (again or not _is_there(done, part.name, origin))
+        name for name in parts if (name in only or not only) and (again or status(name) != "passed")
     ]
-    todo.sort(key=lambda part: _has_failed(done, part.name, origin))
-    started = clock()
-    for number, part in enumerate(todo):
-        if number and clock() - started >= budget:
+    todo.sort(key=lambda name: status(name) == "failed")
+    started = time.monotonic()
+    for number, name in enumerate(todo):
+        if number and time.monotonic() - started >= budget:
             break
-        began, at = clock(), _now()
-        ran = {earlier.name for earlier in todo[: number + 1]}
-        later = {part.name for part in todo[number + 1 :]}
-        lacking = {name for name in names if not _is_there(done, name, origin)} - ran
-        left = [name for name in names if name in later | lacking]
-        if not _is_there(done, part.name, origin):  # who is killed says no more
-            begun = {"of": origin, "seconds": 0.0, "date": at, "status": "failed"}
-            begun["message"] = "it began and did not end"
-            write_report(
-                file, {**facts, "date": at, "left": left, "parts": done | {part.name: begun}}
-            )
-        result, error = attempt(part, device)
-        done[part.name] = {"of": origin, "seconds": clock() - began, "date": at} | result
-        report = {**facts, "date": _now(), "left": left, "parts": done}
+        ran, began = todo[: number + 1], time.monotonic()
+        left = [
+            other
+            for other in parts
+            if other not in ran and (other in todo or status(other) != "passed")
+        ]
+        part = {"of": origin, "seconds": 0.0, "date": _now(), "status": "failed"}
+        part["message"] = "it began and did not end"  # who is killed says no more
+        report = {**facts, "date": part["date"], "left": left, "parts": done | {name: part}}
+        if status(name) != "passed":
+            write_report(file, report)
+        result, error = attempt(parts[name], device)
+        seconds = time.monotonic() - began
+        done[name] = part | {"message": ""} | result | {"seconds": seconds}
+        report |= {"date": _now(), "parts": done}
         write_report(file, report)
-        print(f"{part.name}: {result['status']}, {clock() - began:.1f} s", flush=True)
+        print(f"{name}: {result['status']}, {seconds:.1f} s", flush=True)
         if error is not None and is_device_error(error):
             raise error
         error = None  # its trace holds a part's tensors
     return report
 
 
-def failed_parts(report: Report) -> list[str]:
-    """Names of the parts whose last run failed."""
-    found = report.get("parts", {}).items()
-    return [name for name, part in found if part["status"] == "failed"]
-
-
-def write_report(file: Path, report: Report) -> None:
-    """Write a report so that a reader sees the old one or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report, indent=1) + "\n"
-    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
-
-
 def attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception | None]:
     """Run a part; what goes into the report, and the error if it failed."""
     try:
-        found = part.run(device)
+        found = part(device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # what went wrong in this part is this part's
-    except CheckError as error:
-        return {"status": "failed", "message": str(error), **error.found}, error
     except Exception as error:  # saved in the report, and the exit status says so
-        message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        return {"status": "failed", "message": message}, error
+        kind = "" if isinstance(error, CheckError) else f"{type(error).__name__}: "
+        message = "; ".join([f"{kind}{error}", *getattr(error, "__notes__", ())])
+        return getattr(error, "found", {}) | {"status": "failed", "message": message}, error
     return {"status": "passed", **found}, None
 
 
-def _is_there(done: dict[str, Any], name: str, origin: dict[str, Any]) -> bool:
-    part = done.get(name, {})
-    return part.get("status") == "passed" and part.get("of") == origin
-
-
-def _has_failed(done: dict[str, Any], name: str, origin: dict[str, Any]) -> bool:
-    part = done.get(name, {})
-    return part.get("status") == "failed" and part.get("of") == origin
+def failed_parts(report: Report) -> list[str]:
+    """Names of the parts whose last run failed."""
+    return [name for name, part in report.get("parts", {}).items() if part["status"] == "failed"]
 
 
 def _now() -> str:

@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.models import key_bytes, weight_bytes
-from benchmarks.gpu.nodes import StaticEagerRunner, profile_step, record_step
-from benchmarks.gpu.parts import CheckError
-from mmaccel.contracts import Policy, Prompt, TokenModel
-from mmaccel.kernels.device_errors import is_device_error
+from benchmarks.gpu.kernels import copy_bandwidth
+from benchmarks.gpu.models import Size, build, key_bytes, open_window, shrink, weight_bytes
+from benchmarks.gpu.parts import CheckError, reason_of
+from mmaccel.contracts import Policy, Prompt
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
@@ -35,10 +34,47 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
-from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers, StepRunner
+from mmaccel.samplers.window.step_runner import (
+    EagerRunner,
+    GraphKey,
+    Once,
+    StaticBuffers,
+    StepRunner,
+)
 
 Clock = Callable[[], float]
-_GENERATED = "buffer.n_generated"  # among a run's static inputs
+Row = dict[str, Any]
+Count = tuple[int, int]
+"""Passes that are timed, and passes before them."""
+
+WINDOWS = (32, 64)
+CONTEXTS = (1024, 4096)
+_COUNT, _FEW = (64, 10), (8, 2)
+_FEWEST = 4
+_N_LOST = 3  # passes before the first replay: the first, one aside, the record
+_SYNC_EVERY = 4
+_LONGEST = 10  # nodes of a profile
+_FILTERS = SamplingParams(guidance_scale=5.0)
+
+
+class StaticEagerRunner(EagerRunner):
+    """Runs steps as Python on static buffers: what a captured step does, where there is no GPU."""
+
+    is_static = True
+
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers:
+        return StaticBuffers({name: value.clone() for name, value in inputs.items()})
+
+
+def make_runner(
+    window: Any, prompt: Prompt, policy: Policy, params: SamplingParams, sync_every: int
+) -> StepRunner:
+    """A runner that captures passes where there is a GPU, and raises where that cannot be; on a
+    CPU one that runs the same passes as Python.
+    """
+    if window.device.type != "cuda":
+        return StaticEagerRunner(sync_every, "CUDA graphs need a CUDA device")
+    return Engine(True, sync_every).runner(window, prompt, policy, params)
 
 
 class Enough(Exception):
@@ -46,40 +82,36 @@ class Enough(Exception):
 
 
 class Stopwatch:
-    """A `StepRunner` that takes the time of the passes that are replayed.
+    """Takes the time of the passes that a runner replays, in the place of its `run_step`.
 
     Args:
-        runner: carries out the passes.
-        n_passes: how many to time at most, in groups of the runner's `sync_every`; the pass after
-            them raises `Enough`.
+        runner: carries out the passes; what is timed serves no later run.
+        count: how many to time at most, in groups of the runner's `sync_every`, after which
+            `Enough` is raised, and how many are replayed before them.
         clock: seconds, of a device that has finished its work.
-        n_warm: passes that are replayed before the first one that is timed.
 
     Attributes:
         marks: the clock before each group and after the last one.
         last: key and step of the last pass, which can be run again.
-        generated: tokens of a row at the first mark and at the last one, on average; None where
-            the runner has no static buffers.
+        generated: tokens of a row at each mark, on average; 0 where the runner has no static
+            buffers.
     """
 
-    captures = 0
-    has_cache = False  # what is timed serves no later run
-
-    def __init__(self, runner: StepRunner, n_passes: int, clock: Clock, n_warm: int = 0) -> None:
-        self.runner, self.clock = runner, clock
-        self.is_static, self.sync_every = runner.is_static, runner.sync_every
-        self.n_groups, self.n_warm = -(-n_passes // self.sync_every), n_warm
-        self.reason = runner.reason
+    def __init__(self, runner: Any, count: Count, clock: Clock) -> None:
+        self.clock, self.sync_every = clock, runner.sync_every
+        self.n_groups, self.n_warm = -(-count[0] // runner.sync_every), count[1]
         self.marks: list[float] = []
-        self.last: tuple[Hashable | None, Callable[[], None]] | None = None
-        self.generated: tuple[float, float] | None = None
+        self.generated: list[float] = []
+        self.last: tuple[Hashable | None, Callable[[], None]] = (None, lambda: None)
         self._buffers: StaticBuffers | None = None
         self._n_calls = self._n_usual = 0
+        self._runner, self._load, self._run_step = runner, runner.load, runner.run_step
+        runner.load, runner.run_step, runner.has_cache = self.load, self.run_step, False
 
-    @property
-    def name(self) -> str:
-        """What statistics call the runner inside."""
-        return self.runner.name
+    def release(self) -> None:
+        """Give the runner its own methods back, and end its run: graphs and their memory go."""
+        del self._runner.load, self._runner.run_step
+        self._runner.finish()
 
     @property
     def timed(self) -> int:
@@ -93,18 +125,10 @@ class Stopwatch:
         return median(groups) / self.sync_every
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        self.marks, self._n_calls, self._n_usual = [], 0, 0
-        self._buffers = self.runner.load(key, inputs)
+        """A run begins."""
+        self.marks, self.generated, self._n_calls, self._n_usual = [], [], 0, 0
+        self._buffers = self._load(key, inputs)
         return self._buffers
-
-    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        self.runner.reserve(model, rows, positions)
-
-    def finish(self) -> None:
-        self.runner.finish()
-
-    def free_memory(self) -> bool:
-        return self.runner.free_memory()
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """See `StepRunner.run_step`.
@@ -113,34 +137,28 @@ class Stopwatch:
             Enough: as many passes as were wanted are timed.
         """
         if isinstance(key, Once) and key.kind == "prompt":
-            return self.runner.run_step(key, step)
+            return bool(self._run_step(key, step))
         # the first pass of a run is alone, and then the host reads after every group
         if self._n_usual >= self.n_warm + 1 and (self._n_calls - 1) % self.sync_every == 0:
-            self._mark()
-        is_usual = self.runner.run_step(key, step)
-        self.reason, self.last = self.runner.reason, (key, step)
+            self.mark()
+        is_usual = bool(self._run_step(key, step))
+        self.last = key, step
         self._n_calls += 1
         self._n_usual += is_usual
         return is_usual
 
-    def stop(self) -> None:
-        """After the last pass of a run that came to its end."""
-        if self.marks:
-            with suppress(Enough):
-                self._mark()
+    def repeat(self) -> None:
+        """The last pass once more, without the clock."""
+        self._run_step(*self.last)
 
-    def _mark(self) -> None:
-        count = self._count()
+    def mark(self) -> None:
+        """A group of passes ends, and another one begins."""
+        inputs = {} if self._buffers is None else self._buffers.inputs
+        count = inputs.get("buffer.n_generated")
+        self.generated.append(0.0 if count is None else float(count.float().mean()))
         self.marks.append(self.clock())
-        if count is not None:
-            self.generated = (count if len(self.marks) == 1 else self.generated[0], count)  # type: ignore[index]
         if len(self.marks) > self.n_groups:
             raise Enough
-
-    def _count(self) -> float | None:
-        if self._buffers is None or _GENERATED not in self._buffers.inputs:
-            return None
-        return float(self._buffers.inputs[_GENERATED].float().mean())
 
 
 def device_clock(device: torch.device) -> Clock:
@@ -154,142 +172,114 @@ def device_clock(device: torch.device) -> Clock:
     return now
 
 
-MakeRunner = Callable[[CausalLMWindow, Prompt, Policy, SamplingParams], StepRunner]
-WINDOWS = (32, 64)
-CONTEXTS = (1024, 4096)
-N_PASSES, N_WARM = 64, 10
-_FEWEST = 4
-_N_LOST = 3  # passes before the first replay: the first, one aside, the record
-_SYNC_EVERY = 4
-_FILTERS = SamplingParams(guidance_scale=5.0)
-
-
-def engine_runner(
-    window: CausalLMWindow, prompt: Prompt, policy: Policy, params: SamplingParams
-) -> StepRunner:
-    """A runner that captures passes where there is a GPU, and raises where that cannot be; on a
-    CPU one that runs the same passes as Python.
-    """
-    if window.device.type != "cuda":
-        reason = f"the model on {window.device}; CUDA graphs need a CUDA device"
-        return StaticEagerRunner(_SYNC_EVERY, reason)
-    return Engine(True, _SYNC_EVERY).runner(window, prompt, policy, params)
-
-
 def time_step(
     window: CausalLMWindow,
     policy: Policy,
     context: int,
-    clock: Clock,
     *,
     room: int | None = None,
-    make_runner: MakeRunner = engine_runner,
-    n_passes: int = N_PASSES,
-    n_warm: int = N_WARM,
+    count: Count = _COUNT,
     profile: int = 0,
-) -> dict[str, Any]:
+) -> Row:
     """A captured pass of one image with guidance, two rows.
 
     Args:
         window: the model.
         policy: whose passes are timed.
         context: tokens of the prompt.
-        clock, make_runner, n_passes, n_warm: what times, how passes are carried out, how many are
-            timed and how many go before them.
         room: positions of the cache; None: as many as the passes may need.
-        profile: number of the device's longest nodes to return; 0 counts them alone.
+        count: passes timed, and before them.
+        profile: number of the device's longest nodes to return.
 
     Returns:
         `ms` of a pass, `positions` that it sees on average, `tokens_per_pass`, `passes` timed,
-        `runner` and `reason`, `attention` (why the model's own ran, or ""), `nodes` and `nodes_by`
-        ("profiler", or "recorded operations" on a CPU), and `profile` where it was asked for.
+        `runner` and `reason`, `attention` (why the model's own ran, or ""), `nodes`, and `profile`.
 
     Raises:
         CheckError: the run ended before four passes were timed.
     """
     width = getattr(policy, "window", 1)
-    length = tokens_wanted(width, n_passes, n_warm) if room is None else room - context
-    prompt = Prompt(
-        torch.ones((2, context), dtype=torch.int64, device=window.device),
-        torch.full((2,), context, device=window.device),
-        2,
-    )
+    length = tokens_wanted(width, count) if room is None else room - context
+    ids = torch.ones((2, context), dtype=torch.int64, device=window.device)
+    prompt = Prompt(ids, torch.full((2,), context, device=window.device), 2)
     if isinstance(window, ImageTokenWindow):
         window.begin(prompt)
     noise = Noise.from_seed(0, 1, window.device)
-    inner = make_runner(window, prompt, policy, _FILTERS)
-    watch = Stopwatch(inner, n_passes, clock, n_warm)
-    window.runner = watch
+    window.runner = runner = make_runner(window, prompt, policy, _FILTERS, _SYNC_EVERY)
+    watch = Stopwatch(runner, count, device_clock(window.device))
     try:
         with suppress(Enough):
             policy.sample(window, prompt, length, params=_FILTERS, noise=noise)
-            watch.stop()
+            if watch.marks:
+                watch.mark()  # after the last pass of a run that came to its end
         if watch.timed < _FEWEST:
             raise CheckError(
                 f"{policy!r} at {context} positions: expected {_FEWEST} passes to time or more, "
                 f"received {watch.timed} before the end; take more room",
                 {},
             )
-        found = {
+        first, last = watch.generated[0], watch.generated[-1]
+        return {
             "ms": 1000 * watch.seconds,
             "passes": watch.timed,
-            "runner": inner.name,
-            "reason": inner.reason,
+            "runner": runner.name,
+            "reason": runner.reason,
             "attention": window.attention_reason,
-        }
-        first, last = watch.generated or (0.0, 0.0)
-        found["positions"] = context + (first + last) / 2 + width - 1
-        found["tokens_per_pass"] = (last - first) / watch.timed
-        return found | _count_nodes(window, watch, profile)
+            "positions": context + (first + last) / 2 + width - 1,
+            "tokens_per_pass": (last - first) / watch.timed,
+        } | _profile(window.device, watch.repeat, profile)
     finally:
         window.runner = None
-        watch.finish()  # graphs and their memory go
+        watch.release()
 
 
-def tokens_wanted(width: int, n_passes: int = N_PASSES, n_warm: int = N_WARM) -> int:
+def tokens_wanted(width: int, count: Count) -> int:
     """Tokens that so many passes of a window can generate at most."""
-    return width * (_N_LOST + n_warm + n_passes + 3 * _SYNC_EVERY)
+    return width * (_N_LOST + sum(count) + 3 * _SYNC_EVERY)
 
 
-def _count_nodes(window: CausalLMWindow, watch: Stopwatch, n_rows: int) -> dict[str, Any]:
-    """Nodes of one more pass; a failure of the profiler is said and costs no timing."""
-    assert watch.last is not None
-    key, step = watch.last
-    if window.device.type != "cuda":
-        counted = record_step(step)
-        found = {"nodes": sum(counted.values()), "nodes_by": "recorded operations"}
-        most = [{"name": name, "count": n} for name, n in counted.most_common(n_rows)]
-        return found | ({"profile": most} if n_rows else {})
+def _profile(device: torch.device, step: Callable[[], object], n_rows: int) -> Row:
+    """Nodes of a captured step that a GPU's profiler sees in five more, and the longest ones; a
+    failure of the profiler is said and costs no timing.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    if device.type != "cuda":
+        return {"nodes": None, "nodes_by": "no GPU", "profile": []}
+    repeats = 5
     try:
-        rows = profile_step(lambda: watch.runner.run_step(key, step))
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for _ in range(repeats):
+                step()
+            torch.cuda.synchronize()
     except Exception as error:  # whatever the profiler raises
-        if is_device_error(error):
-            raise
-        return {"nodes": None, "nodes_by": f"{type(error).__name__}: {error}"[:200]}
-    found = {"nodes": round(sum(row["count"] for row in rows)), "nodes_by": "profiler"}
-    return found | ({"profile": rows[:n_rows]} if n_rows else {})
+        return {"nodes": None, "nodes_by": reason_of(error)}
+    found: dict[str, Row] = {}
+    for event in profiled.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            row = found.setdefault(event.name, {"name": event.name, "count": 0.0, "ms": 0.0})
+            row["count"] += 1 / repeats
+            row["ms"] += event.device_time_total / 1000 / repeats
+    longest = sorted(found.values(), key=lambda row: -row["ms"])[:n_rows]
+    n_nodes = round(sum(row["count"] for row in found.values()))
+    return {"nodes": n_nodes, "nodes_by": "profiler", "profile": longest}
 
 
-def time_generate(
-    model: Any,
-    context: int,
-    clock: Clock,
-    n_tokens: int = N_PASSES,
-    n_warm: int = N_WARM,
-    *,
-    static: bool = False,
-) -> float:
+def time_generate(model: Any, context: int, count: Count, *, static: bool = False) -> float:
     """Milliseconds of a step of transformers' own `generate`, two rows, sampled.
 
     Two plain rows, as Janus' own loop has them with guidance; the processor that other models use
     for guidance runs a second forward a step and would only be slower.
 
     Args:
-        model, context, clock: as in `time_step`.
-        n_tokens, n_warm: steps timed, and steps before them.
+        model: of transformers.
+        context: tokens of the prompt.
+        count: steps timed, and before them.
         static: a static cache, with which transformers compiles the pass by itself on a GPU
             (`CompileConfig`'s defaults: "reduce-overhead", which replays CUDA graphs).
     """
+    clock = device_clock(model.device)
     ids = torch.ones(2, context, dtype=torch.int64, device=model.device)
     # one length for all calls: a static cache of another length is compiled anew
     options: dict[str, Any] = {"cache_implementation": "static"} if static else {}
@@ -299,7 +289,7 @@ def time_generate(
         times.append(clock())
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
 
-    n_new = n_warm + n_tokens + 1
+    n_new = sum(count) + 1
     for _ in range(2):  # the first sets libraries up and compiles
         times.clear()
         model.generate(
@@ -313,76 +303,51 @@ def time_generate(
             **options,
         )
     steps = [after - before for before, after in zip(times, times[1:])]
-    return 1000 * median(steps[n_warm:])
+    return 1000 * median(steps[count[1] :])
 
 
+@torch.no_grad()
 def measure_steps(
-    name: str,
-    model: Any,
-    window: CausalLMWindow,
-    gb_per_s: float,
-    clock: Clock,
-    *,
-    contexts: tuple[int, ...] = CONTEXTS,
-    windows: tuple[int, ...] = WINDOWS,
-    make_runner: MakeRunner = engine_runner,
-    n_passes: int = N_PASSES,
-    n_warm: int = N_WARM,
-    compiled: bool = True,
+    size: Size, context: int, device: torch.device, tiny: bool = False
 ) -> dict[str, Any]:
-    """Steps of a model as a part of the report keeps them; figures are its worst.
-
-    Args:
-        name: of the model.
-        model, window: the same, as transformers and as samplers see it.
-        gb_per_s: measured bandwidth of a copy, which the floor is made of.
-        clock: see `device_clock`.
-        contexts: tokens of the prompt.
-        windows, make_runner, n_passes, n_warm: see `time_step`.
-        compiled: whether transformers' compiled loop is timed as well, at the first context.
+    """Steps of a model at a context by each of its forwards, and of transformers' own loop, as a
+    part of the report keeps them.
     """
-    rows: list[dict[str, Any]] = []
-    count = {"n_passes": n_passes, "n_warm": n_warm}
-    for context in contexts:
-        room = context + tokens_wanted(max(windows, default=1), **count)
-        rows += [
-            _measure_route(
-                route, window, context, room, gb_per_s, clock, windows, make_runner, count
-            )
-            for route in routes_of(window)
-        ]
-        own = time_generate(model, context, clock, n_passes, n_warm)
-        ms, reason = None, "timed at the first context alone"  # each is compiled for itself
-        if compiled and context == contexts[0]:
-            ms, reason = _time_compiled(model, context, clock, n_passes, n_warm)
-        for row in rows:
-            if row["context"] == context:
-                row |= {"model": name, "generate_ms": own, "generate_ratio": own / row["step_ms"]}
-                row |= {"compiled_ms": ms, "compiled_reason": reason}
-                row["compiled_ratio"] = None if ms is None else ms / row["step_ms"]
-    return {"copy_gb_per_s": gb_per_s, "steps": rows, "figures": find_figures(rows, windows)}
-
-
-def find_figures(rows: list[dict[str, Any]], windows: tuple[int, ...]) -> dict[str, float]:
-    """The worst of the rows of the fastest route; none where a step was not captured, or ran
-    another attention than the kernel.
-    """
-    best: dict[int, dict[str, Any]] = {}
+    peak = copy_bandwidth(device, tiny)  # which the floor is made of
+    count, windows = (_FEW, (4,)) if tiny else (_COUNT, WINDOWS)
+    size = shrink(size) if tiny else size
+    model = build(size, device)
+    window = open_window(model, size)
+    rows = [time_route(route, window, context, peak, windows, count) for route in routes_of(window)]
+    own = time_generate(model, context, count)
+    compiled, reason = None, "timed at the first context alone"  # each is compiled for itself
+    if context == CONTEXTS[0]:
+        try:
+            compiled, reason = time_generate(model, context, count, static=True), ""
+        except Exception as error:  # whatever its compiler raises
+            reason = reason_of(error)
     for row in rows:
-        if row["step_ms"] <= best.get(row["context"], row)["step_ms"]:
-            best[row["context"]] = row
-    own = list(best.values())
-    if not own or any(row["fallbacks"] for row in own):
+        row |= {"model": size.name, "generate_ms": own, "generate_ratio": own / row["step_ms"]}
+        row |= {"compiled_ms": compiled, "compiled_reason": reason}
+        row["compiled_ratio"] = compiled and compiled / row["step_ms"]
+    return {"copy_gb_per_s": peak, "steps": rows, "figures": step_figures(rows)}
+
+
+def step_figures(rows: list[Row]) -> dict[str, float]:
+    """Those of the fastest forward; none where a step was not captured, or ran another attention
+    than the kernel.
+    """
+    best = min(rows, key=lambda row: row["step_ms"])
+    if best["fallbacks"]:
         return {}
     found = {
-        "step_share_of_floor": min(row["share_of_floor"] for row in own),
-        "eager_step_ratio": min(row["generate_ratio"] for row in own),
+        "step_share_of_floor": best["share_of_floor"],
+        "eager_step_ratio": best["generate_ratio"],
     }
-    for w in map(str, windows):
-        found[f"window_{w}_step_ratio"] = max(row["window_ratios"][w] for row in own)
-    compiled = [row["compiled_ratio"] for row in own if row["compiled_ratio"] is not None]
-    if compiled:
-        found["compiled_step_ratio"] = min(compiled)
+    for width, ratio in best["window_ratios"].items():
+        found[f"window_{width}_step_ratio"] = ratio
+    if best["compiled_ratio"] is not None:
+        found["compiled_step_ratio"] = best["compiled_ratio"]
     return found
 
 
@@ -398,36 +363,27 @@ def routes_of(window: Any) -> tuple[str, ...]:
         window.fused = before
 
 
-def _measure_route(
+def time_route(
     route: str,
     window: Any,
     context: int,
-    room: int,
     gb_per_s: float,
-    clock: Clock,
     windows: tuple[int, ...],
-    make_runner: MakeRunner,
-    count: dict[str, int],
-) -> dict[str, Any]:
+    count: Count,
+) -> Row:
     """Steps of one forward at one context."""
-    before = getattr(window, "fused", None)
-    if before is not None:
-        window.fused = True if route == "fused" else False
+    room = context + tokens_wanted(max(windows), count)
+    window.fused = route == "fused"
 
-    def run(policy: Policy, at: int) -> dict[str, Any]:
-        return time_step(window, policy, at, clock, room=room, make_runner=make_runner, **count)
+    def run(policy: Policy, at: int) -> Row:
+        return time_step(window, policy, at, room=room, count=count)
 
-    try:
-        one = run(Autoregressive(), context)
-        ratios, beside = {}, {}
-        wide = {str(w): run(Jacobi(w), context) for w in windows}
-        for w, step in wide.items():
-            drift = round(step["positions"] - int(w) + 1 - one["positions"])
-            beside[w] = run(Autoregressive(), context + drift) if drift > 0 else one
-            ratios[w] = step["ms"] / beside[w]["ms"]
-    finally:
-        if before is not None:
-            window.fused = before
+    one = run(Autoregressive(), context)
+    wide = {str(w): run(Jacobi(w), context) for w in windows}
+    beside = {}
+    for w, step in wide.items():
+        drift = round(step["positions"] - int(w) + 1 - one["positions"])
+        beside[w] = run(Autoregressive(), context + drift) if drift > 0 else one
     n_bytes = weight_bytes(window.model, window.vocab_size)
     n_bytes += key_bytes(window.model, 2, round(one["positions"]))
     floor = n_bytes / gb_per_s / 1e6
@@ -437,7 +393,6 @@ def _measure_route(
         "route": route,
         "context": context,
         "room": room,
-        "sync_every": _SYNC_EVERY,
         "bytes": n_bytes,
         "floor_ms": floor,
         "step_ms": one["ms"],
@@ -446,7 +401,7 @@ def _measure_route(
         "windows": wide,
         "beside": beside,
         "windows_ms": {w: step["ms"] for w, step in wide.items()},
-        "window_ratios": ratios,
+        "window_ratios": {w: step["ms"] / beside[w]["ms"] for w, step in wide.items()},
         "nodes": one["nodes"],
         "runner": one["runner"],
         "reason": one["reason"],
@@ -455,14 +410,16 @@ def _measure_route(
     }
 
 
-def _time_compiled(
-    model: Any, context: int, clock: Clock, n_passes: int, n_warm: int
-) -> tuple[float | None, str]:
-    """Transformers' loop with a static cache and its own compiled pass, or why there is none."""
-    try:
-        return time_generate(model, context, clock, n_passes, n_warm, static=True), ""
-    except Exception as error:  # whatever its compiler raises; the row says so
-        if is_device_error(error):
-            raise
-        said = " ".join(str(error).split())[:200]
-        return None, f"{type(error).__name__}: {said}"
+@torch.no_grad()
+def profile_steps(size: Size, device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """The nodes of a captured pass that take longest, of five replays, by forward and window."""
+    size = shrink(size) if tiny else size
+    window: Any = open_window(build(size, device), size)
+    rows = []
+    for route in routes_of(window):
+        window.fused = route == "fused"
+        for policy in (Autoregressive(), Jacobi(4 if tiny else 32)):
+            count = _FEW if tiny else (32, 2)
+            step = time_step(window, policy, 24 if tiny else 1024, count=count, profile=_LONGEST)
+            rows.append({"model": size.name, "route": route, "policy": repr(policy)} | step)
+    return {"profiles": rows}

@@ -1,4 +1,4 @@
-"""A job: generates the items that are missing, retries failed ones alone, and records each."""
+"""A job: makes the items that are missing, tries failed ones again alone, and records each."""
 
 from __future__ import annotations
 
@@ -21,66 +21,22 @@ from mmaccel.batch.manifest import (
     read_manifests,
 )
 from mmaccel.batch.prompts import Item
-from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.batch.worker import Fingerprint, ItemsFailed
+from mmaccel.errors import OptionError
 
 _TEMPORARY = re.compile(r"\.(?P<file>.+\.\w+)\.\d+\.tmp")  # of `write_whole`
 
 
-Fingerprint = Callable[[Item], str]
-
-
-class ItemsFailed(MMAccelError, RuntimeError):
-    """The model raised an exception, which is the cause, while it generated items.
-
-    Attributes:
-        items: those in progress, one or more of which are responsible.
-    """
-
-    def __init__(self, items: Sequence[Item], cause: Exception) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.items = list(items)
-
-
 class Executor(Protocol):
-    """Generates items: a `Worker` in this process, or Ray's actors."""
+    """Makes items: a `Worker` in this process, or Ray's actors; see there."""
 
-    def check(self, items: Sequence[Item]) -> Fingerprint:
-        """See `Worker.check`."""
-
-    def close(self) -> None:
-        """Release processes and memory."""
+    def check(self, items: Sequence[Item]) -> Fingerprint: ...
 
     def run_all(
         self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
-    ) -> None:
-        """See `Worker.run_all`."""
+    ) -> object: ...
 
-
-class Reporter(Protocol):
-    """Receives the events of a job."""
-
-    def finished(self, record: Record) -> None:
-        """An image is on the disk and in the manifest."""
-
-    def failed(self, record: Record) -> None:
-        """An item failed for the last time."""
-
-    def note(self, text: str) -> None:
-        """A remark for people."""
-
-
-@dataclass
-class Outcome:
-    """Result of a job.
-
-    Attributes:
-        finished, failed: number of items of this run.
-        is_cut: whether the job ended early because too many items failed.
-    """
-
-    finished: int = 0
-    failed: int = 0
-    is_cut: bool = False
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -88,42 +44,46 @@ class Job:
     """The items of one process.
 
     Attributes:
-        items: to generate.
         fingerprint: of an item.
         manifest: receives a record of every item.
-        reporter: receives the events.
+        report: called with an event, "item", "failed" or "note", and its record or text.
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
         seed: of the job, noted in every record.
+        finished, failed: keys of items of this run.
     """
 
-    items: list[Item]
     fingerprint: Fingerprint
     manifest: Manifest
-    reporter: Reporter
+    report: Callable[[str, Any], None]
     retries: int = 1
     max_failures: int | None = None
     seed: int | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    _left: dict[Key, Item] = field(default_factory=dict)  # neither finished nor failed
-    _failed: set[Key] = field(default_factory=set)
+    finished: set[Key] = field(default_factory=set)
+    failed: set[Key] = field(default_factory=set)
 
-    def run(self, executor: Executor) -> Outcome:
-        """Generate all items.
+    @property
+    def is_cut(self) -> bool:
+        """Whether the job ended early because too many items failed."""
+        return self.max_failures is not None and len(self.failed) > self.max_failures
+
+    def run(self, items: Iterable[Item], executor: Executor) -> None:
+        """Make all items.
 
         Raises:
-            WriteError: an image or the manifest cannot be written; its records stay.
+            WriteError: a file or the manifest cannot be written; its records stay.
         """
-        left = self._left = {item.key: item for item in self.items}
+        left = {item.key: item for item in items}
 
         def finish(record: Record) -> None:
             self._append(record)
-            self.outcome.finished += 1
-            del left[record["id"], record["k"]]
-            self.reporter.finished(record)
+            key = record["id"], record["k"]
+            self.finished.add(key)
+            left.pop(key, None)
+            self.report("item", record)
 
         rows: int | None = None
-        while left and not self.outcome.is_cut:
+        while left and not self.is_cut:
             try:
                 executor.run_all(list(left.values()), finish, rows)
             except ItemsFailed as error:
@@ -131,22 +91,14 @@ class Job:
                 if is_out_of_memory(error.__cause__) and n > 1 and rows != 1:
                     # several actors may have failed at once: n is then more than a batch
                     rows = max(1, (n if rows is None else min(n, rows)) // 2)
-                    self.reporter.note(
-                        f"out of memory with {n} images at once, continuing with {rows}"
-                    )
+                    self.report("note", f"out of memory with {n} at once, continuing with {rows}")
                     continue
                 tries = self.retries + (n > 1)  # in a batch, another item may be responsible
                 for item in error.items:
                     self._retry(item, executor, finish, error, tries)
                     left.pop(item.key, None)
-                    if self.outcome.is_cut:
+                    if self.is_cut:
                         break
-        return self.outcome
-
-    def list_finished(self, items: Iterable[Item]) -> list[Item]:
-        """Those of `items` that this job or an earlier one generated."""
-        without = self._left.keys() | self._failed
-        return [item for item in items if item.key not in without]
 
     def _retry(
         self,
@@ -159,7 +111,8 @@ class Job:
         """Try an item alone; record it as failed after the last try."""
         for _ in range(tries):
             try:
-                return executor.run_all([item], finish, 1)
+                executor.run_all([item], finish, 1)
+                return
             except ItemsFailed as again:
                 error = again
         record = {
@@ -173,11 +126,8 @@ class Job:
             "error": " ".join(str(error).split())[:1000],
         }
         self._append(record)
-        self.outcome.failed += 1
-        self._failed.add(item.key)
-        self.reporter.failed(record)
-        most = self.max_failures
-        self.outcome.is_cut = most is not None and self.outcome.failed > most
+        self.failed.add(item.key)
+        self.report("failed", record)
 
     def _append(self, record: Record) -> None:
         try:
@@ -192,7 +142,7 @@ class Job:
 def find_missing(
     items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path
 ) -> list[Item]:
-    """Items without a complete image of the same fingerprint.
+    """Items without a complete file of the same fingerprint.
 
     Raises:
         OptionError: the manifest has some of these items with other fingerprints, or in files of
@@ -200,11 +150,11 @@ def find_missing(
     """
     missing, changed = [], []
     for item in items:
-        record: dict[str, Any] | None = past.records.get(item.key)
-        if record is not None and record["status"] == "ok":
+        record: dict[str, Any] = past.records.get(item.key, {})
+        if record.get("status") == "ok":
             if record.get("fingerprint") != fingerprint(item):
                 changed.append(item)
-            elif Path(str(record.get("file"))).suffix != Path(item.file).suffix:
+            elif Path(str(record.get("file"))).suffix != item.suffix:
                 raise OptionError(
                     f"--resume: expected the format of the manifest in {folder}, which has "
                     f"{record.get('file')}, received {item.file}; use that --format again, or "
@@ -222,47 +172,27 @@ def find_missing(
     return missing
 
 
-@dataclass(frozen=True)
-class Lost:
-    """What a folder lacks of finished items.
+def find_lost(
+    items: Iterable[Item], fingerprint: Fingerprint, folder: Path
+) -> tuple[list[str], list[str]]:
+    """Look whether finished items lie in a folder at the end of a job, because it or a manifest may
+    have been removed meanwhile; open files do not show that. Checksums are not computed again.
 
-    Attributes:
-        files: names of images that are not there, or have not the size that was written, or lack
-            the file next to them.
-        lines: names of images without a record in the manifests.
-    """
-
-    files: list[str]
-    lines: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        """The images concerned, each once."""
-        return list(dict.fromkeys(self.files + self.lines))
-
-
-def find_lost(items: Iterable[Item], fingerprint: Fingerprint, folder: Path) -> Lost:
-    """Count what lies in a folder at the end of a job.
-
-    The folder or a manifest may have been removed while the job ran; open files do not show that.
-    Checksums are not computed again.
-
-    Args:
-        items: those that are finished.
-        fingerprint: of an item.
-        folder: of the job.
+    Returns:
+        Names of files that are not there or have another size, and of files without a record.
 
     Raises:
         OSError: a manifest cannot be read.
     """
-    past, lost = read_manifests(folder), Lost([], [])
+    past = read_manifests(folder)
+    files, lines = [], []
     for item in items:
         record = past.records.get(item.key, {})
         if record.get("status") != "ok" or record.get("fingerprint") != fingerprint(item):
-            lost.lines.append(item.file)
+            lines.append(item.file)
         if not has_files(folder, {**record, "file": item.file}):
-            lost.files.append(item.file)
-    return lost
+            files.append(item.file)
+    return files, lines
 
 
 def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:

@@ -14,13 +14,14 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import POLICIES
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_int, check_number, is_one
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -51,7 +52,6 @@ _SPELLINGS = {  # of the command line, and of diffusers
 _SIDES = ("width", "height")  # of a size, as two columns
 _SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 _WHOLE = re.compile(r"\s*(-?\d{1,20})(?:\.0*)?\s*")  # tables write 1.0 where a cell is empty
@@ -60,7 +60,7 @@ _TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
 _MAX_SHOWN = 60  # characters of a value in a message
 _MAX_NAMED = 20  # wrong rows that a message names
-_MAX_WRONG = 10_000  # after so many wrong rows, the file is not read further
+_MAX_WRONG = 1_000  # after so many wrong rows, the file is not read further
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,26 @@ class Row:
 
 
 FIELDS = tuple(each.name for each in fields(Row) if each.name != "line")
-_FIELDS = frozenset(FIELDS)
 _ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image or clip to generate.
+    """One image, clip or utterance to make.
 
     Attributes:
         row: the row that asks for it.
-        k: index among the images of the row, from 0.
+        k: index among the items of the row, from 0.
         seed: 0..2**64-1.
         suffix: of its file.
+        name: of its file; empty takes one from id, index and seed.
     """
 
     row: Row
     k: int
     seed: int
     suffix: str = ".png"
+    name: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -123,18 +124,11 @@ class Item:
     @property
     def file(self) -> str:
         """Name of its file."""
-        return f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
+        return self.name or f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
 
 
 def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Item]:
-    """All images or clips of a file, row by row.
-
-    Args:
-        rows: checked rows.
-        base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
-        suffix: of the files that are written.
-
-    """
+    """The items of a file, row by row; a row with a seed s of its own has s, s + 1, ..."""
     items = []
     for row in rows:
         for k in range(row.n):
@@ -146,12 +140,7 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
 def seed_of(base: int, id: str, k: int) -> int:
     """The seed of image k of a row: the first 64 bits of SHA-256 over (base, id, k).
 
-    The order and number of rows, shards and batches do not change it.
-
-    Args:
-        base: seed of the job.
-        id: of the row.
-        k: from 0.
+    The order and number of rows, shards and batches do not change it. `base` is the job's seed.
     """
     text = json.dumps([base % SEEDS, id, k])
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
@@ -176,11 +165,12 @@ def read_prompts(source: str) -> list[Row]:
     Raises:
         OptionError: no such file, not UTF-8, no rows; or wrong rows, each with its line number.
     """
-    data, kind = _read(source)
+    title = "standard input" if source == "-" else f"--prompts {show(source)}"
+    data, kind = _read(source, title)
     rows: list[Row] = []
     wrong: list[str] = []
     named = set()  # line numbers of rows with an id of their own
-    for line, values in _rows(data, kind, wrong):
+    for line, values in (_table if kind == "csv" else _lines)(data, kind, wrong):
         try:
             rows.append(check_row(values, line))
         except OptionError as error:
@@ -191,28 +181,31 @@ def read_prompts(source: str) -> list[Row]:
             break
     rows = _make_ids_unique(rows, named, wrong)
     if wrong:
-        more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
-        least = "at least " if len(wrong) >= _MAX_WRONG else ""
-        said, known, rest = ". ".join(wrong[:_MAX_NAMED]).partition(_ALL)
         raise OptionError(
-            f"{_title(source)}: expected rows that can be read, received {least}{len(wrong)} that "
-            f"cannot. {said}{known}{rest.replace(_ALL, 'those')}{more}"
+            f"{title}: expected rows that can be read, received {len(wrong)} that cannot. "
+            f"{name_wrong(wrong)}"
         )
     if not rows:
-        raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
+        raise OptionError(f"{title}: expected at least one prompt, received none")
     images = sum(row.n for row in rows)
     if images > MAX_ITEMS:
         raise OptionError(
-            f"{_title(source)}: expected at most {MAX_ITEMS} images, received {images} (n of "
-            "all rows together); split the file"
+            f"{title}: expected at most {MAX_ITEMS} images, received {images} (n of all rows "
+            "together); split the file"
         )
     return rows
 
 
-def _read(source: str) -> tuple[bytes, str]:
+def name_wrong(complaints: list[str]) -> str:
+    """The first of many complaints, and how many more there are."""
+    more = len(complaints) - _MAX_NAMED
+    return ". ".join(complaints[:_MAX_NAMED]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def _read(source: str, title: str) -> tuple[bytes, str]:
     """The bytes of a prompt file, which are a text within the limits, and its format."""
     if source == "-":
-        data = read_stream(sys.stdin.buffer, _title(source))
+        data = read_stream(sys.stdin.buffer, title)
         is_json = data[:MAX_LINE].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
         kind = "jsonl" if is_json else "txt"
     else:
@@ -224,15 +217,12 @@ def _read(source: str) -> tuple[bytes, str]:
                 f"{source!r}; rename it"
             )
         data = read_whole(source, "--prompts")
-    check_text(data, _title(source))
+    check_text(data, title)
     return data, kind
 
 
-def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _lines(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and fields of every row; complaints about lines without one go to `wrong`."""
-    if kind == "csv":
-        yield from _table(data, wrong)
-        return
     for line, content in enumerate(open_text(data), 1):
         content = content.strip()
         if not content:
@@ -242,44 +232,40 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
             continue
         try:
             values = parse_json(content, unique_names=True)
+            if not isinstance(values, dict):
+                raise ValueError("no object in braces")
         except ValueError as error:
             wrong.append(
                 f"line {line}: expected JSON, received {show(content)} ({error}); write one object "
                 'a line, such as {"prompt": "a red circle"}'
             )
             continue
-        if isinstance(values, dict):
-            yield line, values
-        else:
-            wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
+        yield line, values
 
 
-def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _table(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The same of a table."""
+    first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
+    separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
+    reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
-        separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
-        reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
         head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
-        if not head:
-            return
-        if "prompt" not in head or len(set(head)) < len(head):
+        if head and ("prompt" not in head or len(set(head)) < len(head)):
             wrong.append(
                 f"line 1: expected a heading out of {_ALL}, each once, with prompt among them, "
                 f"received {show(', '.join(head))}; rename or remove columns"
             )
             return
         for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(head):
+            if len(cells) == len(head):
+                yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
+            elif any(cell.strip() for cell in cells):
                 wrong.append(
                     f"line {reader.line_num}: expected {len(head)} cells, received {len(cells)}; "
                     f"quote text that holds {separator!r}, leave no cell out, an empty one takes "
                     "the default"
                 )
-                continue
-            yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:
         wrong.append(
             f"line {reader.line_num}: expected CSV, received other text ({error}); quote cells "
@@ -291,33 +277,27 @@ def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, An
 
 def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list[Row]:
     """Give derived ids a number where they repeat; an id that the file repeats goes to `wrong`."""
-    first: dict[str, int] = {}
+    lines: dict[str, int] = {}  # of an id; on some file systems a and A are one file
     for row in rows:
         if row.line in named:
-            key = row.id.casefold()  # on some file systems a and A are one file
-            if key in first:
+            first = lines.setdefault(row.id.casefold(), row.line)
+            if first != row.line:
                 wrong.append(
                     f"line {row.line}: expected an id of its own, received {show(row.id)}, which "
-                    f"line {first[key]} has"
+                    f"line {first} has"
                 )
-            first.setdefault(key, row.line)
-    found, seen = [], set(first)
-    last: dict[str, int] = {}  # number that the last row of the same derived id got
+    numbers: dict[str, int] = {}  # the last one of a derived id
+    unique = []
     for row in rows:
-        name, key = row.id, row.id.casefold()
+        name, number = row.id, numbers.get(row.id.casefold(), 1)
         if row.line not in named:
-            n = last.get(key, 1)
-            while name.casefold() in seen:
-                n += 1
-                name = f"{row.id}-{n}"
-            last[key] = n
-            seen.add(name.casefold())
-        found.append(row if name == row.id else replace(row, id=name))
-    return found
-
-
-def _title(source: str) -> str:
-    return "standard input" if source == "-" else f"--prompts {show(source)}"
+            while name.casefold() in lines:
+                number += 1
+                name = f"{row.id}-{number}"
+            numbers[row.id.casefold()] = number
+            lines[name.casefold()] = row.line
+        unique.append(row if name == row.id else replace(row, id=name))
+    return unique
 
 
 def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
@@ -330,21 +310,13 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
     Raises:
         OptionError: the first wrong field; the message does not name the line.
     """
-    if None in values.values():
-        values = {name: value for name, value in values.items() if value is not None}
-    if not values.keys() <= _FIELDS:
-        values = _gather_fields(values)
-    checked = {name: _READERS[name](value) for name, value in {"prompt": "", **values}.items()}
+    found = _gather_fields({name: value for name, value in values.items() if value is not None})
+    checked = {name: _READERS[name](name, value) for name, value in found.items()}
     return make_row(line, **checked)
 
 
 def make_row(line: int = 0, **checked: Any) -> Row:
-    """A row of checked fields, whose id is derived where it has none.
-
-    Args:
-        line: see `check_row`.
-        **checked: fields of `Row`.
-    """
+    """A row of checked fields, whose id is derived where it has none."""
     row = Row(**{"id": "", **checked}, line=line)
     return row if row.id else replace(row, id=_make_id(row))
 
@@ -355,7 +327,8 @@ def spell(name: str) -> str:
 
 
 def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields under their names here; sampling parameters are put into `params`.
+    """Fields under their names here, a prompt among them; width and height are put into `size`,
+    sampling parameters into `params`.
 
     Raises:
         OptionError: an unknown field, or one that is given twice.
@@ -367,34 +340,24 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         pairs.append(("size", [values.get(name) for name in _SIDES]))
     for given, value in pairs:
         name = spell(given)
-        if name not in _FIELDS and name not in SAMPLING_FIELDS:
-            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
         if name in found or name in sampling:
             raise OptionError(
                 f"{show(given)}: expected {name} once, received it twice; leave one out"
             )
-        if name in _FIELDS:
+        if name in SAMPLING_FIELDS:
+            sampling[name] = _number(given, value)
+        elif name in FIELDS:
             found[name] = value
         else:
-            sampling[name] = _number(given, value)
+            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
     if sampling:
-        params = _params(found.get("params", {}))
+        params = _params("params", found.get("params", {}))
         for name in params.keys() & sampling.keys():
             raise OptionError(
                 f"{name}: expected it once, received it in params too; leave one of them out"
             )
         found["params"] = {**params, **sampling}
-    return found
-
-
-def _number(name: str, value: Any) -> Any:
-    """A number; the model says later which it takes."""
-    if isinstance(value, str):  # a CSV cell
-        value = read_text(name, value, float)
-    check_number(
-        name, value, -math.inf, math.inf, "write one without quotes, with a point as in 0.5"
-    )
-    return value
+    return {"prompt": "", **found}
 
 
 def _make_id(row: Row) -> str:
@@ -407,11 +370,7 @@ def _make_id(row: Row) -> str:
         del own["voice"]
     text = _TO_JSON(own)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
-    first = split_words(row.prompt[:200])[:3]
-    words = [
-        (word if word.isascii() and word.isalnum() else _NOT_IN_ID.sub("", word))[:20]
-        for word in first
-    ]
+    words = [_NOT_IN_ID.sub("", word)[:20] for word in split_words(row.prompt[:200])[:3]]
     return "-".join([*filter(None, words), digits])
 
 
@@ -426,51 +385,54 @@ def show(value: Any) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise OptionError(f"{name}: expected text, received {show(value)}; write it in quotes")
+    if not isinstance(value, str) or _NO_TEXT.search(value):
+        raise OptionError(
+            f"{name}: expected text without NUL and surrogates, received {show(value)}; write it "
+            "in quotes"
+        )
     if len(value) > MAX_PROMPT:
         raise OptionError(
             f"{name}: expected at most {MAX_PROMPT} characters, received {len(value)}; shorten it"
         )
-    if _NO_TEXT.search(value):
-        raise OptionError(
-            f"{name}: expected text, received {show(value)}; remove NUL and surrogates"
-        )
     return value
 
 
-def _id(value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not _ID.fullmatch(text):
-        raise OptionError(
-            "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
-            f"received {show(value)}; it becomes part of a file name"
-        )
-    if _WINDOWS_DEVICE.match(text):
-        raise OptionError(
-            f"id: expected no Windows device name before a dot, received {show(value)}; Windows "
-            "cannot create such files, change it"
-        )
-    return text
-
-
-def _prompt(value: Any) -> str:
-    text = _text("prompt", value)
+def _prompt(name: str, value: Any) -> str:
+    text = _text(name, value)
     if not text.strip():
         raise OptionError("prompt: expected text, received none; write a prompt")
     return text
 
 
-def _integer(name: str, low: int, high: int, value: Any) -> int:
+def _id(name: str, value: Any) -> str:
+    text = str(value) if is_one(value, int) else value
+    if not isinstance(text, str) or not _ID.fullmatch(text):
+        raise OptionError(
+            "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
+            f"received {show(value)}; it becomes part of a file name"
+        )
+    return text
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number; the model says later which it takes."""
+    if isinstance(value, str):  # a CSV cell
+        value = read_text(name, value, float)
+    hint = "write one without quotes, with a point as in 0.5"
+    check_number(name, value, -math.inf, math.inf, hint)
+    return value
+
+
+def _integer(low: int, high: int, name: str, value: Any) -> int:
     if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
         value = int(found[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
 
 
-def _seed(value: Any) -> int | None:
+def _seed(name: str, value: Any) -> int | None:
     """A seed; None, as without one, for -1."""
-    value = _integer("seed", -1, SEEDS - 1, value)
+    value = _integer(-1, SEEDS - 1, name, value)
     return None if value == -1 else value
 
 
@@ -480,7 +442,7 @@ def read_size(value: Any) -> tuple[int, int]:
     Raises:
         OptionError: anything else.
     """
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    text = str(value) if is_one(value, int) else value
     if isinstance(value, list) and len(value) == 2:
         text = f"{value[0]}x{value[1]}"
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
@@ -493,34 +455,32 @@ def read_size(value: Any) -> tuple[int, int]:
     return width, height
 
 
-def _policy(value: Any) -> str:
+def _policy(name: str, value: Any) -> str:
     remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
-    check_choice("policy", value, (*POLICIES, *installed("policies")), hint=remedy)
+    check_choice(name, value, (*POLICIES, *installed("policies")), hint=remedy)
     return str(value)
 
 
-def _params(value: Any) -> dict[str, Any]:
+def _params(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # a CSV cell
-        try:
+        with suppress(ValueError):
             value = parse_json(value, unique_names=True)
-        except ValueError:
-            pass
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, dict):
         raise OptionError(
-            f'params: expected names and values such as {{"temperature": 0.9}}, received '
+            f'{name}: expected names and values such as {{"temperature": 0.9}}, received '
             f"{show(value)}; write an object in braces"
         )
     return value
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "id": _id,
     "prompt": _prompt,
-    "negative": partial(_text, "negative"),
+    "negative": _text,
     "seed": _seed,
-    "n": partial(_integer, "n", 1, MAX_IMAGES),
-    "size": read_size,
+    "n": partial(_integer, 1, MAX_IMAGES),
+    "size": lambda name, value: read_size(value),
     "policy": _policy,
     "params": _params,
-    "voice": partial(_text, "voice"),
+    "voice": _text,
 }

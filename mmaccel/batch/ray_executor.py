@@ -1,7 +1,7 @@
 """Items on Ray actors: one worker each, on the CPUs or GPUs of one machine or of several.
 
-Actors write images and return records; only the calling process writes the manifest. A new actor
-replaces one that dies, and items whose records arrived are not generated again.
+Actors write files and send their records; only the calling process writes the manifest. Another
+actor replaces one that dies, and items whose records arrived are not made again.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
-from queue import Queue
-from threading import Thread, current_thread, main_thread
+from dataclasses import replace
+from functools import cached_property, partial
+from threading import current_thread, main_thread
 from typing import Any
 
-from mmaccel.batch.job import Fingerprint, ItemsFailed, is_out_of_memory
+from mmaccel.batch.job import is_out_of_memory
 from mmaccel.batch.manifest import Key, Record
+from mmaccel.batch.modalities import Modality
 from mmaccel.batch.prompts import Item
-from mmaccel.batch.worker import Setup, Worker
+from mmaccel.batch.worker import Fingerprint, ItemsFailed, Worker
 from mmaccel.checks import importing
 from mmaccel.errors import OptionError
 
 _CHUNK = 4  # batches that an actor receives at once
 _MAX_DEATHS = 2  # of actors with the same item in progress; the item then counts as failed
+_WAIT = 0.05  # seconds between two looks for records
 
 
 class RayExecutor:
     """A `mmaccel.batch.job.Executor` over actors. Close it at the end.
 
     Args:
-        setup: of every worker; the folder must be the same on all machines.
+        modality: of every worker; the folder must be the same on all machines.
         actors: their number; None is one for each GPU, or one for each two CPUs.
 
     Raises:
@@ -40,18 +41,17 @@ class RayExecutor:
         OptionError: more actors than Ray has CPUs or GPUs.
     """
 
-    def __init__(self, setup: Setup, actors: int | None = None) -> None:
+    def __init__(self, modality: Modality, actors: int | None = None) -> None:
         ray = _import_ray()
         self._ray, self._is_own = ray, not ray.is_initialized()
+        self._actors: list[Any] = []
         if self._is_own:
             with _kept_handler():
-                ray.init(
-                    address=os.environ.get("RAY_ADDRESS"),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                )
-        self._setup = replace(setup, out=setup.out.resolve())
-        kind = "GPU" if setup.load.device.startswith("cuda") else "CPU"
+                address = os.environ.get("RAY_ADDRESS")
+                ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        modality = replace(modality, out=modality.out.resolve())
+        self._rows = modality.rows
+        kind = "GPU" if modality.load.device.startswith("cuda") else "CPU"
         n_devices = int(ray.cluster_resources().get(kind, 0))
         count = actors or max(1, n_devices if kind == "GPU" else n_devices // 2)
         if not 1 <= count <= n_devices:
@@ -61,7 +61,9 @@ class RayExecutor:
                 "choose fewer"
             )
         each = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": max(1, n_devices // count)}
-        self._remote = ray.remote(max_restarts=0, max_task_retries=0, **each)(WorkerActor)
+        remote = ray.remote(max_restarts=0, max_task_retries=0, **each)(WorkerActor)
+        self._records = ray.util.queue.Queue(actor_options={"num_cpus": 0})
+        self._start = partial(remote.remote, modality, self._records)
         self._actors = [self._start() for _ in range(count)]
         for actor in self._actors[1:]:
             actor.load.remote()  # while the first checks the items
@@ -84,105 +86,66 @@ class RayExecutor:
             ItemsFailed: after all other items are finished.
             Exception: an error of an actor that no item is responsible for.
         """
-        rows = self._setup.rows if rows is None else rows
+        rows = self._rows if rows is None else rows
         left: deque[Item] = deque(items)
         failed: list[Item] = []
         causes: list[Exception] = []
-        idle, running = list(self._actors), dict[Any, _Assignment]()
+        idle = list(self._actors)
+        running: dict[Any, tuple[Any, dict[Key, Item]]] = {}  # task -> actor, items without result
         while left or running:
             while left and idle:
                 # an even share at the end, so that no actor waits for the long queue of another
                 n = min(_CHUNK * rows, max(1, -(-len(left) // len(self._actors))))
-                assigned = _Assignment(idle.pop(), [left.popleft() for _ in range(n)])
-                running[assigned.begin(rows)] = assigned
-            ready, _ = self._ray.wait(list(running), num_returns=1)
-            assigned = running[ready[0]]
-            try:
-                result: Record | FailedItems = self._ray.get(next(ready[0]))
-            except StopIteration:
-                del running[ready[0]]
-                idle.append(assigned.actor)
-                left.extend(assigned.open.values())  # the failure came before they began
-            except self._ray.exceptions.RayActorError as error:
-                del running[ready[0]]
-                idle.append(self._replace(assigned.actor))
-                self._deaths.update(list(assigned.open)[:rows])
-                bad = [key for key in assigned.open if self._deaths[key] >= _MAX_DEATHS]
-                failed += [assigned.open.pop(key) for key in bad]
-                causes += [RuntimeError(f"its process died ({_first_line(error)})")] * bool(bad)
-                left.extend(assigned.open.values())
-            except self._ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            else:
-                if isinstance(result, FailedItems):
-                    failed += [assigned.open.pop(key) for key in result.keys]
-                    kind = MemoryError if result.is_out_of_memory else RuntimeError
-                    causes.append(kind(result.error))
-                else:
-                    on_finish(result)
-                    del assigned.open[result["id"], result["k"]]
+                part = [left.popleft() for _ in range(n)]
+                actor = idle.pop()
+                running[actor.make.remote(part, rows)] = actor, {item.key: item for item in part}
+            ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_WAIT)
+            for record in self._records.get_nowait_batch(self._records.size()):
+                for _, own in running.values():
+                    own.pop((record["id"], record["k"]), None)
+                on_finish(record)
+            for task in ready:
+                actor, own = running.pop(task)
+                idle.append(actor)
+                try:
+                    keys, cause = self._ray.get(task)
+                except self._ray.exceptions.RayActorError as error:
+                    idle[-1] = self._actors[self._actors.index(actor)] = self._start()
+                    self._deaths.update(list(own)[:rows])
+                    keys = [key for key in own if self._deaths[key] >= _MAX_DEATHS]
+                    cause = RuntimeError(f"its process died ({str(error).partition(chr(10))[0]})")
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                failed += [own.pop(key) for key in keys]
+                causes += [cause] * bool(keys)
+                left.extend(own.values())  # a failure came before they began
         if failed:
             raise ItemsFailed(failed, causes[0]) from causes[0]
 
     def close(self) -> None:
         """End all actors, and Ray where this object started it."""
-        for actor in getattr(self, "_actors", []):
+        for actor in self._actors:
             self._ray.kill(actor)
         if self._is_own:
             self._ray.shutdown()
-
-    def _start(self) -> Any:
-        return self._remote.remote(self._setup)
-
-    def _replace(self, actor: Any) -> Any:
-        """Start another actor instead of one that died."""
-        index = self._actors.index(actor)
-        self._actors[index] = self._start()
-        return self._actors[index]
-
-
-class _Assignment:
-    """The items of one actor; `open` has those without a result, in order."""
-
-    def __init__(self, actor: Any, items: Sequence[Item]) -> None:
-        self.actor = actor
-        self.open = {item.key: item for item in items}
-
-    def begin(self, rows: int) -> Any:
-        """Start the actor; returns a stream of references to what `WorkerActor.make` yields."""
-        make = self.actor.make.options(num_returns="streaming")
-        return make.remote(list(self.open.values()), rows)
-
-
-@dataclass(frozen=True)
-class FailedItems:
-    """`ItemsFailed` as plain values, which can be sent between processes.
-
-    Attributes:
-        keys: of the items.
-        error: message.
-        is_out_of_memory: see `mmaccel.batch.job.is_out_of_memory`.
-    """
-
-    keys: list[Key]
-    error: str
-    is_out_of_memory: bool
 
 
 class WorkerActor:
     """A `Worker` in a process of its own.
 
     Args:
-        setup: of the worker.
+        modality: of the worker.
+        records: a queue of Ray that takes the record of each finished item.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, modality: Modality, records: Any) -> None:
+        self._modality = modality
+        self._records = records
 
     @cached_property
     def _worker(self) -> Worker:
         """Loaded in the first call, because Ray passes on the errors of calls unchanged."""
-        return Worker(self._setup)
+        return Worker(self._modality)
 
     def load(self) -> None:
         """Load the model ahead of the first call, which raises what is wrong with it."""
@@ -193,40 +156,14 @@ class WorkerActor:
         find = self._worker.check(items)
         return {item.key: find(item) for item in items}
 
-    def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:
-        """Yield a record as soon as its image is written; failed items last."""
-        yield from _stream(lambda put: self._make(items, rows, put))  # ray requires a generator
-
-    def _make(self, items: Sequence[Item], rows: int | None, put: Callable[[Any], None]) -> None:
+    def make(self, items: Sequence[Item], rows: int) -> tuple[list[Key], Exception | None]:
+        """Make items; returns the keys of those that failed, and why, as what can be sent."""
         try:
-            self._worker.run_all(items, put, rows)
+            self._worker.run_all(items, self._records.put, rows)
         except ItemsFailed as error:
-            keys = [item.key for item in error.items]
-            put(FailedItems(keys, str(error), is_out_of_memory(error.__cause__)))
-
-
-def _stream(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
-    """Run `work` in a thread and yield what it puts; an exception of the thread is raised here."""
-    queue: Queue[tuple[str, Any]] = Queue()
-
-    def run() -> None:
-        try:
-            work(lambda value: queue.put(("value", value)))
-            queue.put(("end", None))
-        except BaseException as error:
-            queue.put(("error", error))
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    while True:
-        kind, value = queue.get()
-        if kind == "value":
-            yield value
-            continue
-        thread.join()
-        if kind == "error":
-            raise value
-        return
+            kind = MemoryError if is_out_of_memory(error.__cause__) else RuntimeError
+            return [item.key for item in error.items], kind(str(error))
+        return [], None
 
 
 @contextmanager
@@ -238,14 +175,11 @@ def _kept_handler() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with importing(
         "--executor ray: expected the package ray, found none; pip install 'mmaccel[ray]'"
     ):
         import ray
+        import ray.util.queue
     return ray

@@ -1,37 +1,32 @@
-"""A node for each method of the catalog that another node takes, made from its dataclass.
-
-Policies have one of the slots window and canvas; methods for visual tokens and for layers have
-theirs.
-"""
+"""A node for each method of the catalog that another node takes, made from its dataclass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import KEEP, METHODS, POLICIES, find_policy, load, make, make_policy
-from mmaccel.comfy.fields import Numbers, choices_of, field_input, field_tooltips, number
-from mmaccel.comfy.loading import LoadedModel
-from mmaccel.comfy.table import (
-    POLICY,
-    PREFIX,
-    VISUAL_TOKENS,
-    Host,
-    NodeResult,
-    NodeSpec,
-    Output,
-    Socket,
-    Widget,
+from mmaccel.checks import domains
+from mmaccel.comfy.ports import (
+    Node,
+    Port,
+    choice,
+    choices_of,
+    field_port,
+    field_tooltips,
+    number,
+    text,
+    unquoted,
+    unset_number,
 )
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse
 
-_HOW = {"window": "token after token", "canvas": "in any order"}
 _EXACTNESS = {
     "bitwise": "the same seed gives the same result as token by token",
     "distribution": "other results than token by token, from the same distribution",
@@ -44,44 +39,38 @@ _NOTES = {  # field -> tooltip, where Python takes more than a widget
     "draft_model": "A smaller model with the same vocabulary, from MMAccel Load Model; without "
     "one, drafts are looked up in the tokens so far.",
 }
-_SLOT_NOTES = {  # slot -> the same, of its methods alone
-    "visual_tokens": {
-        "scorer": "A method that ranks the tokens of a tile in place of the late layer, such as "
-        "evs or random; its own budget is not used.",
-    },
+_SCORER = {  # the same of methods for visual tokens
+    "scorer": "A method that ranks the tokens of a tile in place of the late layer, such as evs or "
+    "random; its own budget is not used.",
 }
-_COARSE = Widget(
+_COARSE = text(
     "coarse_folder",
-    "path",
     "",
     "A folder with a coarse model, made for the generator that runs; it takes the place of what "
     "drafts says. Empty leaves that as it is.",
+    read=unquoted,
+)
+_BEFORE = Port(
+    "visual_tokens",
+    "MMACCEL_VISUAL_TOKENS",
+    "A method of another stage, to use both: one at the exit of the encoder, one inside the "
+    "language model.",
+    is_optional=True,
 )
 _BUDGET = (
-    Widget("keep", "float", KEEP, "The fraction of visual tokens that stays.", 0, 1, 0.01),
-    number(
-        "n_keep",
-        "int",
-        0,
-        "The number that stays, instead of keep; None takes keep.",
-        Numbers(1, 2**20, 1, (0, None)),
-    ),
+    number("keep", KEEP, "The fraction of visual tokens that stays.", 0, 1, 0.01),
+    unset_number("n_keep", 0, "The number that stays, instead of keep; None takes keep.", 0, 2**20),
 )
-_REDUCED = Output("visual_tokens", VISUAL_TOKENS, "For Answer Question, or another Visual Tokens.")
+_REDUCED = Port(
+    "visual_tokens", "MMACCEL_VISUAL_TOKENS", "For Answer Question, or another Visual Tokens."
+)
 _LAYERS = {  # slot of methods for layers -> title, what its methods choose
     "kv_cache": ("KV Cache", "Which entries of a prompt stay in the caches"),
     "attention": ("Attention", "Which cached keys a pass attends to"),
 }
 LAYER_INPUTS = tuple(
-    Socket(slot, f"MMACCEL_{slot.upper()}", f"{what}; without one, all.", is_optional=True)
+    Port(slot, f"MMACCEL_{slot.upper()}", f"{what}; without one, all.", is_optional=True)
     for slot, (_, what) in _LAYERS.items()
-)
-_BEFORE = Socket(
-    "visual_tokens",
-    VISUAL_TOKENS,
-    "A method of another stage, to use both: one at the exit of the encoder, one inside the "
-    "language model.",
-    is_optional=True,
 )
 
 
@@ -93,14 +82,26 @@ class NamedPolicy:
     policy: Any
 
 
-@dataclass(frozen=True)
-class Reducers:
-    """Methods for visual tokens of different stages."""
+def choose_policy(policy: NamedPolicy | None, model: Any) -> NamedPolicy:
+    """The policy that a link brings, or an exact one where there is none.
 
-    methods: tuple[TokenReducer, ...]
+    Raises:
+        OptionError: a policy for another kind of model, or one that drafts with the model itself.
+    """
+    kind = getattr(model, "kind", "window")
+    if policy is None:
+        name = "jacobi" if kind == "window" else "lossless-unmask"
+        return NamedPolicy(name, make_policy(name))
+    find_policy(policy.name, kind)
+    if getattr(policy.policy, "draft_model", None) is model:
+        raise OptionError(
+            "draft_model: expected another model than the one that is decoded, received the same; "
+            "load a smaller one"
+        )
+    return policy
 
 
-def build_policy(name: str, /, coarse_folder: str = "", **values: Any) -> Any:
+def build_policy(name: str, /, coarse_folder: str | None = None, **values: Any) -> Any:
     """`make_policy` with the folder of a coarse model as an input of its own.
 
     Raises:
@@ -112,228 +113,139 @@ def build_policy(name: str, /, coarse_folder: str = "", **values: Any) -> Any:
     return make_policy(name, **values)
 
 
-def choose_policy(policy: NamedPolicy | None, kind: str) -> NamedPolicy:
-    """The policy that a socket brings, or an exact one where none is linked.
-
-    Args:
-        policy: of the socket.
-        kind: of the model that it decodes, "window" or "canvas".
-
-    Raises:
-        OptionError: a policy for another kind of model.
-    """
-    if policy is None:
-        name = "jacobi" if kind == "window" else "lossless-unmask"
-        return NamedPolicy(name, make_policy(name))
-    find_policy(policy.name, kind)
-    return policy
+def _run_policy(name: str, /, **values: Any) -> tuple[NamedPolicy]:
+    if values.get("draft_model") is not None:
+        values["draft_model"] = values["draft_model"].pipe.model
+    return (NamedPolicy(name, build_policy(name, **values)),)
 
 
-def policy_id(name: str) -> str:
-    """The id of a policy's node."""
-    return f"{PREFIX}{_words(name)}Policy"
+def _build_reducer(
+    method: str, /, *, keep: float = KEEP, n_keep: int | None = None, **values: Any
+) -> TokenReducer:
+    """A method for visual tokens; a number of tokens goes before a share."""
+    how_many = {"keep": keep} if n_keep is None else {"n_keep": n_keep}
+    reducer: TokenReducer = make("visual_tokens", method, **how_many, **values)
+    return reducer
 
 
-def policy_node(name: str) -> NodeSpec:
-    """The node of a policy, by its short name."""
-    entry = POLICIES[name]
-    exactness = make_policy(name).exactness
-
-    def run(host: Host, **values: Any) -> NodeResult:
-        linked = {key: _token_model(value) for key, value in values.items()}
-        return NodeResult((NamedPolicy(name, build_policy(name, **linked)),))
-
-    return NodeSpec(
-        id=policy_id(name),
-        title=f"MMAccel Policy: {name}",
-        summary=f"{_begin(entry.summary)}. Exactness {exactness}: {_EXACTNESS[exactness]}. "
-        f"For models that are decoded {_HOW[entry.slot]}.",
-        inputs=policy_inputs(name),
-        outputs=(Output("policy", POLICY, f"The policy {name}, for Generate and Compare."),),
-        run=run,
-        check=partial(build_policy, name),
-        folder=f"policies/{entry.slot}",
-    )
+def _run_reducer(
+    method: str, /, *, visual_tokens: Sequence[TokenReducer] | None = None, **values: Any
+) -> tuple[tuple[TokenReducer, ...]]:
+    """A method after those of another node."""
+    scorer = values.get("scorer")
+    if scorer is not None:
+        values["scorer"] = scorer[0] if len(scorer) == 1 else scorer  # it refuses a chain
+    return (check_reducers([*(visual_tokens or ()), _build_reducer(method, **values)]),)
 
 
-def policy_inputs(name: str) -> tuple[Widget | Socket, ...]:
-    """The inputs of a policy's node, one for each field its short name leaves open.
-
-    A policy that takes a coarse model has an input for its folder as well.
-    """
-    entry = POLICIES[name]
-    inputs = method_inputs(entry.slot, name, partial(make_policy, name))
-    drafts = [f for f in fields(load(entry.target)) if "DraftSource" in str(f.type)]
-    is_open = any(f.name not in entry.preset for f in drafts)
-    return (*inputs, _COARSE) if is_open else inputs
+def id_of(name: str, kind: str) -> str:
+    """The id of a method's node by its short name, such as MMAccelMcSjdPolicy."""
+    return f"MMAccel{name.title()}{kind}".replace("-", "").replace(" ", "")
 
 
-def method_inputs(
-    slot: str, name: str, build: Callable[..., Any], without: Sequence[str] = ()
-) -> tuple[Widget | Socket, ...]:
-    """The inputs of a method, one for each field that its short name leaves open.
-
-    Args:
-        slot: one of `METHODS`.
-        name: its short name.
-        build: makes the method of fields; what it refuses is no choice.
-        without: fields that have inputs of another form.
+def _inputs(slot: str, name: str, build: Callable[..., Any]) -> list[Port]:
+    """The inputs of a method, one for each field that its short name leaves open. What `build`
+    refuses is no choice.
     """
     entry = METHODS[slot][name]
     cls = load(entry.target)
-    notes = field_tooltips(cls) | _NOTES | _SLOT_NOTES.get(slot, {})
-    left_out = {*entry.preset, *without}
-    return tuple(
-        field_input(field, notes[field.name], _taken(build, field.name))
-        for field in fields(cls)
-        if field.init
-        if field.name not in left_out
+    notes = field_tooltips(cls) | _NOTES | (_SCORER if slot == "visual_tokens" else {})
+
+    def takes(field: str, text: str) -> bool:
+        try:
+            build(**{field: text})
+        except OptionError:
+            return False
+        return True
+
+    made = []
+    for each in fields(cls):
+        if each.init and each.name not in {*entry.preset, "keep", "n_keep"}:
+            known = choices_of(each, domains(cls).get(each.name))
+            choices = [text for text in known if takes(each.name, text)]
+            made.append(field_port(each, notes[each.name], choices))
+    return made
+
+
+def policy_node(name: str) -> Node:
+    """The node of a policy."""
+    entry = POLICIES[name]
+    slot = entry.slot
+    build = partial(build_policy, name)
+    inputs = _inputs(slot, name, build)
+    if any(each.name == "drafts" and each.kind == "COMBO" for each in inputs):
+        inputs.append(_COARSE)
+    exactness = build().exactness
+    how = "token after token" if slot == "window" else "in any order"
+    return Node(
+        id_of(name, "Policy"),
+        f"MMAccel Policy: {name}",
+        f"mmaccel/policies/{slot}",
+        f"{entry.summary[0].upper()}{entry.summary[1:]}. Exactness {exactness}: "
+        f"{_EXACTNESS[exactness]}. For models that are decoded {how}.",
+        inputs,
+        [Port("policy", "MMACCEL_POLICY", f"The policy {name}, for Generate and Compare.")],
+        run=partial(_run_policy, name),
+        check=build,
     )
 
 
-def _taken(build: Callable[..., Any], field: str) -> tuple[str, ...]:
-    """The choices of a field that a method takes."""
-    return tuple(text for text in choices_of(field) if _takes(build, field, text))
-
-
-def _takes(build: Callable[..., Any], field: str, text: str) -> bool:
-    try:
-        build(**{field: text})
-    except OptionError:
-        return False
-    return True
-
-
-def _token_model(value: Any) -> Any:
-    """The token model of a linked loaded model; other values as they are."""
-    return value.pipe.model if isinstance(value, LoadedModel) else value
-
-
-def build_reducer(
-    method: str, /, *, keep: float = KEEP, n_keep: int | None = None, **values: Any
-) -> Any:
-    """A method for visual tokens; a number of tokens goes before a share.
-
-    Raises:
-        OptionError: a bad value.
-    """
-    how_many: Mapping[str, Any] = {"keep": keep} if n_keep is None else {"n_keep": n_keep}
-    return make("visual_tokens", method, **how_many, **values)
-
-
-def chain(visual_tokens: Reducers | None, reducer: TokenReducer) -> NodeResult:
-    """A method after those of another node.
-
-    Raises:
-        OptionError: two methods of one stage.
-    """
-    before = () if visual_tokens is None else visual_tokens.methods
-    return NodeResult((Reducers(check_reducers([*before, reducer])),))
-
-
-def reducer_node(name: str) -> NodeSpec:
-    """The node of a method for visual tokens, with its own fields."""
-    summary = METHODS["visual_tokens"][name].summary
-
-    def run(host: Host, *, visual_tokens: Reducers | None = None, **values: Any) -> NodeResult:
-        linked = {key: _only_method(value) for key, value in values.items()}
-        return chain(visual_tokens, build_reducer(name, **linked))
-
-    return NodeSpec(
-        id=f"{PREFIX}{_words(name)}VisualTokens",
-        title=f"MMAccel Visual Tokens: {name}",
-        summary=f"Which visual tokens stay: {summary}. Exactness relaxed: the answer may differ "
-        "from that of all tokens.",
-        inputs=(
-            _BEFORE,
-            *_BUDGET,
-            *method_inputs(
-                "visual_tokens", name, partial(build_reducer, name), without=("keep", "n_keep")
-            ),
-        ),
-        outputs=(_REDUCED,),
-        run=run,
-        check=partial(build_reducer, name),
-        folder="vision/visual tokens",
+def reducer_node(name: str) -> Node:
+    """The node of a method for visual tokens."""
+    build = partial(_build_reducer, name)
+    return Node(
+        id_of(name, "Visual Tokens"),
+        f"MMAccel Visual Tokens: {name}",
+        "mmaccel/vision/visual tokens",
+        f"Which visual tokens stay: {METHODS['visual_tokens'][name].summary}. Exactness relaxed: "
+        "the answer may differ from that of all tokens.",
+        [_BEFORE, *_BUDGET, *_inputs("visual_tokens", name, build)],
+        [_REDUCED],
+        run=partial(_run_reducer, name),
+        check=build,
     )
 
 
-def layer_node(slot: str, name: str) -> NodeSpec:
-    """The node of a method for the layers' caches or attention, with its own fields."""
+def layer_node(slot: str, name: str) -> Node:
+    """The node of a method for the layers' caches or attention."""
     title, what = _LAYERS[slot]
     build = partial(make, slot, name)
-    (socket,) = (each for each in LAYER_INPUTS if each.name == slot)
-
-    def run(host: Host, **values: Any) -> NodeResult:
-        return NodeResult((build(**values),))
-
-    return NodeSpec(
-        id=f"{PREFIX}{_words(name)}{title.replace(' ', '')}",
-        title=f"MMAccel {title}: {name}",
-        summary=f"{what}: {METHODS[slot][name].summary}. Exactness relaxed: the result may differ "
-        "from that of all.",
-        inputs=method_inputs(slot, name, build),
-        outputs=(Output(slot, socket.kind, "For the nodes that generate and answer."),),
-        run=run,
+    return Node(
+        id_of(name, title),
+        f"MMAccel {title}: {name}",
+        f"mmaccel/layers/{title.lower()}",
+        f"{what}: {METHODS[slot][name].summary}. Exactness relaxed: the result may differ from "
+        "that of all.",
+        _inputs(slot, name, build),
+        [Port(slot, f"MMACCEL_{slot.upper()}", "For the nodes that generate and answer.")],
+        run=lambda **values: (build(**values),),
         check=build,
-        folder=f"layers/{title.lower()}",
     )
 
 
-def _only_method(value: Any) -> Any:
-    """The method of a linked node; other values as they are.
-
-    Raises:
-        OptionError: a chain of methods.
-    """
-    if not isinstance(value, Reducers):
-        return value
-    if len(value.methods) > 1:
-        raise OptionError(
-            f"scorer: expected one method, received a chain of {len(value.methods)}; link a node "
-            "that has no other before it"
-        )
-    return value.methods[0]
-
-
-def _reduce(
-    host: Host, *, method: str, visual_tokens: Reducers | None = None, **values: Any
-) -> NodeResult:
-    return chain(visual_tokens, build_reducer(method, **values))
-
-
-def _check_reducer(*, method: str, **values: Any) -> None:
-    build_reducer(method, **values)
-
-
-REDUCE = NodeSpec(
-    id=f"{PREFIX}VisualTokens",
-    title="MMAccel Visual Tokens",
-    summary="Chooses which visual tokens a vision-language model computes. All methods are "
-    "relaxed: the answer may differ from that of all tokens.",
-    inputs=(
+REDUCE = Node(
+    "MMAccelVisualTokens",
+    "MMAccel Visual Tokens",
+    "mmaccel/vision",
+    "Chooses which visual tokens a vision-language model computes. All methods are relaxed: the "
+    "answer may differ from that of all tokens.",
+    [
         _BEFORE,
-        Widget(
+        choice(
             "method",
-            "choice",
             "dart",
             f"How the tokens that stay are chosen. {', '.join(list(METHODS['visual_tokens'])[:3])} "
             "are controls that look at nothing in the image.",
-            choices=tuple(METHODS["visual_tokens"]),
+            list(METHODS["visual_tokens"]),
         ),
         *_BUDGET,
-    ),
-    outputs=(_REDUCED,),
-    run=_reduce,
-    check=_check_reducer,
-    folder="vision",
+    ],
+    [_REDUCED],
+    run=lambda method, **values: _run_reducer(method, **values),
+    check=lambda method, **values: _build_reducer(method, **values),
 )
-
-
-def _words(name: str) -> str:
-    """A short name as a part of a node's id."""
-    return name.title().replace("-", "")
-
-
-def _begin(text: str) -> str:
-    return text[0].upper() + text[1:]
+METHOD_NODES = (
+    *map(policy_node, POLICIES),
+    *map(reducer_node, METHODS["visual_tokens"]),
+    *(layer_node(slot, name) for slot in _LAYERS for name in METHODS[slot]),
+)

@@ -16,7 +16,6 @@ import mmaccel
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_whole
-from mmaccel.outputs.whole_files import write_whole
 
 _FOLDER = "mmaccel-nodes"  # not a name that Python can import, so that it never hides the library
 _LIST = ".mmaccel.json"  # hashes of the written files, so that no other file is ever replaced
@@ -28,7 +27,13 @@ def comfy(
     force: Annotated[bool, typer.Option("--force", help="replace an earlier loader")] = False,
 ) -> None:
     """Install the ComfyUI nodes: a two-line loader and example workflows in custom_nodes."""
-    folder = find_custom_nodes(path) / _FOLDER
+    folder = path / "custom_nodes" / _FOLDER
+    if not folder.parent.is_dir():
+        lacks = "has no custom_nodes" if path.is_dir() else "is not there"
+        raise OptionError(
+            f"PATH: expected the folder of a ComfyUI, received {str(path)!r}, which {lacks}; give "
+            "the folder with main.py, or the one of --base-directory"
+        )
     if os.path.lexists(folder):
         check_own(folder)
         if not force:
@@ -45,33 +50,6 @@ def comfy(
     )
 
 
-def find_custom_nodes(path: Path) -> Path:
-    """The folder from which a ComfyUI loads nodes.
-
-    Raises:
-        OptionError: no folder, or not that of a ComfyUI.
-    """
-    if not path.is_dir():
-        raise OptionError(
-            f"PATH: expected the folder of a ComfyUI, received {str(path)!r}, which "
-            f"is {'a file' if path.exists() else 'not there'}; give the folder with main.py"
-        )
-    folder = path / "custom_nodes"
-    if not folder.is_dir():
-        raise OptionError(
-            f"PATH: expected a folder with custom_nodes in it, received {str(path)!r} without; "
-            "give the folder with ComfyUI's main.py, or the one of --base-directory"
-        )
-    return folder
-
-
-def pack_files() -> dict[str, bytes]:
-    """The content of the files of the node pack, by their path in its folder."""
-    pack = Path(mmaccel.__file__).parent / "comfy" / "pack"
-    files = [f for f in sorted(pack.rglob("*")) if f.is_file() and _CACHE not in f.parts]
-    return {f.relative_to(pack).as_posix(): f.read_bytes() for f in files}
-
-
 def check_own(folder: Path) -> None:
     """Refuse a folder with files that this command did not write.
 
@@ -81,21 +59,20 @@ def check_own(folder: Path) -> None:
     try:
         if folder.is_symlink():
             raise ValueError("a link")
-        if not (folder / _LIST).is_file():  # reading a pipe would wait for ever
-            raise ValueError(f"without {_LIST}")
-        written: dict[str, str] = dict(parse_json(read_whole(folder / _LIST, "list")))
-    except (OSError, ValueError, TypeError) as error:
+        written = dict(parse_json(read_whole(folder / _LIST, "list")))
+    except (OSError, ValueError, TypeError, OptionError) as error:
         raise OptionError(
             f"{folder}: expected a folder that mmaccel comfy wrote, received another ({error}); "
             "move it away first"
         ) from error
-    found = {f.relative_to(folder).as_posix(): f for f in folder.rglob("*") if not f.is_dir()}
-    strange = [
-        name for name, file in found.items()
-        if name != _LIST and _CACHE not in file.parts
-        and (file.is_symlink() or not file.is_file()
-             or written.get(name) != _digest(file.read_bytes()))
-    ]  # fmt: skip
+    strange = []
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder).as_posix()
+        if file.is_dir() or name == _LIST or _CACHE in file.parts:
+            continue
+        is_plain = file.is_file() and not file.is_symlink()  # reading a pipe would wait for ever
+        if not is_plain or written.get(name) != _digest(file):
+            strange.append(name)
     if strange:
         raise OptionError(
             f"{folder}: expected only files that mmaccel comfy wrote, received "
@@ -109,28 +86,22 @@ def install(folder: Path) -> None:
     Raises:
         OSError: it cannot be written; an earlier folder stays.
     """
-    files = pack_files()
     # ComfyUI ignores names with this ending, in case it starts in this moment.
-    fresh = folder.with_name(f"{_FOLDER}.{os.getpid()}.new.disabled")
-    old = folder.with_name(f"{_FOLDER}.{os.getpid()}.old.disabled")
-    shutil.rmtree(fresh, ignore_errors=True)
+    fresh, old = (
+        folder.with_name(f"{_FOLDER}.{os.getpid()}.{age}.disabled") for age in ("new", "old")
+    )
     try:
-        fresh.mkdir()
-        for name, content in files.items():
-            file = fresh / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _write(file, content)
-        listed = {name: _digest(content) for name, content in files.items()}
-        _write(fresh / _LIST, json.dumps(listed, indent=1).encode("utf-8"))
+        pack = Path(mmaccel.__file__).parent / "comfy" / "pack"
+        shutil.copytree(pack, fresh, ignore=shutil.ignore_patterns(_CACHE))
+        files = [file for file in fresh.rglob("*") if file.is_file()]
+        listed = {file.relative_to(fresh).as_posix(): _digest(file) for file in files}
+        (fresh / _LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
         if folder.exists():
             os.rename(folder, old)
-        try:
-            os.rename(fresh, folder)
-        except BaseException:
-            if old.exists():
-                os.rename(old, folder)
-            raise
+        os.rename(fresh, folder)
     except OSError as error:
+        if old.exists():
+            os.rename(old, folder)
         raise OSError(
             f"{folder}: expected a folder that can be written, received {error.strerror or error}; "
             "nothing was changed"
@@ -140,9 +111,5 @@ def install(folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(file: Path, content: bytes) -> None:
-    write_whole(file, lambda path: path.write_bytes(content))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

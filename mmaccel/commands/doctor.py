@@ -7,15 +7,15 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from mmaccel.checks import check_number
 from mmaccel.commands.options import TrustRemoteCode, check_count, parse_path
-from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 
 _NEEDED = {  # the oldest versions that pyproject.toml accepts
@@ -26,6 +26,8 @@ _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "safetensors": "0.4",
     "pillow": "10",
 }
+_MARKS = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
+_PASSES = 3  # of a model that is tried
 
 
 class Finding(NamedTuple):
@@ -59,27 +61,30 @@ def doctor(
     check_number("--keep", keep, 0, 1, "give the fraction that stays", above_low=True)
     check_count("answer-tokens", answer_tokens, MAX_MEASURED)
     check_count("concurrency", concurrency, MAX_BATCH)
-    found = check_model(model, trust_remote_code)
-    reads = "family vision_language" in found.detail
+    findings = [*check_packages(), check_writing(out)]
+    said = ""
+    if "torch" not in [found.what for found in findings if found.state == "needed"]:
+        tried = check_model(model, trust_remote_code)
+        findings += [*check_devices(), *check_kernels(), tried]
+        said = tried.detail
+    reads = "family vision_language" in said
     if image is not None and not reads:
         raise OptionError(
             f"--image: expected a vision-language model with it, received --model {model}; leave "
             "it out"
         )
-    findings = [*check_packages(), *check_devices(), *check_kernels(), found, check_writing(out)]
     table = make_table("what", "", "detail", title="mmaccel doctor")
-    marks = {"yes": ("yes", "green"), "no": ("no", "yellow"), "needed": ("missing", "red")}
-    for finding in findings:
-        table.add_row(finding.what, Text(*marks[finding.state]), finding.detail)
+    for found in findings:
+        table.add_row(found.what, Text(*_MARKS[found.state]), found.detail)
     console = wide_console()
     console.print(table)
-    broken = [finding.what for finding in findings if finding.state == "needed"]
+    broken = [found.what for found in findings if found.state == "needed"]
     if broken:
         console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
         raise typer.Exit(1)
     if reads:
         tell_visual_tokens(model, image, keep, answer_tokens, concurrency)
-    if "attach takes" in found.detail:
+    if "attach takes" in said:
         console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
     else:
         named = "" if model == "scenes" else f" --model {model}"
@@ -90,60 +95,33 @@ def check_packages() -> list[Finding]:
     """Versions of Python, of the required packages and of triton."""
     from mmaccel.outputs.machine import package_version
 
-    findings = [
-        Finding(
-            "python", "yes" if sys.version_info >= (3, 11) else "needed", sys.version.split()[0]
-        )
-    ]
+    is_new = sys.version_info >= (3, 11)
+    findings = [Finding("python", "yes" if is_new else "needed", sys.version.split()[0])]
     for name, oldest in _NEEDED.items():
-        found = package_version(name)
-        if found is None:
-            findings.append(Finding(name, "needed", f"not installed; pip install {name}"))
-        elif _numbers(found) < _numbers(oldest):
-            old = f"{found} is too old; pip install '{name}>={oldest}'"
-            findings.append(Finding(name, "needed", old))
-        else:
-            findings.append(Finding(name, "yes", found + _describe_release(name, found)))
+        version = package_version(name)
+        state, detail = "yes", str(version)
+        if version is None:
+            state, detail = "needed", f"not installed; pip install {name}"
+        elif _numbers(version) < _numbers(oldest):
+            state, detail = "needed", f"{version} is too old; pip install '{name}>={oldest}'"
+        elif name == "torch":
+            try:
+                import torch  # noqa: F401
+            except (ImportError, OSError) as error:
+                state, detail = "needed", f"torch does not import: {error}"
+        elif name == "transformers":
+            from mmaccel.pipelines.transformers_release import describe_untested
+
+            untested = describe_untested(version)
+            detail += f"; {untested}" if untested else ""
+        findings.append(Finding(name, state, detail))
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
-    findings.append(Finding("triton", "yes" if triton else "no", triton or missing))
-    return [*findings, _find_compiler(), _find_onednn()]
+    return [*findings, _unless("triton", "" if triton else missing, str(triton))]
 
 
-def _describe_release(name: str, found: str) -> str:
-    """What to add to the version of a package that is newer than the tests; else empty."""
-    if name != "transformers":
-        return ""
-    from mmaccel.pipelines.transformers_release import describe_untested
-
-    untested = describe_untested(found)
-    return "" if untested is None else f"; {untested}"
-
-
-def _find_compiler() -> Finding:
-    """Whether passes on a CPU can be compiled."""
-    try:
-        from mmaccel.pipelines.runner.compiled_passes import find_obstacle
-    except ImportError:  # of torch, which has a line of its own
-        return Finding("compiler", "no", "unknown without torch")
-    obstacle = find_obstacle()
-    return Finding(
-        "compiler",
-        "no" if obstacle else "yes",
-        obstacle or "compile=True makes passes on a CPU faster",
-    )
-
-
-def _find_onednn() -> Finding:
-    """Whether products of few rows on a CPU read weights in oneDNN's order."""
-    try:
-        import torch
-
-        from mmaccel.pipelines.runner.onednn import find_lack
-    except ImportError:
-        return Finding("oneDNN", "no", "unknown without torch")
-    lack = find_lack(torch.float32) or find_lack(torch.bfloat16)
-    return Finding("oneDNN", "no" if lack else "yes", lack or "products in float32 and bfloat16")
+def _unless(what: str, lack: str, detail: str) -> Finding:
+    return Finding(what, "no", lack) if lack else Finding(what, "yes", detail)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -153,16 +131,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_devices() -> list[Finding]:
-    """CPU and GPUs, and the number formats that each supports."""
-    try:
-        import torch
-    except ImportError as error:
-        return [Finding("devices", "needed", f"torch does not import: {error}")]
-    from mmaccel.outputs.machine import cpu_name
+    """CPU and GPUs, the number formats of each, and what makes passes on a CPU faster."""
+    import torch
 
+    from mmaccel.outputs.machine import cpu_name
+    from mmaccel.pipelines.runner import compiled_passes, onednn
+
+    lack = onednn.find_lack(torch.float32) or onednn.find_lack(torch.bfloat16)
+    compiled = "compile=True makes passes on a CPU faster"
     findings = [
         Finding("cpu", "yes", f"{cpu_name()}; {_formats('cpu')}"),
-        Finding("threads", "yes", describe_cpu_threads()),
+        Finding("threads", "yes", _describe_threads()),
+        _unless("compiler", compiled_passes.find_obstacle(), compiled),
+        _unless("oneDNN", lack, "products in float32 and bfloat16"),
     ]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -177,28 +158,26 @@ def check_devices() -> list[Finding]:
     return findings
 
 
-def describe_cpu_threads() -> str:
+def _describe_threads() -> str:
     """Processors, torch's threads, the load, and how commands choose the number of threads."""
     import torch
 
     from mmaccel.pipelines.runner.threads import is_chosen_already
 
-    own = torch.get_num_threads()
-    there = os.cpu_count()
+    own, there = torch.get_num_threads(), os.cpu_count()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     text = f"torch takes {own} of {there} processors"
     text += "" if usable == there else f" ({usable} for this process)"
     if hasattr(os, "getloadavg"):
         text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
+    chosen = (
+        f"mmaccel generate measures a pass with 1 to {own} threads at its first passes (about half "
+        "a second) and takes the fastest"
+    )
     if "OMP_NUM_THREADS" in os.environ:
         chosen = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} fixes their number"
     elif is_chosen_already():
         chosen = "one thread leaves nothing to choose"
-    else:
-        chosen = (
-            f"mmaccel generate measures a pass with 1 to {own} threads at its first passes (about "
-            "half a second) and takes the fastest"
-        )
     return f"{text}; {chosen}; --threads N sets their number"
 
 
@@ -207,26 +186,21 @@ def _formats(device: str) -> str:
     import torch
 
     works = []
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    for name in ("float64", "float32", "bfloat16", "float16"):
         try:
-            ones = torch.ones(8, 8, dtype=dtype, device=device)
-            if bool(((ones @ ones) == 8).all()):
-                works.append(str(dtype).removeprefix("torch."))
+            ones = torch.ones(8, 8, dtype=getattr(torch, name), device=device)
+            works += [name] if bool(((ones @ ones) == 8).all()) else []
         except RuntimeError:  # the device does not support this format
             continue
     return ", ".join(works)
 
 
 def check_kernels() -> list[Finding]:
-    """Which version of each kernel runs here; one finding if MMACCEL_KERNELS or torch is wrong."""
-    from mmaccel.errors import OptionError
+    """Which version of each kernel runs here; one finding if MMACCEL_KERNELS is wrong."""
+    import torch
 
-    try:
-        import torch
+    from mmaccel.kernels import dispatch
 
-        from mmaccel.kernels import dispatch
-    except ImportError as error:
-        return [Finding("kernels", "needed", f"torch does not import: {error}")]
     kinds = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     try:
         surveys = {kind: dispatch.survey(kind) for kind in kinds}
@@ -246,83 +220,75 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
     try:
         from mmaccel.loading import open_pipeline
         from mmaccel.options import LoadOptions
-        from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
-        from mmaccel.pipelines.text_to_image.generator import warm_up
-        from mmaccel.pipelines.text_to_image.model import pick_policy
         from mmaccel.pipelines.text_to_image.registry import find_source
 
         source = find_source(name)
-        if is_checkpoint(source):
+        if (source / "config.json").is_file() and not (source / "words.json").is_file():
             return check_checkpoint(source, name, trust_remote_code)
         load = LoadOptions(device="cpu", trust_remote_code=trust_remote_code)
         pipe = open_pipeline(name, load)
-        policy = make_plain(pick_policy(None, pipe.model))
-        options = pipe.image_model.params, pipe.image_model.examples[0], 1
-        warm_up(pipe, policy, *options)
-        measured = measure_passes(lambda: warm_up(pipe, policy, *options))
+        _run_passes(pipe)
+        detail = f"{pipe.length} tokens an image{_measure_threads(pipe)}"
     except (MMAccelError, ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
-    return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image{measured}")
+    return Finding(f"model {name}", "yes", detail)
 
 
-def measure_passes(run: Callable[[], float]) -> str:
+def _run_passes(pipe: Any) -> float:
+    """Seconds of a pass of a few, of one token each."""
+    import torch
+
+    ends: list[float] = []
+
+    def stop(state: Any) -> Any:
+        ends.append(time.perf_counter())
+        return torch.zeros_like(state.lengths) if len(ends) >= _PASSES else None
+
+    policy = "autoregressive" if pipe.model.kind == "window" else "stepwise"
+    example = pipe.image_model.examples[0]
+    pipe(example, seed=0, policy=policy, output_type="tokens", on_step=stop)
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+
+
+def _measure_threads(pipe: Any) -> str:
     """Milliseconds of a pass by number of CPU threads, and which number `generate` would take.
 
     Empty where nothing is to be chosen. Cost: two or more passes for each number, about 0.3 s.
-
-    Args:
-        run: runs a few passes and returns the seconds that one took.
     """
     import torch
 
-    from mmaccel.pipelines.runner.threads import (
-        choose_threads,
-        describe_threads,
-        is_chosen_already,
-        list_counts,
-        measure_threads,
-    )
+    from mmaccel.pipelines.runner import threads
 
-    if is_chosen_already():
+    if threads.is_chosen_already():
         return ""
     own = torch.get_num_threads()
-    measured = measure_threads(run, list_counts(own), budget=0.3)
-    chosen = choose_threads(measured, own)
-    return f"; a pass takes, with threads {describe_threads(measured)}: {chosen} now"
-
-
-def is_checkpoint(source: Path) -> bool:
-    """Whether a path is a folder with a transformers model other than those of mmaccel."""
-    return (source / "config.json").is_file() and not (source / "words.json").is_file()
+    counts = threads.list_counts(own)
+    measured = threads.measure_threads(lambda: _run_passes(pipe), counts, budget=0.3)
+    chosen = threads.choose_threads(measured, own)
+    return f"; a pass takes, with threads {threads.describe_threads(measured)}: {chosen} now"
 
 
 def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
     """Whether policies attach to the transformers model of a folder, and whether it draws."""
     import torch
     import transformers
-    from transformers import PreTrainedModel
 
-    from mmaccel.errors import UnsupportedModelError
     from mmaccel.handle import supports
     from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_config_file, load_model
     from mmaccel.pipelines.loading.refusal import refusing
     from mmaccel.pipelines.text_to_image.registry import find_image_family
-    from mmaccel.pipelines.transformers_release import VERSION
 
     what = f"model {name}"
     transformers.utils.logging.disable_progress_bar()
     config = load_config_file(folder, LoadConfig(trust_remote_code=trust_remote_code))
-    names = [*map(str, config.architectures or ())] or ["no architecture"]
-    kind = getattr(transformers, names[0], None)
-    if trust_remote_code and kind is None:
-        kind = transformers.AutoModelForCausalLM
-    is_auto = kind is transformers.AutoModelForCausalLM
-    if not is_auto and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        detail = f"transformers {VERSION} has no {names[0]}"
-        return Finding(what, "needed", detail)
+    kind = str((config.architectures or ["no architecture"])[0])
+    found = getattr(transformers, kind, transformers.AutoModelForCausalLM)
+    is_known = hasattr(transformers, kind) and issubclass(found, transformers.PreTrainedModel)
+    if not is_known and not trust_remote_code:
+        return Finding(what, "needed", f"transformers {transformers.__version__} has no {kind}")
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     load_config = LoadConfig(dtype=dtype, trust_remote_code=trust_remote_code)
-    model = load_model(kind, folder, load_config, optional="")
+    model = load_model(found, folder, load_config, optional="")
     with refusing(f"a model in {folder}", "one that fails", "copy the folder again"):
         support = supports(model)
     if not support:
@@ -352,11 +318,12 @@ def tell_visual_tokens(
 
     import mmaccel
     from mmaccel.commands.terminal import say, stderr_console
-    from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, open_model
+    from mmaccel.evaluation.questions import Question
+    from mmaccel.evaluation.visual_tokens import open_model
     from mmaccel.pipelines.loading.placement import choose_placement
 
     shown = Image.effect_noise((672, 672), 64).convert("RGB") if image is None else image
-    question = ImageQuestion("", "what is in this image?", "", shown)
+    question = Question("", "what is in this image?", "", image=shown)
     stderr_console().print("measuring whether fewer visual tokens pay")
     try:
         vlm = open_model(name, *choose_placement())

@@ -109,9 +109,9 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def new_report(device: str = "cpu", **facts: Any) -> dict[str, Any]:
-    """A report that begins with the command line and the machine."""
-    command = shlex.join(["mmaccel", *sys.argv[1:]])
+def new_report(device: str = "cpu", *, program: str = "mmaccel", **facts: Any) -> dict[str, Any]:
+    """A report that begins with the command line, of `program`, and the machine with versions."""
+    command = shlex.join([*program.split(), *sys.argv[1:]])
     return {"command": command, "machine": describe_machine(device), **facts}
 
 

@@ -62,22 +62,27 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def as_command(kind: type[Any]) -> Callable[..., None]:
+def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
     """A command from a dataclass of its flags, whose `run` it calls; the docstring is its help.
 
-    Cycles are not collected until the work begins, see `mmaccel.commands.process`.
+    Where it `pauses`, cycles are not collected until its work begins, see
+    `mmaccel.commands.process`.
     """
     hints = get_type_hints(kind, include_extras=True)
 
     def command(**given: Any) -> None:
-        pause_collector()
+        if pauses:
+            pause_collector()
         kind(**given).run()
 
     command.__name__ = kind.__name__.lower()
     command.__doc__ = kind.__doc__
+    own = {each.name: Flag(each, hints[each.name]) for each in fields(kind)}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
+            own[name].parameter()
+            if own[name].field.metadata.get("help")
+            else each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
             for name, each in inspect.signature(kind).parameters.items()
         ]
     )

@@ -12,8 +12,6 @@ from mmaccel.commands.options import parse_path
 from mmaccel.commands.terminal import one_line
 
 NAME = "gallery.html"
-
-_SUFFIXES = (".html", ".htm")
 _MAX_NOTES = 20
 
 
@@ -42,17 +40,17 @@ def gallery(
 
     page = folder / NAME if out is None else out
     check_target(page, "--out")
-    if page.is_file() and page.suffix.lower() not in _SUFFIXES:
+    if page.is_file() and page.suffix.lower() not in (".html", ".htm"):
         raise OptionError(
             f"--out: expected a new file or a page to replace, received {str(page)!r}, which is "
             "another file; name a file ending in .html"
         )
-    skipped: list[str] = []
-    text = draw_page(folder, against, page, skipped.append)
+    notes: list[str] = []
+    text = draw_page(folder, against, page, notes.append)
     open_folder(page.parent)
     write_text(page, text)
-    for reason in skipped[:_MAX_NOTES]:
-        print(f"left out: {one_line(reason)}", file=sys.stderr)
-    if len(skipped) > _MAX_NOTES:
-        print(f"left out: {len(skipped) - _MAX_NOTES} more", file=sys.stderr)
+    if len(notes) > _MAX_NOTES:
+        notes[_MAX_NOTES:] = [f"{len(notes) - _MAX_NOTES} more"]
+    for note in notes:
+        print(f"left out: {one_line(note)}", file=sys.stderr)
     say(page)

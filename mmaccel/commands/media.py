@@ -1,20 +1,22 @@
 """`mmaccel generate`, `speak`, `animate` and `answer`: a dataclass of flags each.
 
-A command says which flags it has and which job it runs; `jobs/` checks them, loads the model,
-decodes and writes.
+A command says which flags it has, which of them go together, and what is made of what: a modality
+and its items. `mmaccel.commands.jobs` makes them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from os.path import isfile  # unlike Path.is_file, false for names too long for a file
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmaccel.checks import check_most, show
+from mmaccel.catalog import CLIP_MODELS, MODELS
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import (
@@ -26,12 +28,12 @@ from mmaccel.commands.options import (
     WindowPolicyFlags,
 )
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES
+from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_KEPT, MAX_RETRIES, SEEDS
 from mmaccel.options import LoadOptions, SamplingOptions
 
-LOCAL, RAY = "local", "ray"
-
 _BATCH_ROWS = 8
+_MAX_FRAMES = 64  # of a start, for models that read prompts
+_MAX_CONTINUED = 9  # and for all others
 _GENERATE_COUNT = "images of each prompt, by default one; without prompts, images in all"
 _GENERATE_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _GENERATE_FILE = (
@@ -84,29 +86,32 @@ class CodecFlags(MediaFlags):
     out: shared.Out = Path("out")
 
 
+class Executor(StrEnum):
+    """Who makes the items of a file: this process, or Ray's actors."""
+
+    local = "local"
+    ray = "ray"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileFlags:
-    """Images of a prompt file.
+    """Items of a prompt file; a `prompt_file` of None makes those of the command line."""
 
-    Attributes:
-        prompt_file: of rows; None makes images of the command line.
-        executor, actors: who generates.
-        resume, shard, retries, max_failures, dry_run: of the job.
-        as_json, json_stream: reports for programs.
-    """
-
-    executor: Annotated[str, typer.Option(help=_GENERATE_EXECUTOR)] = LOCAL
+    executor: Annotated[Executor, typer.Option(help=_GENERATE_EXECUTOR)] = Executor.local
     prompt_file: Annotated[str | None, typer.Option("--prompts", help=_GENERATE_FILE)] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="of a file: generate what is missing")
     ] = False
     shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None
-    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None
+    actors: Annotated[
+        int | None, typer.Option(help="of ray: how many processes", min=1, max=MAX_ACTORS)
+    ] = None
     retries: Annotated[
-        int | None, typer.Option(help="of a file: tries after a failure; by default 1")
+        int | None,
+        typer.Option(help="of a file: tries after a failure; by default 1", min=0, max=MAX_RETRIES),
     ] = None
     max_failures: Annotated[
-        int | None, typer.Option(help="of a file: end when more images failed")
+        int | None, typer.Option(help="of a file: end when more images failed", min=0)
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="of a file: check it, no more")] = False
     as_json: Annotated[bool, typer.Option("--json", help="of a file: JSON on stdout")] = False
@@ -115,27 +120,32 @@ class FileFlags:
     ] = False
 
     def check(self, single: dict[str, Any]) -> None:
-        """Refuse numbers outside their domains, and options of the other way to give prompts.
+        """Refuse options of the other way to give prompts.
 
         Args:
-            single: options of images of the command line, by name; None, False or empty was not
+            single: options of items of the command line, by name; None, False or empty was not
                 given.
 
         Raises:
             OptionError: with the first such option.
         """
-        batch = {"--resume": self.resume, "--shard": self.shard}
-        batch |= {"--retries": self.retries is not None}
-        batch |= {"--max-failures": self.max_failures is not None, "--dry-run": self.dry_run}
-        batch |= {"--executor": self.executor != LOCAL, "--actors": self.actors is not None}
-        batch |= {"--json": self.as_json, "--json-stream": self.json_stream}
-        _check_mode(self.prompt_file, single, batch)
-        _check_not_negative("retries", self.retries)
-        check_most(
-            "--retries", self.retries or 0, MAX_RETRIES, "what failed so often will fail again"
-        )
-        _check_not_negative("max-failures", self.max_failures)
-        _check_executor(self.executor, self.actors)
+        if self.prompt_file is None:
+            for each in fields(self):
+                if getattr(self, each.name) != each.default:
+                    name = each.name.removeprefix("as_").replace("_", "-")
+                    raise OptionError(
+                        f"--{name}: expected --prompts FILE with it; it is for prompt files"
+                    )
+            return
+        for name, value in single.items():
+            if value:
+                raise OptionError(
+                    f"--prompts: expected no {name} with it, because each row of the file has its "
+                    "own prompt and count; leave it out, or write it into the file"
+                )
+        if self.actors is not None and self.executor is not Executor.ray:
+            raise OptionError("--actors: expected --executor ray with it, received none; add it")
+        self.read_shard()
 
     def read_shard(self) -> tuple[int, int] | None:
         """The value of `--shard`: `i/n`, counted from 1.
@@ -156,7 +166,11 @@ class FileFlags:
 
 
 class FileCommand:
-    """What commands share whose prompts are those of the command line or of a file."""
+    """What commands share that make items of the command line or of a prompt file.
+
+    A command has `check`, which refuses wrong flags before any work; `modality`, what is made; and
+    `items`, those of the command line.
+    """
 
     model: str
     out: Path
@@ -165,33 +179,36 @@ class FileCommand:
     sampling: SamplingOptions
     batch_size: int | None
     file: FileFlags
+    compare: bool = False
+
+    def run(self) -> None:
+        """Make the items."""
+        from mmaccel.commands.jobs import run
+
+        run(self)
 
     @property
     def rows(self) -> int:
-        """Texts, clips or images decoded together."""
+        """Items made together."""
         usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
         return usual if self.batch_size is None else self.batch_size
 
-    def check_single(self, single: dict[str, Any]) -> None:
-        """Check the flags of a file, see `FileFlags.check`.
+    def check_together(self, single: dict[str, Any]) -> None:
+        """Refuse options of the other way to give prompts, see `FileFlags.check`, and a policy that
+        cannot be.
 
         Args:
-            single: options of the command line alone, by name, those of layers left out.
-        """
-        layers = {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
-        self.file.check(single | layers)
-
-    def check_decoding(self) -> None:
-        """Check how much is decoded together, and the policy.
+            single: options of the command line alone by name, those of layers left out.
 
         Raises:
             OptionError: with the first that is wrong.
         """
-        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        layers = {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single | layers)
         self.method.read()
 
-    def fields_of_setup(self, load: LoadOptions) -> dict[str, Any]:
-        """The fields of a `mmaccel.batch.worker.Setup` that every command gives."""
+    def basis(self, load: LoadOptions) -> dict[str, Any]:
+        """The fields that every `mmaccel.batch.modalities.Modality` has."""
         return {
             "model": self.model,
             "out": self.out,
@@ -202,10 +219,22 @@ class FileCommand:
             "rows": self.rows,
         }
 
+    def open_sound(self) -> Any:
+        """What opens a place for sound where no files are written, else None."""
+        return None
+
+
+def _make_items(texts: Sequence[str], seed: int, suffix: str) -> list[Any]:
+    """An item for each text; item k has the seed `seed` + k."""
+    from mmaccel.batch.prompts import Item, Row
+
+    rows = {text: Row(str(k), text) for k, text in enumerate(dict.fromkeys(texts))}
+    return [Item(rows[text], k, (seed + k) % SEEDS, suffix) for k, text in enumerate(texts)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Speak(CodecFlags, FileCommand):
-    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
+    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, passes.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), speak those of a file: see docs/batch.md.
 
@@ -221,66 +250,47 @@ class Speak(CodecFlags, FileCommand):
     repetition_penalty: Annotated[float | None, typer.Option(help="1 is none")] = None
     play: Annotated[bool, typer.Option("--play", help=_SPEAK_PLAY)] = False
     stdout: Annotated[bool, typer.Option("--stdout", help=_SPEAK_STDOUT)] = False
-    batch_size: Annotated[int | None, typer.Option(help=_SPEAK_BATCH)] = None
+    batch_size: Annotated[int | None, typer.Option(help=_SPEAK_BATCH, min=1, max=MAX_BATCH)] = None
     file: FileFlags
 
-    def run(self) -> None:
-        """Speak."""
-        from mmaccel.commands.jobs.batch import run_batch
-        from mmaccel.commands.jobs.codec import ListenJob, SpeechJob
+    def check(self) -> None:
+        from mmaccel.pipelines.text_to_speech.plan import check_call
 
-        if self.file.prompt_file is not None:
-            run_batch(self)
-        elif self.play or self.stdout:
-            ListenJob(self).run()
-        else:
-            SpeechJob(self).run()
-
-    def check_texts(self) -> list[str]:
-        """The texts, and options that go with them.
-
-        Raises:
-            OptionError: no text, or an option of the other way to give texts.
-        """
-        self.check_single({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
+        self.check_together({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
         if self.play and self.stdout:
             raise OptionError("--play: expected it or --stdout, received both; leave one out")
         if (self.play or self.stdout) and self.batch_size is not None:
-            name = "--play" if self.play else "--stdout"
             raise OptionError(
-                f"--batch-size: expected none with {name}, which takes one text after the other, "
-                f"received {self.batch_size}; leave it out"
+                f"--batch-size: expected none with --{'play' if self.play else 'stdout'}, which "
+                f"takes one text after the other, received {self.batch_size}; leave it out"
             )
         if not self.texts and self.file.prompt_file is None:
             raise OptionError(
                 "TEXT: expected a text to say, received none; write one, or give --prompts FILE"
             )
-        return self.texts or []
-
-    def check(self) -> None:
-        """Check the flags of texts of a file.
-
-        Raises:
-            OptionError: with the first that is wrong.
-        """
-        from mmaccel.pipelines.text_to_speech.plan import check_call
-
-        self.check_texts()
-        self.check_decoding()
         options = {"max_seconds": self.max_seconds, "repetition_penalty": self.repetition_penalty}
-        check_call([], 0, **options)
+        check_call(self.texts or [], 0, **options)
 
-    def setup(self, load: LoadOptions) -> Any:
-        """What the workers of a file need."""
-        from mmaccel.batch.speech import SpeechSetup
+    def modality(self, load: LoadOptions) -> Any:
+        """What is made."""
+        from mmaccel.batch.modalities import Speech
 
-        return SpeechSetup(
-            **self.fields_of_setup(load),
+        return Speech(
+            **self.basis(load),
             codec=self.codec,
             voice=self.voice,
             max_seconds=self.max_seconds,
             repetition_penalty=self.repetition_penalty,
         )
+
+    def items(self, pipe: Any, seed: int) -> list[Any]:
+        """The texts of the command line."""
+        return _make_items(self.texts or [], seed, ".wav")
+
+    def open_sound(self) -> Any:
+        from mmaccel.commands.jobs import open_sound
+
+        return open_sound(self.play) if self.play or self.stdout else None
 
 
 speak = as_command(Speak)
@@ -309,81 +319,51 @@ class Animate(CodecFlags, FileCommand):
         str | None, typer.Option("--negative-prompt", "--negative", help=_GENERATE_NEGATIVE)
     ] = None
     sampling: Annotated[SamplingOptions, Without("divergence_temperature")]
-    count: Annotated[int, typer.Option(help="clips of each prompt or start")] = 1
+    count: Annotated[
+        int, typer.Option(help="clips of each prompt or start", min=1, max=MAX_IMAGES)
+    ] = 1
     seed: Annotated[int | None, typer.Option(help=_ANIMATE_SEED)] = None
-    batch_size: Annotated[int | None, typer.Option(help=_ANIMATE_BATCH)] = None
+    batch_size: Annotated[int | None, typer.Option(help=_ANIMATE_BATCH, min=1, max=MAX_BATCH)] = (
+        None
+    )
     file_format: Annotated[str | None, typer.Option("--format", help=_ANIMATE_FORMAT)] = None
     file: FileFlags
 
-    def run(self) -> None:
-        """Make the clips."""
-        from mmaccel.commands.jobs.batch import run_batch
-        from mmaccel.commands.jobs.clips import PromptedClipJob
-        from mmaccel.commands.jobs.codec import ClipJob
+    @property
+    def is_continued(self) -> bool:
+        """Whether the model continues frames, and reads no prompts alone."""
         from mmaccel.pipelines.text_to_video.registry import reads_prompts
 
+        return not reads_prompts(self.model)
+
+    def check(self) -> None:
         if self.end is not None:
             raise OptionError(
                 f"--end: expected none with {self.model}, which draws frame after frame and has "
                 f"not learned to reach a given one, received {str(self.end)!r}; give --start, or "
                 "say in the prompt how the clip ends"
             )
-        if not reads_prompts(self.model):
-            ClipJob(self).run()
-        elif self.file.prompt_file is None:
-            PromptedClipJob(self).run()
+        if self.is_continued:
+            names = {"--prompts": self.file.prompt_file, "--start": self.start}
+            names |= {"--negative-prompt": self.negative}
+            remedy = "continues images and videos; leave it out, or take --model moving-scenes"
         else:
-            run_batch(self)
-
-    def check_starts(self) -> tuple[list[Path], str | None]:
-        """The inputs as files, for a model that continues frames, and the prompt behind them.
-
-        The last input is a prompt where it is no file, has a blank in it, and follows others.
-
-        Raises:
-            OptionError: no inputs, or an option of the other models.
-        """
-        others = {"--prompts": self.file.prompt_file, "--start": self.start}
-        others |= {"--negative-prompt": self.negative}
-        self.file.check({})
-        wrong = [name for name, value in others.items() if value is not None]
-        if wrong:
-            raise OptionError(
-                f"{wrong[0]}: expected none with {self.model}, which continues images and videos; "
-                "leave it out, or take --model moving-scenes"
-            )
-        if not self.inputs:
+            names = {"--codec": self.codec, "--text-encoder": self.text_encoder}
+            remedy = "has its own; leave it out"
+        for name, value in names.items():
+            if value is not None:
+                raise OptionError(
+                    f"{name}: expected none with {self.model}, received {str(value)!r}, as it "
+                    f"{remedy}"
+                )
+        count = self.count if self.count != 1 else None
+        self.check_together({"prompt": self.inputs, "--start": self.start, "--count": count})
+        if self.is_continued and not self.inputs:
             raise OptionError(
                 f"FILE: expected images or videos that {self.model} continues, received none; give "
                 "one, or take --model moving-scenes, which reads prompts"
             )
-        files = list(self.inputs)
-        prompt = None
-        if len(files) > 1 and " " in files[-1].strip() and not isfile(files[-1]):
-            prompt = files.pop()
-        return [shared.parse_path(each) for each in files], prompt
-
-    def check_prompts(self) -> None:
-        """Check the inputs and options of a model that reads prompts.
-
-        Raises:
-            OptionError: an option of the other models or of the other way to give prompts, or a
-                file in the place of a prompt.
-        """
-        if self.codec is not None:
-            raise OptionError(
-                f"--codec: expected none with {self.model}, which has its own, received "
-                f"{self.codec!r}; leave it out"
-            )
-        if self.text_encoder is not None:
-            raise OptionError(
-                f"--text-encoder: expected none with {self.model}, which has its own words, "
-                f"received {self.text_encoder!r}; leave it out"
-            )
-        self.check_single(
-            {"prompt": self.inputs, "--start": self.start, "--count": self.count != 1}
-        )
-        files = [each for each in self.inputs or () if isfile(each)]
+        files = [] if self.is_continued else [each for each in self.inputs or () if isfile(each)]
         if files:
             raise OptionError(
                 f"PROMPT: expected prompts for {self.model}, received the file {files[0]!r}; give "
@@ -391,25 +371,52 @@ class Animate(CodecFlags, FileCommand):
                 "--model nvidia/Cosmos-Predict1-4B"
             )
 
-    def check(self) -> None:
-        """Check the flags of clips of a file.
+    def modality(self, load: LoadOptions) -> Any:
+        """What is made; files that clips begin with are read."""
+        from mmaccel.batch.modalities import Clips, Continuations
+        from mmaccel.outputs.video_files import pick_format, read_frames
 
-        Raises:
-            OptionError: with the first that is wrong.
-        """
-        self.check_prompts()
-        self.check_decoding()
+        basis: dict[str, Any] = self.basis(load) | {"suffix": f".{pick_format(self.file_format)}"}
+        if not self.is_continued:
+            frames = () if self.start is None else read_frames(self.start, _MAX_FRAMES)
+            name = None if self.start is None else self.start.name
+            return Clips(**basis, negative=self.negative, start=name, frames=frames)
+        files, prompt = self._split()
+        room, starts = MAX_KEPT, {}
+        for file in files:
+            frames = starts[file] = read_frames(shared.parse_path(file), _MAX_CONTINUED, room=room)
+            room -= sum(frame.width * frame.height for frame in frames)
+        return Continuations(
+            **basis,
+            codec=self.codec,
+            text_encoder=self.text_encoder,
+            starts=starts,
+            prompt=prompt,
+        )
 
-    def setup(self, load: LoadOptions) -> Any:
-        """What the workers of a file need."""
-        from mmaccel.batch.worker import ClipSetup
+    def _split(self) -> tuple[list[str], str | None]:
+        """Files to continue, and the prompt behind them: an input that is no file, has a blank in
+        it, and follows others."""
+        files = list(self.inputs or ())
+        if len(files) > 1 and " " in files[-1].strip() and not isfile(files[-1]):
+            return files[:-1], files[-1]
+        return files, None
+
+    def items(self, pipe: Any, seed: int) -> list[Any]:
+        """The clips of the command line; those of every start have the same seeds."""
+        from mmaccel.batch.prompts import Item, Row
         from mmaccel.outputs.video_files import pick_format
 
-        return ClipSetup(
-            **self.fields_of_setup(load),
-            negative=self.negative,
-            file_format=pick_format(self.file_format),
-        )
+        suffix = f".{pick_format(self.file_format)}"
+        if self.is_continued:
+            files, prompt = self._split()
+            rows = [Row(file, prompt or "") for file in dict.fromkeys(files)]
+            return [
+                Item(row, k, (seed + k) % SEEDS, suffix) for row in rows for k in range(self.count)
+            ]
+        known = CLIP_MODELS.get(self.model, pipe.prompted_model)
+        texts = self.inputs or known.examples
+        return _make_items([text for text in texts for _ in range(self.count)], seed, suffix)
 
 
 animate = as_command(Animate)
@@ -425,7 +432,7 @@ class Answer(MediaFlags):
     visual: VisualFlags
     compare: Annotated[bool, typer.Option("--compare", help=_ANSWER_COMPARE)] = False
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
+        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers", min=1)
     ] = 64
     seed: Annotated[int | None, typer.Option(help=_ANSWER_SEED)] = None
     sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
@@ -438,9 +445,9 @@ class Answer(MediaFlags):
 
     def run(self) -> None:
         """Answer."""
-        from mmaccel.commands.jobs.answer import AnswerJob
+        from mmaccel.commands.answer import answer_question
 
-        AnswerJob(self).run()
+        answer_question(self)
 
 
 answer = as_command(Answer)
@@ -448,7 +455,7 @@ answer = as_command(Answer)
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(MediaFlags, FileCommand):
-    """Generate images. Each carries its prompt, seed, policy, versions and stats.
+    """Generate images. Each carries its prompt, seed, policy, versions and passes.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
 
@@ -461,7 +468,8 @@ class Generate(MediaFlags, FileCommand):
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
     method: ImagePolicyFlags
     count: Annotated[
-        int | None, typer.Option("--num-images", "-n", "--count", help=_GENERATE_COUNT)
+        int | None,
+        typer.Option("--num-images", "-n", "--count", help=_GENERATE_COUNT, min=1, max=MAX_IMAGES),
     ] = None
     seed: Annotated[int | None, typer.Option(help=_GENERATE_SEED)] = None
     out: shared.Out = Path("out")
@@ -472,90 +480,40 @@ class Generate(MediaFlags, FileCommand):
     sides: SizeFlags
     decoder: shared.Decoder = None
     batch_size: Annotated[
-        int | None, typer.Option(help="images generated together; by default 1, of a file 8")
+        int | None,
+        typer.Option(
+            help="images generated together; by default 1, of a file 8", min=1, max=MAX_BATCH
+        ),
     ] = None
     file: FileFlags
 
-    def run(self) -> None:
-        """Generate images of the command line or of a file."""
-        if self.file.prompt_file is None:
-            from mmaccel.commands.jobs.image import ImageJob
-
-            ImageJob(self).run()
-        else:
-            from mmaccel.commands.jobs.batch import run_batch
-
-            run_batch(self)
-
     def check(self) -> None:
-        """Check the flags of both ways to give prompts.
-
-        Raises:
-            OptionError: with the first that is wrong.
-        """
-        self.check_single(
-            {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
-        )
+        single = {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
+        self.check_together(single)
         if self.count is not None:
             many = MAX_IMAGES // max(1, len(self.prompts or ()))
             shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")
         self.sides.join()
-        self.check_decoding()
 
-    def setup(self, load: LoadOptions) -> Any:
-        """What the workers of a file need."""
-        from mmaccel.batch.worker import Setup
+    def modality(self, load: LoadOptions) -> Any:
+        """What is made."""
+        from mmaccel.batch.modalities import Images
 
-        return Setup(
-            **self.fields_of_setup(load),
+        return Images(
+            **self.basis(load),
             decoder=self.decoder,
             size=self.sides.join(),
             negative=self.negative,
         )
 
-    def spread_prompts(self, examples: tuple[str, ...]) -> list[str]:
-        """A prompt for each image: `count` of each of the user's, or `count` of the examples."""
+    def items(self, pipe: Any, seed: int) -> list[Any]:
+        """`count` images of each prompt, or `count` of the examples."""
         if self.prompts:
-            return [text for text in self.prompts for _ in range(self.count or 1)]
-        return [examples[k % len(examples)] for k in range(self.count or len(examples))]
+            texts = [text for text in self.prompts for _ in range(self.count or 1)]
+        else:
+            examples = MODELS.get(self.model, pipe.prompted_model).examples
+            texts = [examples[k % len(examples)] for k in range(self.count or len(examples))]
+        return _make_items(texts, seed, ".png")
 
 
 generate = as_command(Generate)
-
-
-def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
-    """Refuse options for single images with a prompt file, and options of a file without one.
-
-    Args:
-        prompt_file: value of `--prompts`.
-        single, batch: options by name; None, False or empty was not given.
-
-    Raises:
-        OptionError: with the first such option.
-    """
-    wrong = [name for name, value in (batch if prompt_file is None else single).items() if value]
-    if not wrong:
-        return
-    if prompt_file is None:
-        raise OptionError(f"{wrong[0]}: expected --prompts FILE with it; it is for prompt files")
-    raise OptionError(
-        f"--prompts: expected no {wrong[0]} with it, because each row of the file has its "
-        "own prompt and count; leave it out, or write it into the file"
-    )
-
-
-def _check_not_negative(name: str, value: int | None) -> None:
-    if value is not None and value < 0:
-        raise OptionError(f"--{name}: expected 0 or more, received {show(value)}; 0 allows none")
-
-
-def _check_executor(executor: str, actors: int | None) -> None:
-    if executor not in (LOCAL, RAY):
-        raise OptionError(
-            f"--executor: expected {LOCAL} or {RAY}, received {executor!r}; {LOCAL} is this process"
-        )
-    if actors is None:
-        return
-    shared.check_count("actors", actors, MAX_ACTORS)
-    if executor != RAY:
-        raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")

@@ -144,6 +144,10 @@ class WindowPolicyFlags(PolicyFlags):
         str | None, typer.Option(help=_HELP_WINDOW, parser=TypedName, metavar="TEXT")
     ] = None
 
+    def read(self) -> dict[str, Any]:
+        self.choose("window")
+        return self.fields()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePolicyFlags(PolicyFlags):

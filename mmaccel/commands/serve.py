@@ -73,9 +73,9 @@ class Serve:
         from mmaccel.samplers.sampling_params import SamplingParams
 
         check_choice("--task", self.task, ("image", "speech"))
-        image = {"size": self.sides.join(), "decoder": self.decoder}
-        decoding: dict[str, Any] = image
-        refused: dict[str, object] = {"codec": self.speech.codec}
+        image: dict[str, Any] = {"size": self.sides.join(), "decoder": self.decoder}
+        decoding = image
+        refused: dict[str, Any] = {"codec": self.speech.codec}
         if self.task == "speech":
             decoding = asdict(self.speech)
             refused = {**image, "guidance-scale": self.sampling.guidance_scale}

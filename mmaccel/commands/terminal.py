@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -86,6 +86,19 @@ def make_table(*heads: str, title: str | None = None) -> Table:
     for k, head in enumerate(heads):
         table.add_column(head, no_wrap=k == 0, overflow="fold")
     return table
+
+
+def print_rows(
+    title: str, columns: Mapping[str, str | Callable[[Any], str]], rows: Iterable[Any]
+) -> None:
+    """Print rows of a report as a table; columns as `mmaccel.evaluation.measure.tabulate` has
+    them."""
+    from mmaccel.evaluation.measure import tabulate
+
+    table = make_table(*columns, title=title)
+    for cells in tabulate(columns, rows):
+        table.add_row(*cells)
+    wide_console().print(table, "")
 
 
 def count_of(n: int, noun: str) -> str:

@@ -1,65 +1,70 @@
-"""What the small feature networks share: standard features, and weights of 16 bits on disk."""
+"""Features of images, clips and speech of the demo models, by small networks that were trained to
+name what is in them. A Fréchet or kernel distance needs an extractor that knows its items; these
+know the items of this package alone, and no distance over them compares with a published one.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-FILE = "model.safetensors"
-_BATCH = 100
+from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.errors import ShapeError
 
 
 class Features(nn.Module):
-    """Numbers that say what an item shows, of mean 0 and deviation 1 over the training items once
-    `standardise` was called.
+    """A network whose features have mean 0 and deviation 1 over the training items.
 
-    Args:
-        width: D, how many.
+    Attributes:
+        folder: name of the folder of its weights.
+        shape: of an item.
+        width: D, how many features.
+        batch: items extracted together.
     """
 
+    folder: ClassVar[str]
+    shape: ClassVar[tuple[int, ...]]
+    width: ClassVar[int]
+    batch: ClassVar[int]
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width, dtype=torch.float32))
-        self.register_buffer("scale", torch.ones(width, dtype=torch.float32))
+        self.register_buffer("mean", torch.zeros(self.width, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(self.width, dtype=torch.float32))
 
     def raw(self, items: Tensor) -> Tensor:
-        """Features `[…, D]` before they are made standard."""
+        """Features `[N, D]` before they are made standard, of float items."""
         raise NotImplementedError
 
     def forward(self, items: Tensor) -> Tensor:
-        """Features `[…, D]` float32 of items."""
-        return (self.raw(items) - self.mean) / self.scale
+        """Features `[N, D]` float32 of N items, float, or uint8 for 0..1.
 
-    def restore(self, features: Tensor) -> Tensor:
-        """`raw` of standard features."""
-        return features * self.scale + self.mean
+        Raises:
+            ShapeError: items of another size.
+        """
+        if items.shape[1:] != self.shape:
+            wanted = ", ".join(map(str, ("B", *self.shape)))
+            raise ShapeError(
+                f"items: expected [{wanted}], received {list(items.shape)}; {self.folder} knows "
+                "items of this package alone; give an extractor that knows yours"
+            )
+        whole = items if items.is_floating_point() else items.float() / 255
+        return (self.raw(whole) - self.mean) / self.scale
+
+    @classmethod
+    def load(cls) -> Self:
+        """The trained network, float32, in evaluation mode, without the heads it was trained by."""
+        model = cls()
+        state = load_file(DEMO_WEIGHTS / cls.folder / "model.safetensors")
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+        return model.eval()
 
     @torch.no_grad()
-    def standardise(self, items: Tensor) -> None:
-        """Set mean and deviation by N items; for good, as what the heads read stays the same."""
-        found = torch.cat([self(part).flatten(0, -2) for part in items.split(_BATCH)])
-        self.mean.add_(found.mean(0) * self.scale)
-        self.scale.mul_(found.std(0))
-
-
-def save_features(model: Features, folder: Path) -> None:
-    """Write `model.safetensors` in float16, whole or not at all; the folder is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    small = {k: v.half() if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    partial = folder / f"{FILE}.partial"
-    save_file({k: v.contiguous() for k, v in small.items()}, partial)
-    partial.replace(folder / FILE)
-
-
-def read_features(model: Features, folder: Path) -> None:
-    """Load weights of `save_features` as float32, and leave the training mode."""
-    state = load_file(folder / FILE)
-    state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
-    model.load_state_dict(state, assign=True)
-    model.eval()
+    def extract(self, items: Tensor) -> Tensor:
+        """Features `[N, D]` of many items."""
+        return torch.cat([self(part) for part in items.split(self.batch)])

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mmaccel.catalog import DEMO_WEIGHTS as WEIGHTS
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError
 
-WEIGHTS = Path(__file__).parent / "weights"
 NAMES = ("scenes-vqa", "recall", "stdlib")
-_TRAINED_BY = {"scenes-vqa": "vqa"}  # others by the command of their name
 
 
 def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
@@ -29,20 +28,19 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     Returns:
         The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
         or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
-        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor`,
-        `mmaccel.demo.recall.words` and the tokenizer's file.
+        left. Token ids are [B, T].
 
     Raises:
         OptionError: another name, or a folder without weights.
         UnsupportedModelError: files that no library should open; see `check_folder`.
     """
     check_choice("name", name, NAMES)
-    source = WEIGHTS / name if folder is None else Path(folder)
+    home = WEIGHTS / name
+    source = home if folder is None else Path(folder)
     if not (source / "model.safetensors").is_file():
-        part = _TRAINED_BY.get(name, name)
         raise OptionError(
             f"folder: expected config.json and model.safetensors in {source}, received none; "
-            f"`python -m scripts.training {part}` trains them, `{part}-export` writes them there"
+            f"`python -m scripts.training {name}` trains them"
         )
     import torch
     from transformers import (
@@ -51,17 +49,14 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
         PreTrainedTokenizerFast,
     )
 
-    from mmaccel.demo.recall.words import make_tokenizer
     from mmaccel.demo.scenes_vqa.processor import make_processor
     from mmaccel.pipelines.loading.headers import check_folder
 
     check_folder(source, "folder")
     model: Any
-    if name == "recall":
-        model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
-        return model.eval(), make_tokenizer()
-    if name == "stdlib":
-        model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
-        return model.eval(), PreTrainedTokenizerFast.from_pretrained(source)
-    model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
-    return model.eval(), make_processor()
+    if name == "scenes-vqa":
+        model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+        return model.eval(), make_processor()
+    words = source if (source / "tokenizer.json").is_file() else home
+    model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
+    return model.eval(), PreTrainedTokenizerFast.from_pretrained(words)

@@ -26,6 +26,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
 _JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
+_PNG = {"format": "PNG"}
 
 Make = Callable[[Path], object]
 """Writes a file under the name that it is given."""
@@ -57,42 +59,40 @@ class Suite:
         per_prompt: files of a prompt that it asks for.
         read: its prompts from a file or folder.
         file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        make: what writes a file: of an image, or of all images of a prompt.
+        save: how Pillow writes a file; None links it whatever it is.
         kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
         allowed: numbers of files of a prompt that it reads; empty: any.
+        is_grid: whether all images of a prompt are one file.
+        lines: the name of a file with a line of facts for a prompt, of `name`.
     """
 
     per_prompt: int
     read: Callable[[Path], Iterator[Prompt]]
     file: str
-    make: Callable[[Sequence[Item]], Make]
+    save: dict[str, Any] | None
     kinds: tuple[str, ...] = IMAGES
     prompts: str = "a file"
     allowed: tuple[int, ...] = ()
+    is_grid: bool = False
+    lines: str = ""
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
     """The prompts of a suite, in its order.
 
     Raises:
-        OptionError: another suite, no such file or folder, or nothing of that form in it.
+        OptionError: no such file or folder, or nothing of that form in it.
     """
-    if suite not in SUITES:
-        raise OptionError(
-            f"suite: expected one of {', '.join(SUITES)}, received {suite!r}; choose one of these"
-        )
+    layout = SUITES[suite]
     try:
-        if source.is_dir() and "folder" not in SUITES[suite].prompts:
-            raise IsADirectoryError(f"a folder, not {SUITES[suite].prompts}")
-        found = list(SUITES[suite].read(source))
-        wrong = [p.name for p in found if not isinstance(p.text, str) or not p.text.strip()]
-        if wrong or not found:
-            raise ValueError(f"no text for {wrong[0]!r}" if wrong else "no prompts")
+        found = list(layout.read(source))
+        if not found or not all(isinstance(p.text, str) and p.text.strip() for p in found):
+            raise ValueError("no prompts, or one without a text")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise OptionError(
-            f"prompts: expected {SUITES[suite].prompts} as {suite} has, received {str(source)!r} "
+            f"prompts: expected {layout.prompts} as {suite} has, received {str(source)!r} "
             f"({reason}); take what is in the suite's repository as it is"
         ) from error
     return found
@@ -114,28 +114,22 @@ def match_items(
     """
     by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
-        by_prompt.setdefault(_plain(item.prompt or ""), []).append(item)
+        by_prompt.setdefault(" ".join((item.prompt or "").split()), []).append(item)
     matched, missing = [], []
     for prompt in prompts:
-        left = by_prompt.get(_plain(prompt.text), [])
+        left = by_prompt.get(" ".join(prompt.text.split()), [])
         if len(left) < per_prompt:
             missing.append(f"{prompt.name} ({len(left)} of {per_prompt}): {prompt.text}")
         else:
             matched.append((prompt, left[:per_prompt]))
             del left[:per_prompt]
     if missing and not (partial and matched):
-        shown = "; ".join(missing[:_SHOWN])
-        rest = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise OptionError(
             f"images: expected {per_prompt} of each prompt, received fewer of {len(missing)} of "
-            f"{len(prompts)} prompts: {shown}{rest}. Make them with mmaccel generate; --partial "
-            "leaves such prompts out"
+            f"{len(prompts)} prompts: {'; '.join(missing[:_SHOWN])}. Make them with mmaccel "
+            "generate; --partial leaves such prompts out"
         )
     return matched
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
 
 
 def plan_files(suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> dict[str, Make]:
@@ -146,24 +140,21 @@ def plan_files(suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> 
     """
     layout = SUITES[suite]
     plan: dict[str, Make] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     for prompt, items in matched:
-        parts = [items] if layout.make is make_grid else [[item] for item in items]
+        parts = [items] if layout.is_grid else [[item] for item in items]
         for k, part in enumerate(parts):
             suffix = part[0].file.suffix.lower()
             name = layout.file.format(name=prompt.name, k=k, suffix=suffix)
-            if suite == "vbench" and ("/" in name or "\0" in name or len(name.encode()) > 255):
+            if prompt.name == prompt.text and ("/" in name or "\0" in name or len(name) > 200):
                 raise OptionError(
                     "prompt: expected one that can be a file's name, as the suite asks for, "
                     f"received {prompt.text[:80]!r}; leave it out of the prompts"
                 )
-            plan[name] = layout.make(part)
-        if suite == "geneval":
-            plan[f"{prompt.name}/metadata.jsonl"] = _write_lines([prompt.facts])
-    if suite == "partiprompts":
-        plan["prompts.jsonl"] = _write_lines(
-            [{"file": f"{p.name}.png", "prompt": p.text, **p.facts} for p, _ in matched]
-        )
-    return plan
+            plan[name] = partial(_make, part, layout.save)
+        if layout.lines:
+            lines.setdefault(layout.lines.format(name=prompt.name), []).append(prompt.facts)
+    return plan | {name: partial(_write_lines, rows) for name, rows in lines.items()}
 
 
 def write_files(out: Path, plan: dict[str, Make], write: Callable[[Path, Make], object]) -> None:
@@ -175,73 +166,58 @@ def write_files(out: Path, plan: dict[str, Make], write: Callable[[Path, Make], 
         plan: of `plan_files`.
         write: writes a file whole or not at all.
     """
-    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
+    begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(begun, ignore_errors=True)
     try:
         for name, make in plan.items():
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            write(partial / name, make)
+            (begun / name).parent.mkdir(parents=True, exist_ok=True)
+            write(begun / name, make)
         if out.is_dir():
             out.rmdir()
-        os.replace(partial, out)
+        os.replace(begun, out)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(begun, ignore_errors=True)
 
 
-def link(items: Sequence[Item]) -> Make:
-    """Writes a hard link to a file, or a copy where the two lie on different disks."""
+def _make(items: Sequence[Item], save: dict[str, Any] | None, path: Path) -> None:
+    """Write images as one, a grid in rows where there are several; a hard link, or a copy from
+    another disk, where the file is of that form already.
+
+    Raises:
+        ShapeError: images of unlike sizes.
+    """
+    from PIL import Image
+
     source = items[0].file.resolve()  # of a link's target: a relative link leads nowhere
-
-    def make(path: Path) -> None:
+    if save is None or (len(items) == 1 and _is_of(source, save)):
         path.unlink(missing_ok=True)
         try:
             os.link(source, path)
         except OSError:
             shutil.copyfile(source, path)
-
-    return make
-
-
-def make_grid(items: Sequence[Item]) -> Make:
-    """Writes 1 or 4 images as a grid, in rows; raises ShapeError for images of unlike sizes."""
-
-    def make(path: Path) -> None:
-        from PIL import Image
-
-        images = [open_image(item.file).convert("RGB") for item in items]
-        sizes = {image.size for image in images}
-        if len(sizes) > 1:
-            raise ShapeError(
-                f"images: expected one size for a grid, received {sorted(sizes)} "
-                f"({items[0].prompt}); make them again"
-            )
-        (width, height), side = images[0].size, round(len(items) ** 0.5)
-        grid = Image.new("RGB", (side * width, side * height))
-        for k, image in enumerate(images):
-            grid.paste(image, (k % side * width, k // side * height))
-        grid.save(path, format="PNG")
-
-    return make
+        return
+    images = [open_image(item.file).convert("RGB") for item in items]
+    (width, height), side = images[0].size, round(len(items) ** 0.5)
+    if any(image.size != (width, height) for image in images):
+        raise ShapeError(
+            f"images: expected one size for a grid, received others ({items[0].prompt}); make them "
+            "again"
+        )
+    grid = Image.new("RGB", (side * width, side * height))
+    for k, image in enumerate(images):
+        grid.paste(image, (k % side * width, k // side * height))
+    grid.save(path, **save)
 
 
-def _png(items: Sequence[Item]) -> Make:
-    source = items[0].file
-    if source.suffix.lower() == ".png":
-        open_image(source).close()  # a broken one is refused before anything is written
-        return link(items)
-    return lambda path: open_image(source).convert("RGB").save(path, format="PNG")
+def _is_of(file: Path, save: dict[str, Any]) -> bool:
+    """Whether a file is of a format; a broken one raises OptionError."""
+    image = open_image(file)
+    return bool(image.format == save["format"])
 
 
-def _jpeg(items: Sequence[Item]) -> Make:
-    source = items[0].file
-    if source.suffix.lower() in (".jpg", ".jpeg"):
-        return link(items)
-    return lambda path: open_image(source).convert("RGB").save(path, **_JPEG)
-
-
-def _write_lines(rows: Sequence[dict[str, Any]]) -> Make:
+def _write_lines(rows: Sequence[dict[str, Any]], path: Path) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    return lambda path: path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def _read_geneval(file: Path) -> Iterator[Prompt]:
@@ -251,17 +227,13 @@ def _read_geneval(file: Path) -> Iterator[Prompt]:
 
 
 def _read_dpg(folder: Path) -> Iterator[Prompt]:
-    for file in sorted(filter(Path.is_file, folder.glob("*.txt"))):
+    for file in sorted(folder.glob("*.txt")):
         yield Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem)
 
 
 def _read_hpsv2(source: Path) -> Iterator[Prompt]:
-    files = sorted(filter(Path.is_file, source.glob("*.json"))) if source.is_dir() else [source]
-    for file in files:
-        texts = parse_json(read_whole(file, "prompts"))
-        if not isinstance(texts, list):
-            raise TypeError(f"no list in {file.name}")
-        for k, text in enumerate(texts):
+    for file in sorted(source.glob("*.json")) if source.is_dir() else [source]:
+        for k, text in enumerate(parse_json(read_whole(file, "prompts"))):
             yield Prompt(text, f"{file.stem}/{k:05d}")
 
 
@@ -271,7 +243,9 @@ def _read_vbench(file: Path) -> Iterator[Prompt]:
 
 def _read_partiprompts(file: Path) -> Iterator[Prompt]:
     rows = csv.DictReader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return (Prompt(row["Prompt"], f"{k:05d}", dict(row)) for k, row in enumerate(rows))
+    for k, row in enumerate(rows):
+        facts = {"file": f"{k:05d}.png", "prompt": row["Prompt"], **row}
+        yield Prompt(row["Prompt"], f"{k:05d}", facts)
 
 
 def _lines(file: Path) -> list[str]:
@@ -279,15 +253,20 @@ def _lines(file: Path) -> list[str]:
 
 
 SUITES = {
-    "geneval": Suite(4, _read_geneval, "{name}/samples/{k:04d}.png", _png),
+    "geneval": Suite(
+        4, _read_geneval, "{name}/samples/{k:04d}.png", _PNG, lines="{name}/metadata.jsonl"
+    ),
     "dpg": Suite(
-        4, _read_dpg, "{name}.png", make_grid, prompts="a folder of *.txt", allowed=(1, 4)
+        4, _read_dpg, "{name}.png", _PNG,
+        prompts="a folder of *.txt", allowed=(1, 4), is_grid=True,
     ),
     "hpsv2": Suite(
-        1, _read_hpsv2, "{name}.jpg", _jpeg,
+        1, _read_hpsv2, "{name}.jpg", _JPEG,
         prompts="STYLE.json or a folder of them", allowed=(1,),
     ),
-    "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", link, CLIPS),
-    "partiprompts": Suite(1, _read_partiprompts, "{name}.png", _png, allowed=(1,)),
+    "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", None, CLIPS),
+    "partiprompts": Suite(
+        1, _read_partiprompts, "{name}.png", _PNG, allowed=(1,), lines="prompts.jsonl"
+    ),
 }  # fmt: skip
 """Suites by name."""

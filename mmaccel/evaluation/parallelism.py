@@ -54,18 +54,21 @@ def summarize(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         A dict per model and class of policies: `model`, `policy`, `aup` and `points`, pairs of
         tokens a pass and accuracy in percent.
     """
-    found = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            name = next((name for name in _QUALITY if name in row["quality"]), None)
-            if row["model"] != model or name is None:
-                continue
-            point = (row["tokens_per_pass"], 100 * row["quality"][name])
-            own.setdefault(str(row["settings"]).partition("(")[0], []).append(point)
-        best = max((y for points in own.values() for _, y in points), default=0.0)
-        for policy, points in own.items():
-            if best > 0:
-                aup = accuracy_under_parallelism(points, best)
-                found.append({"model": model, "policy": policy, "aup": aup, "points": points})
-    return found
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    best: dict[str, float] = {}
+    for row in rows:
+        for name in [name for name in _QUALITY if name in row["quality"]][:1]:
+            accuracy, model = 100 * row["quality"][name], row["model"]
+            key = (model, str(row["settings"]).partition("(")[0])
+            points.setdefault(key, []).append((row["tokens_per_pass"], accuracy))
+            best[model] = max(best.get(model, 0.0), accuracy)
+    return [
+        {
+            "model": model,
+            "policy": policy,
+            "aup": accuracy_under_parallelism(own, best[model]),
+            "points": own,
+        }
+        for (model, policy), own in points.items()
+        if best[model] > 0
+    ]

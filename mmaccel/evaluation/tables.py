@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+
+from mmaccel.evaluation.measure import Columns, Row, tabulate
 
 SHOWN = {  # column: its name in the report
     "right": "right",
     "distance": "total_variation",
-    "worst": "worst",
     "colours": "colours",
     "shapes": "shapes",
     "relations": "relations",
@@ -22,51 +22,60 @@ def grid(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def visual_tokens_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the first of these tables."""
-    share, informative = row["accuracy"]["all"], row["informative"]
-    low, right, high = (100 * share[name] for name in ("low", "right", "high"))
-    return (
-        row["method"],
-        f"{row['keep']:g}",
-        f"{right:.1f} ({low:.1f}…{high:.1f})",
-        points(row["to_all"]),
-        points(row["to_random"]),
-        "-"
-        if informative is None
-        else f"{100 * informative['right']:.0f} (of {informative['questions']})",
-        f"{row['visual_tokens']:.0f} ({row['layer_tokens']:.0f})",
-        f"{row['flops'] / 1e9:.3g}",
-        f"{1000 * row['prefill_seconds']:.1f}",
-        f"{1000 * row['seconds']:.1f}",
-    )
+def _right(row: Row) -> str:
+    low, right, high = (100 * row["accuracy"]["all"][name] for name in ("low", "right", "high"))
+    return f"{right:.1f} ({low:.1f}…{high:.1f})"
 
 
-def cache_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the first table of `mmaccel evaluate cache`."""
-    share = row["accuracy"]["all"]
-    low, right, high = (100 * share[name] for name in ("low", "right", "high"))
-    return (
-        row["method"],
-        "-" if row["budget"] is None else f"{row['budget']:g}",
-        f"{right:.1f} ({low:.1f}…{high:.1f})",
-        points(row["to_full"]),
-        points(row["to_random"]),
-        f"{100 * row['kept']:.0f}",
-        "-" if row.get("blocks") is None else f"{100 * row['blocks']:.0f}",
-        f"{row['bytes'] / 1024:.0f}",
-        f"{1000 * row['pass_seconds']:.1f}",
-        f"{1000 * row['prefill_seconds']:.0f}",
-    )
+def _times(name: str, factor: float, digits: int = 1) -> Callable[[Row], str]:
+    return lambda row: f"{factor * row[name]:.{digits}f}"
 
 
-def kind_cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
+VISUAL_COLUMNS: Columns = {
+    "method": "{method}",
+    "keep": "{keep:g}",
+    "right % (95 %)": _right,
+    "less all tokens": lambda row: points(row["to_all"]),
+    "over random": lambda row: points(row["to_random"]),
+    "informative %": lambda row: "{:.0f} (of {questions})".format(
+        100 * row["informative"]["right"], **row["informative"]
+    ),
+    "tokens": "{visual_tokens:.0f} ({layer_tokens:.0f})",
+    "GFLOP": lambda row: f"{row['flops'] / 1e9:.3g}",
+    "prefill ms": _times("prefill_seconds", 1000),
+    "all ms": _times("seconds", 1000),
+}
+CACHE_COLUMNS: Columns = {
+    "method": "{method}",
+    "budget": "{budget:g}",
+    "right % (95 %)": _right,
+    "less full": lambda row: points(row["to_full"]),
+    "over random": lambda row: points(row["to_random"]),
+    "entries kept %": _times("kept", 100, 0),
+    "blocks read %": _times("blocks", 100, 0),
+    "KiB a row": _times("bytes", 1 / 1024, 0),
+    "pass ms": _times("pass_seconds", 1000),
+    "prefill ms": _times("prefill_seconds", 1000, 0),
+}
+
+
+def visual_tokens_cells(row: Row) -> tuple[str, ...]:
+    """The cells of `VISUAL_COLUMNS`."""
+    return tabulate(VISUAL_COLUMNS, [row])[0]
+
+
+def cache_cells(row: Row) -> tuple[str, ...]:
+    """The cells of `CACHE_COLUMNS`."""
+    return tabulate(CACHE_COLUMNS, [{"blocks": None} | row])[0]  # which old reports lack
+
+
+def kind_cells(row: Row, names: Sequence[str]) -> tuple[str, ...]:
     """Right answers of a row by kind, %."""
     shares = (row["accuracy"][name] for name in names)
     return tuple("-" if share is None else f"{100 * share['right']:.0f}" for share in shares)
 
 
-def points(found: dict[str, Any] | None) -> str:
+def points(found: Row | None) -> str:
     """A difference of `paired_difference` with its interval, in points of %."""
     if found is None:
         return "-"

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.options import SAMPLING_FIELDS
-from mmaccel.outputs.machine import versions
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
-from mmaccel.results import exactness_in
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.trees.contract import TreeShape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.trees.contract import TreeShape
 
 _LISTED = ("dtype", "device", *(name for name in SAMPLING_FIELDS if name != "guidance_scale"))
 _ALWAYS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
@@ -62,30 +59,12 @@ def _shorten(word: str) -> str:
     return word[:_MAX_WORD].encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 
 
-def describe(
-    prompt: str, seed: int, settings: Mapping[str, Any], batch: ImageOutput, index: int
-) -> dict[str, Any]:
-    """How an image was generated and what it cost, ready for JSON.
-
-    Args:
-        prompt: of the image.
-        seed: of the image.
-        settings: model, weights, policy and sampling parameters.
-        batch: the images generated together with it.
-        index: of the image in the batch.
-    """
-    tokens, passes = batch.tokens.shape[1], int(batch.passes[index])
-    return {
-        "prompt": prompt,
-        "seed": seed,
-        **settings,
-        "exactness": exactness_in(batch.stats.exactness, settings["dtype"]),
-        "tokens": tokens,
-        "passes": passes,
-        "tokens_per_pass": tokens / passes,
-        "batch": {"images": len(batch.prompts), "stats": batch.stats.to_dict()},
-        "versions": versions(),
-    }
+def hash_pixels(images: Sequence[Image]) -> str:
+    """Eight digits of the pixels of images."""
+    digest = hashlib.sha256()
+    for image in images:
+        digest.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+    return digest.hexdigest()[:8]
 
 
 def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[str, Any]:
@@ -111,7 +90,7 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
     is one, and one line of settings.
 
     Args:
-        facts: from `describe`, or with the same names.
+        facts: of a PNG.
         size: width and height of the image, in pixels.
     """
     given = {name: v for name, v in facts["policy_options"].items() if v is not None}

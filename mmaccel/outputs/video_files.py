@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mmaccel.checks import check_choice
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_DECODED, MAX_KEPT
 from mmaccel.outputs.whole_files import write_with_facts
@@ -34,27 +35,21 @@ def pick_format(wanted: str | None) -> str:
         OptionError: none of `FORMATS`.
         MissingBackendError: mp4 without PyAV, or without its encoder.
     """
-    if wanted is not None and wanted not in FORMATS:
-        raise OptionError(
-            f"--format: expected one of {', '.join(FORMATS)}, received {wanted!r}; leave it out"
-        )
-    if wanted == "gif":
+    if wanted is not None:
+        check_choice("--format", wanted, FORMATS)
+    if wanted in ("gif", "webp"):
         return wanted
     try:
         import av
-    except ImportError as error:
-        if wanted == "mp4":
-            raise MissingBackendError(
-                "--format: expected the package av for mp4, received none; "
-                "pip install 'mmaccel[video]', or choose --format webp"
-            ) from error
-        return "webp"
-    if _ENCODER in av.codecs_available:
-        return wanted or "mp4"
+
+        if _ENCODER in av.codecs_available:
+            return "mp4"
+    except ImportError:
+        pass
     if wanted == "mp4":
         raise MissingBackendError(
-            f"--format: expected an av with {_ENCODER} for mp4, received one without; "
-            "pip install --force-reinstall av, or choose --format webp"
+            f"--format: expected the package av with {_ENCODER} for mp4, received none; "
+            "pip install --force-reinstall 'mmaccel[video]', or choose --format webp"
         )
     return "webp"
 
@@ -84,7 +79,7 @@ def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]
     Raises:
         OSError: no space left, or another error of the encoder.
     """
-    write = _WRITERS[file.suffix]
+    write = _write_mp4 if file.suffix == ".mp4" else _write_pages
     write_with_facts(file, facts, lambda path: write(path, frames, fps))
 
 
@@ -116,36 +111,24 @@ def _plain_file(path: Path) -> str:
     return f"file:{path}"
 
 
-def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
+def _write_pages(path: Path, frames: Tensor, fps: float) -> None:
+    """A lossless WebP or a GIF, by what the temporary name has before its end."""
     from PIL import Image
 
     first, *others = [Image.fromarray(frame) for frame in frames.numpy()]
+    is_gif = ".gif." in path.name
+    unit = _GIF_UNIT if is_gif else 1
+    # milliseconds of each frame in whole units, whose sum is the clip's length
+    ends = [unit * round(1000 * k / (fps * unit)) for k in range(len(frames) + 1)]
+    own: dict[str, Any] = {"loop": 0} if is_gif else {"lossless": True, "quality": 0}
     first.save(
         path,
-        format="WEBP",
+        format="GIF" if is_gif else "WEBP",
         save_all=True,
         append_images=others,
-        duration=_durations(len(frames), fps, 1),
-        lossless=True,
-        quality=0,
+        duration=[end - begin for begin, end in pairwise(ends)],
+        **own,
     )
-
-
-def _write_gif(path: Path, frames: Tensor, fps: float) -> None:
-    from PIL import Image
-
-    first, *others = [Image.fromarray(frame) for frame in frames.numpy()]
-    times = _durations(len(frames), fps, _GIF_UNIT)
-    first.save(path, format="GIF", save_all=True, append_images=others, duration=times, loop=0)
-
-
-def _durations(count: int, fps: float, unit: int) -> list[int]:
-    """Milliseconds of each frame in whole units, whose sum is the clip's length."""
-    ends = [unit * round(1000 * k / (fps * unit)) for k in range(count + 1)]
-    return [end - begin for begin, end in pairwise(ends)]
-
-
-_WRITERS = {".mp4": _write_mp4, ".webp": _write_webp, ".gif": _write_gif}
 
 
 def read_frames(file: Path, most: int, option: str = "start", room: int = MAX_KEPT) -> list[Image]:
@@ -154,7 +137,7 @@ def read_frames(file: Path, most: int, option: str = "start", room: int = MAX_KE
     Args:
         file: a picture (see `open_picture`) or a video that PyAV reads. Of pages that are not
             frames in time (the preview of a camera, layers, scans) the first is read. A page that
-            stays a multiple of the shortest time is as many frames: encoders join equal ones.
+            stays some times the shortest time is as many frames: encoders join equal ones.
         most: largest number of frames.
         option: begins the messages.
         room: pixels that may be kept.
@@ -192,27 +175,16 @@ def _picture_frames(opened: Any, name: str, most: int, option: str, room: int) -
         if page >= count - n_kept:
             frames.append(upright_rgb(opened))
             times.append(opened.info.get("duration"))
-    return _repeat(frames, times, most, _GIF_UNIT if opened.format == "GIF" else 1)
-
-
-def _repeat(frames: list[Image], times: list[Any], most: int, unit: int) -> list[Image]:
-    """Each frame as often as its time is a multiple of the shortest, the last `most`; each once
-    where the times are no such multiples, up to the rounding of `_durations` to units."""
     if not all(isinstance(time, int | float) and time > 0 for time in times):
         return frames
     shortest = min(times)
-    rounded = [(shortest + unit * k / 8, unit - 0.5) for k in range(8, -8, -1)]
-    for step, slack in [(shortest, 0.0), *rounded]:
-        counts = [max(1, round(time / step)) for time in times]
-        mean = sum(times) / sum(counts)
-        if all(abs(time - n * mean) <= slack for time, n in zip(times, counts, strict=True)):
-            break
-    else:
-        return frames
-    found: deque[Image] = deque(maxlen=most)
-    for frame, count in zip(frames, counts, strict=True):
-        found.extend([frame] * min(most, count))
-    return list(found)
+    slack = _GIF_UNIT / 4 if opened.format == "GIF" else 0.25  # times are rounded to a unit
+    units = [shortest + k * slack for k in (0, -1, 1, -2, 2, -3, 3)]
+    unit = min(units, key=lambda unit: sum(abs(t / unit - round(t / unit)) for t in times))
+    repeated: deque[Image] = deque(maxlen=most)
+    for frame, time in zip(frames, times, strict=True):
+        repeated.extend([frame] * min(most, max(1, round(time / unit))))
+    return list(repeated)
 
 
 def _check_frame(size: tuple[int, int], name: str, n_kept: int, option: str, room: int) -> None:

@@ -36,8 +36,8 @@ logger = logging.getLogger(__package__)
 def create_app(engine: Engine) -> ASGIApp:
     """The ASGI application of an engine."""
     settings, route = engine.settings, engine.route
-    card: dict[str, Any] = {"id": settings.name, "object": "model", "created": int(time.time())}
-    card["owned_by"] = "mmaccel"
+    card: dict[str, Any] = {"id": settings.name, "object": "model", "owned_by": "mmaccel"}
+    card |= {"created": int(time.time())}
     app = FastAPI(title="mmaccel", openapi_url=None)
 
     @app.get("/health")
@@ -127,7 +127,7 @@ def _record(app: ASGIApp, engine: Engine) -> ASGIApp:
         path = scope["path"].removesuffix("/") or "/"
         request_id = secrets.token_hex(8)
         jobs: list[Job] = []
-        scope.update(path=path, state={"request_id": request_id, "jobs": jobs})
+        scope.update({"path": path, "state": {"request_id": request_id, "jobs": jobs}})
         began = time.monotonic()
         status = 0
 

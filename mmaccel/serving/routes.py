@@ -19,8 +19,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
+from mmaccel.batch.modalities import Images, Modality, Speech
 from mmaccel.batch.prompts import Item, check_row, make_items
-from mmaccel.batch.worker import Setup, negative_of
 from mmaccel.errors import OptionError
 from mmaccel.limits import SEEDS
 from mmaccel.outputs.image_files import to_png
@@ -137,7 +137,7 @@ class Route:
         OptionError, UnsupportedModelError: the model cannot be opened.
     """
 
-    def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
+    def __init__(self, setup: Modality, prefix_tree: PrefixTree | None = None) -> None:
         self.setup = setup
         self.prefix_tree = prefix_tree
         self.pipe: Any = setup.open()
@@ -150,7 +150,9 @@ class ImageRoute(Route):
     body = ImageBody
     headers: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
+    setup: Images
+
+    def __init__(self, setup: Images, prefix_tree: PrefixTree | None = None) -> None:
         super().__init__(setup, prefix_tree)
         self.example = self.pipe.prompted_model.examples[0]
         self._hashes = setup.hash_files(self.pipe)
@@ -173,7 +175,7 @@ class ImageRoute(Route):
                 f"finished, received {shown}; leave it out"
             )
         settings = self.setup.plan(items[0], pipe)
-        negative = negative_of(self.setup, items[0])
+        negative = self.setup.negative_of(row)
         prompt = encode_prompts(pipe.prompted_model, [row.prompt], [negative], settings.params)
         steps = [pipe.length * (k + 1) // (shown + 1) for k in range(shown)]
         jobs = [Job(item, settings, pipe.size, prompt.width, partials=steps) for item in items]
@@ -251,7 +253,7 @@ class ImageRoute(Route):
         if body.output_format == "png":
             job = made.request.tag
             facts = self.setup.describe(job.item, job.settings, self._hashes, self.pipe.model)
-            data = to_png(made.image, {**facts, **made.shape})
+            data = to_png(made.image, {**facts, **self.setup.measure(made)})
         else:
             file = BytesIO()
             quality = body.output_compression
@@ -279,7 +281,7 @@ class SpeechRoute(Route):
 
     def __init__(
         self,
-        setup: Setup,
+        setup: Speech,
         prefix_tree: PrefixTree | None = None,
         chunk_seconds: float = CHUNK_SECONDS,
     ) -> None:

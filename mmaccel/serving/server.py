@@ -10,15 +10,13 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mmaccel.batch.speech import SpeechSetup
-from mmaccel.batch.worker import Setup
+from mmaccel.batch.modalities import Images, Speech
 from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.app import create_app
 from mmaccel.serving.engine import Engine
@@ -114,7 +112,7 @@ def open_engine(settings: ServerSettings, task: str, model: str, **options: Any)
         settings: of the server.
         task: "image" or "speech".
         model: name, folder, file or hub id.
-        **options: fields of `mmaccel.batch.worker.Setup` or `mmaccel.batch.speech.SpeechSetup`,
+        **options: fields of `mmaccel.batch.modalities.Images` or `Speech`,
             which write to no folder.
 
     Raises:
@@ -126,9 +124,9 @@ def open_engine(settings: ServerSettings, task: str, model: str, **options: Any)
     options["rows"] = min(settings.rows, settings.queue)  # parts of a text that find room together
     route: ImageRoute | SpeechRoute
     if task == "image":
-        route = ImageRoute(Setup(model, Path(), **options), tree)
+        route = ImageRoute(Images(model=model, **options), tree)
     else:
-        route = SpeechRoute(SpeechSetup(model, Path(), **options), tree)
+        route = SpeechRoute(Speech(model=model, **options), tree)
     _warm_up(route)
     return Engine(route, settings)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_length, show
 from mmaccel.errors import OptionError
-from mmaccel.results import Exactness, ShortRepr, Stats, add_stats
+from mmaccel.results import ShortRepr, Stats, add_stats
 from mmaccel.samplers.noise import choose_one_seed
 from mmaccel.tokenizers_vq.decoded import limit
 
@@ -54,17 +54,6 @@ class RequestOutput(ShortRepr):
     passes: int
     total_variation: float = 0.0
     nats: float = 0.0
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Number of tokens, and width and height in pixels."""
-        width, height = self.image.size
-        return {"tokens": len(self.tokens), "width": width, "height": height}
-
-    def cost(self, exactness: Exactness) -> dict[str, Any]:
-        """Forward passes, and the divergence of a policy whose `exactness` is "relaxed"."""
-        divergence = {"total_variation": self.total_variation, "nats": self.nats}
-        return {"passes": self.passes, **(divergence if exactness == "relaxed" else {})}
 
 
 @dataclass(frozen=True, repr=False)

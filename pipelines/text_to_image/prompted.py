@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
-from torch.nn import functional as F
 
-from mmaccel.contracts import FinishedRow
+from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.options import takes
 from mmaccel.pipelines.call_options import ServeOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.media import RowPlan
+from mmaccel.pipelines.media import RowPlan, RunningRequests
 from mmaccel.pipelines.pipeline import Pipeline
 from mmaccel.pipelines.text_to_image.model import (
-    Encoded,
     PromptedModel,
     check_params,
+    encode_prompts,
     make_rows,
 )
 from mmaccel.pipelines.text_to_image.outputs import Request, check_requests
-from mmaccel.pipelines.text_to_image.requests import RunningRequests
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
+
+_WARM_UP_PASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,6 @@ class PromptServe(ServeOptions):
     """The arguments of `PromptPipeline.serve`, which explains them."""
 
     params: SamplingParams = field(kw_only=False)
-    encoded: Encoded | None = None
 
 
 class PromptPipeline(Pipeline):
@@ -104,8 +103,6 @@ class PromptPipeline(Pipeline):
             prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
                 process what follows, and leave their prompts in it, for this `serve` and those
                 that are given the same tree. None: every request processes its whole prompt.
-            encoded: the prompts of `requests`, from `encode_prompts` for this model and `params`;
-                None encodes them.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -122,29 +119,70 @@ class PromptPipeline(Pipeline):
         params = call.params
         check_params(params)
         call.check()
-        running = RunningRequests(self.prompted_model, requests, params, self.finish)
-        encoded = running.encode(requests) if call.encoded is None else call.encoded
-        noise = running.make_noise(requests)
         decoding = self.choose(call)
-        arrivals = call.arrivals
+
+        def begin(joined: dict[int, Request]) -> Arrivals:
+            asked = list(joined.values())
+            texts = [request.prompt for request in asked]
+            negatives = [request.negative for request in asked]
+            encoded = encode_prompts(self.prompted_model, texts, negatives, params)
+            noise = Noise.from_seed(
+                [request.seed for request in asked], len(asked), self.model.device
+            )
+            return Arrivals(make_rows(self.prompted_model, encoded, params), noise)
+
+        def finish(row: FinishedRow) -> Any:
+            request = running.end(row)
+            return self.finish(request, row) if len(row.tokens) == self.length else None
+
+        running = RunningRequests(begin)
         with alone(self.model), self._at_work():
             with torch.no_grad():
-                prompt = make_rows(self.prompted_model, encoded, params)
-            room = self.fit_prompt(call.prompt_width, self.length) - prompt.tokens.shape[1]
-            if arrivals is not None and room > 0:
-                prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
+                prompt, noise = running.admit(requests)
             plan = RowPlan(
-                prompt=prompt,
+                prompt=self.make_room(prompt, call, self.length),
                 length=self.length,
                 max_num_seqs=call.rows,
                 params=params,
                 noise=noise,
-                arrivals=None if arrivals is None else partial(running.receive, arrivals),
+                arrivals=running.joining(call.arrivals, check_requests),
                 prefix_tree=call.prefix_tree,
             )
             return self.decode_rows(
-                decoding, plan, finish=running.finish, deliver=call.deliver, on_step=call.on_step
+                decoding, plan, finish=finish, deliver=call.deliver, on_step=call.on_step
             )
+
+    def warm_up(
+        self, policy: Any, params: SamplingParams, text: str, rows: int, on_pass: Any = None
+    ) -> float:
+        """Run a few passes, so that the first measured image does not pay for allocations. Tokens
+        are not decoded to pixels, which takes some models long.
+
+        Args:
+            policy, params: as they will be measured.
+            text: prompt of the images, which are thrown away.
+            rows: images decoded together.
+            on_pass: called after every pass; an exception from it ends the warming up.
+
+        Returns:
+            Seconds of a pass, without the first.
+        """
+        ends: list[float] = []
+
+        def stop(progress: Any) -> Any:
+            ends.append(time.perf_counter())
+            if on_pass is not None:
+                on_pass()
+            is_last = progress.passes >= _WARM_UP_PASSES
+            return torch.zeros_like(progress.lengths) if is_last else None
+
+        noise = Noise.from_seed(0, rows, self.model.device)
+        encoded = [self.prompted_model.encode(text)] * rows
+        with alone(self.model), torch.no_grad():
+            prompt = self.prompted_model.prompt(encoded, params.guidance_scale != 1)
+            self.engine.prepare(self.model, prompt, policy, params)
+            policy.sample(self.model, prompt, self.length, params=params, noise=noise, on_step=stop)
+        return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
     def _render_row(self, request: Request, row: FinishedRow) -> Any:
         """What `render` makes of one row."""

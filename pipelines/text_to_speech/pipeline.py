@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Unpack
 
@@ -23,7 +22,7 @@ from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions, TokenOptions
-from mmaccel.pipelines.media import RowPlan, collect_payloads
+from mmaccel.pipelines.media import RowPlan, RunningRequests, collect_payloads
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.text_to_speech.plan import (
     CHUNK_SECONDS,
@@ -325,59 +324,47 @@ class TextToSpeech(Pipeline):
         """
         decoding = self.choose(call)
         call.check()
-        arrivals = call.arrivals
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
-
-        def plan(request: SpeechRequest) -> SpeechPlan:
-            return make_plan(
-                self.speech,
-                [request.text],
-                [request.seed],
-                voice=request.voice,
-                max_seconds=call.max_seconds,
-                **params,
-            )
-
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
         check_callable("deliver_chunk", call.deliver_chunk)
         sound = RunningSound(call.on_step)
-        running: dict[int, tuple[SpeechRequest, SpeechPlan]] = {}
-        numbers = count()
+        plans: dict[int, SpeechPlan] = {}  # of the running requests
 
-        def begin(request: SpeechRequest) -> SpeechPlan:
-            own = plan(request)
-            number = next(numbers)
-            running[number] = request, own
-            if request.in_chunks and call.deliver_chunk is not None:
-                deliver = partial(call.deliver_chunk, request)
-                send = ChunkSender(self.speech.sample_rate, deliver)
-                sound.begin(RowSound(self.speech, own, 0, number=number, frames=frames, send=send))
-            return own
+        def begin(joined: dict[int, SpeechRequest]) -> Arrivals:
+            for number, request in joined.items():
+                plan = plans[number] = make_plan(
+                    self.speech,
+                    [request.text],
+                    [request.seed],
+                    voice=request.voice,
+                    max_seconds=call.max_seconds,
+                    **params,
+                )
+                if request.in_chunks and call.deliver_chunk is not None:
+                    deliver = partial(call.deliver_chunk, request)
+                    send = ChunkSender(self.speech.sample_rate, deliver)
+                    row = RowSound(self.speech, plan, 0, number=number, frames=frames, send=send)
+                    sound.begin(row)
+            return Arrivals(*join_plans([plans[number] for number in joined]))
 
         def finish(row: FinishedRow) -> tuple[SpeechRequest, Utterance] | None:
-            request, own = running.pop(row.row)
+            request, plan = running.end(row), plans.pop(row.row)
             sent = sound.end(row)
             if not len(row.tokens):
                 return None
-            return request, finish_utterance(self.speech, own, row, index=0, sound=sent)
+            return request, finish_utterance(self.speech, plan, row, index=0, sound=sent)
 
-        def receive(most: int) -> Arrivals | None:
-            assert arrivals is not None
-            asked = [begin(request) for request in arrivals(most)]
-            return Arrivals(*join_plans(asked)) if asked else None
-
-        first = [begin(request) for request in call.requests]
+        running = RunningRequests(begin)
         with alone(self.model), self._at_work():
-            length = first[0].length
-            width = self.fit_prompt(call.prompt_width, length)
-            prompt, noise = join_plans(first, 0 if arrivals is None else width)
+            prompt, noise = running.admit(call.requests)
+            first = next(iter(plans.values()))
             whole = RowPlan(
-                prompt=prompt,
-                length=length,
+                prompt=self.make_room(prompt, call, first.length),
+                length=first.length,
                 max_num_seqs=call.rows,
-                params=first[0].params,
+                params=first.params,
                 noise=noise,
-                arrivals=None if arrivals is None else receive,
+                arrivals=running.joining(call.arrivals),
                 prefix_tree=call.prefix_tree,
             )
             stats = self.decode_rows(

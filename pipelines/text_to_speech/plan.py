@@ -100,16 +100,11 @@ def make_plan(
     )
 
 
-def join_plans(plans: Sequence[SpeechPlan], width: int = 0) -> tuple[Prompt, Noise]:
-    """Prompt and noise of the rows of several plans.
-
-    Args:
-        plans: at least one.
-        width: tokens of a prompt that there is room for, at least.
-    """
+def join_plans(plans: Sequence[SpeechPlan]) -> tuple[Prompt, Noise]:
+    """Prompt and noise of the rows of several plans."""
     prompts = [plan.prompt for plan in plans]
     noises = [plan.noise for plan in plans]
-    width = max(width, *(prompt.tokens.shape[1] for prompt in prompts))
+    width = max(prompt.tokens.shape[1] for prompt in prompts)
     tokens = [F.pad(prompt.tokens, (0, width - prompt.tokens.shape[1])) for prompt in prompts]
     lengths = torch.cat([prompt.lengths for prompt in prompts])
     prompt = replace(prompts[0], tokens=torch.cat(tokens), lengths=lengths)

@@ -85,7 +85,7 @@ def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
     if str(name) == DEMO and not (folder / "model.safetensors").is_file():
         raise OptionError(
             f"model: expected the weights of {DEMO} in {folder}, received none; give another "
-            f"model, or train it: python -m scripts.training {DEMO}, then {DEMO}-export"
+            f"model, or train it: python -m scripts.training {DEMO}"
         )
     return find_model(name, {DEMO: folder}, hub=hub)
 

@@ -87,8 +87,7 @@ def find_clips(name: str | Path, hub: HubOptions = USUAL) -> Path:
     if str(name) == DEMO and DEMO not in demos:
         raise OptionError(
             f"model: expected config.json and model.safetensors in {DEMO_WEIGHTS / DEMO}, received "
-            f"none; `python -m scripts.training {DEMO}` trains them, `{DEMO}-export` writes them "
-            "there"
+            f"none; `python -m scripts.training {DEMO}` trains them"
         )
     check_task(name, PROMPTED_CLIPS)
     return find_model(name, demos, hub=hub)

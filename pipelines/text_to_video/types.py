@@ -15,7 +15,7 @@ from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import PromptedModel
 from mmaccel.pipelines.text_to_image.outputs import Request
-from mmaccel.results import Exactness, ShortRepr
+from mmaccel.results import ShortRepr
 from mmaccel.tokenizers_vq.grid import Grid
 
 
@@ -92,15 +92,3 @@ class ClipOutput(ShortRepr):
 
     request: Request
     clip: Clip
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """Numbers of tokens and frames, and width and height in pixels."""
-        frames, height, width, _ = self.clip.frames.shape
-        n_tokens = self.clip.tokens.numel()
-        return {"tokens": n_tokens, "frames": frames, "width": width, "height": height}
-
-    def cost(self, exactness: Exactness) -> dict[str, Any]:
-        """Forward passes, and the divergence of a policy whose `exactness` is "relaxed"."""
-        divergence = {"total_variation": self.clip.total_variation}
-        return {"passes": self.clip.passes, **(divergence if exactness == "relaxed" else {})}

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+import urllib.request
+import venv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from scripts.first_day.environment import clean_environment
-from scripts.first_day.hub import build_repositories
 from scripts.first_day.step import Run, Step
 from tests.fixtures.fake_hub import serve_hub
 
+ROOT = Path(__file__).resolve().parents[2]
 _SECONDS = 600  # of a run at most
-SMALL_DISK = "/dev/shm"  # in memory on Linux, and smaller than the disk of temporary files
+_SMALL_DISK = "/dev/shm"  # in memory on Linux, and smaller than the disk of temporary files
 _NOBODY = "http://127.0.0.1:9"
+_CPU_BUILDS = "https://download.pytorch.org/whl/cpu"  # as scripts/environment.sh
+_SOURCES = ("mmaccel", "kernels", "tokenizers_vq", "samplers", "pipelines")
+_TINY = """
+import sys
+from pathlib import Path
+from tests.fixtures.checkpoints import build_checkpoint
+from tests.fixtures.speech import build_speech
+folder = Path(sys.argv[1])
+build_checkpoint("janus", folder / "janus")
+build_speech("llasa", folder)
+"""
 
 
 class StepError(AssertionError):
@@ -31,13 +45,7 @@ class StepError(AssertionError):
 
 @dataclass(frozen=True)
 class Done:
-    """A finished run.
-
-    Attributes:
-        run: what was done.
-        output: stdout and stderr together.
-        code: exit status.
-    """
+    """A finished run: what was done, stdout and stderr together, and the exit status."""
 
     run: Run
     output: str
@@ -62,23 +70,15 @@ class Runner:
 
     def is_possible(self, step: Step) -> bool:
         """Whether the environment has what a step needs, and lacks what it is about."""
-        packages = [*step.lacks, *(name for name in step.needs if "/" not in name)]
-        source = (
-            "import sys, importlib.util as u; print(*[bool(u.find_spec(n)) for n in sys.argv[1:]])"
-        )
-        asked = [str(self.python), "-c", source, *packages]
-        printed = subprocess.run(
-            asked,
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=self.folder,
-            env=os.environ | dict(self.extra),
-        ).stdout.split()
-        there = dict(zip(packages, (text == "True" for text in printed)))
-        paths = [Path(name).exists() for name in step.needs if "/" in name]
-        is_lacking = not any(there[name] for name in step.lacks)
-        return is_lacking and all(there[n] for n in step.needs if "/" not in n) and all(paths)
+        return all(map(self._has, step.needs)) and not any(map(self._has, step.lacks))
+
+    def _has(self, name: str) -> bool:
+        """A package, or a path."""
+        if "/" in name:
+            return Path(name).exists()
+        source = f"import sys, importlib.util as u; sys.exit(u.find_spec({name!r}) is None)"
+        environment = os.environ | dict(self.extra)
+        return not subprocess.call([self.python, "-c", source], cwd=self.folder, env=environment)
 
     def run(self, step: Step, name: str) -> list[Done]:
         """Do a step.
@@ -90,45 +90,41 @@ class Runner:
         Raises:
             StepError: another exit status or output, or a message without the remedy.
         """
-        work, home = self.folder / name / "work", self.folder / name / "home"
+        work = self.folder / name / "work"
         work.mkdir(parents=True)
-        home.mkdir()
+        (work.parent / "home").mkdir()
         for file, text in step.files.items():
             (work / file).parent.mkdir(parents=True, exist_ok=True)
             (work / file).write_text(text, encoding="utf-8")
-        port = _free_port()
-        done = []
-        server = (
-            self._serve(step.server.replace("{port}", str(port)), work, home)
-            if step.server
-            else None
-        )
+        with socket.socket() as opened:
+            opened.bind(("127.0.0.1", 0))
+            port = str(opened.getsockname()[1])
+        server = self._serve(step.server.replace("{port}", port), work) if step.server else None
         try:
-            for run in (step.run, step.then):
-                if run is not None:
-                    done.append(self._do(run, step, port, work, home))
+            done = [self._do(run, step, port, work) for run in (step.run, step.then) if run]
         finally:
             if server is not None:
                 server.send_signal(signal.SIGTERM)
-                code = server.wait(_SECONDS)
-        if server is not None and code:
-            raise StepError(f"{step.title}: the server ended with {code}, not 0")
+                server.wait(_SECONDS)
+        if server is not None and server.returncode:
+            raise StepError(f"{step.title}: the server ended with {server.returncode}, not 0")
         said = _flat(done[0].output)
-        if step.remedy and _flat(step.remedy) not in said:
+        if _flat(step.remedy) not in said:
             raise StepError(f"{step.title}: expected the remedy {step.remedy!r} in: {said}")
         return done
 
-    def _do(self, run: Run, step: Step, port: int, work: Path, home: Path) -> Done:
-        text = run.text.replace("{port}", str(port))
-        command = ["python", "-c", text] if run.is_python else ["bash", "-c", text]
-        log = home.parent / f"{len(list(home.parent.iterdir()))}.txt"
+    def _do(self, run: Run, step: Step, port: str, work: Path) -> Done:
+        text = run.text.replace("{port}", port)
+        log = work.parent / f"{len(list(work.parent.iterdir()))}.txt"
+        is_stopped = not run.stop_at
         with log.open("wb") as opened:
-            process = self._start(command, run.net, work, home, opened)
-            end, is_stopped = time.monotonic() + _SECONDS, False
+            command = ["python", "-c", text] if run.is_python else ["bash", "-c", text]
+            process = self._start(command, run.net, work, opened)
+            end = time.monotonic() + _SECONDS
             while process.poll() is None:
                 if time.monotonic() > end:
                     os.killpg(process.pid, signal.SIGKILL)
-                if run.stop_at and not is_stopped and _is_reached(run.stop_at, work, log):
+                if not is_stopped and _is_reached(run.stop_at, work, log):
                     os.killpg(process.pid, signal.SIGINT)
                     is_stopped = True
                 time.sleep(0.02)
@@ -138,13 +134,25 @@ class Runner:
             raise StepError(f"exit status {process.returncode}, not {run.code}. {shown}")
         if not re.search(run.says, _flat(output)):
             raise StepError(f"nothing like {run.says!r} was printed. {shown}")
-        return Done(run, output.replace(str(port), "8000"), process.returncode)
+        return Done(run, output.replace(port, "8000"), process.returncode)
 
-    def _start(
-        self, command: list[str], net: str, work: Path, home: Path, log: IO
-    ) -> subprocess.Popen:
-        endpoint = self.hub if net == "hub" else _NOBODY
-        own = clean_environment(self.python, home) | {"HF_ENDPOINT": endpoint, **self.extra}
+    def _start(self, command: list[str], net: str, work: Path, log: IO) -> subprocess.Popen:
+        """Start a command for a user who has set no variable but PATH, HOME and a language, with
+        how pip reaches its index; one thread, so that no command measures how many are best.
+        """
+        kept = ("PIP_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy", "UV_")
+        own = {name: value for name, value in os.environ.items() if name.startswith(kept)}
+        own |= {
+            "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(work.parent / "home"),
+            "LANG": "C.UTF-8",
+            "TERM": "dumb",
+            "COLUMNS": "100",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_ENDPOINT": self.hub if net == "hub" else _NOBODY,
+            **self.extra,
+        }
         return subprocess.Popen(
             command,
             cwd=work,
@@ -153,14 +161,15 @@ class Runner:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_take_interrupts,
+            # a shell in the background ignores Ctrl-C, and this script may be in one
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
-    def _serve(self, command: str, work: Path, home: Path) -> subprocess.Popen:
+    def _serve(self, command: str, work: Path) -> subprocess.Popen:
         """Start a server, and wait until it has said its address."""
-        log = home.parent / "server.txt"
+        log = work.parent / "server.txt"
         with log.open("wb") as opened:
-            process = self._start(["bash", "-c", f"exec {command}"], "none", work, home, opened)
+            process = self._start(["bash", "-c", f"exec {command}"], "none", work, opened)
         end = time.monotonic() + _SECONDS
         while "http://" not in log.read_text(encoding="utf-8"):
             if process.poll() is not None or time.monotonic() > end:
@@ -180,28 +189,66 @@ def open_runner(
         folder: an empty one.
         extra: further variables of the environment.
     """
-    (folder / "hub").mkdir()
-    repositories = build_repositories(folder / "hub", python)
-    free = shutil.disk_usage(SMALL_DISK).free if Path(SMALL_DISK).exists() else 0
+    hub = folder / "hub"
+    hub.mkdir()
+    demo = ROOT / "mmaccel" / "demo" / "weights" / "scenes"
+    repositories = {
+        "own/scenes": demo,
+        "own/gated": demo,
+        "own/large": Path(shutil.copytree(demo, hub / "large")),
+        "deepseek-ai/Janus-Pro-1B": _stand_in(hub / "a", "config", model_type="multi_modality"),
+        "black-forest-labs/FLUX.1-dev": _stand_in(
+            hub / "b", "model_index", _class_name="FluxPipeline"
+        ),
+        "own/lora": _stand_in(hub / "c", "adapter_config", peft_type="LORA"),
+        "deepseek-community/Janus-Pro-1B": hub / "janus",
+        "HKUSTAudio/Llasa-1B": hub / "llasa",
+        "HKUSTAudio/xcodec2-hf": hub / "xcodec2",
+    }
+    (hub / "large" / "more.safetensors").write_bytes(b"x")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    write = [python, "-c", _TINY, hub]
+    subprocess.run(write, check=True, env=environment, capture_output=True)
+    free = shutil.disk_usage(_SMALL_DISK).free if Path(_SMALL_DISK).exists() else 0
     with serve_hub(repositories, {"more.safetensors": free + 2**30}) as (address, _):
         yield Runner(python, folder, address, extra or {})
+
+
+def _stand_in(folder: Path, file: str, **content: Any) -> Path:
+    folder.mkdir()
+    (folder / f"{file}.json").write_text(json.dumps(content))
+    (folder / "model.safetensors").write_bytes(b"x" * 100)
+    return folder
+
+
+def make_environment(folder: Path) -> Path:
+    """Build a wheel of a copy of the checkout, and install it where nothing else is, with the CPU
+    build of torch where there is no NVIDIA GPU, as scripts/environment.sh; returns the new Python.
+    """
+    copy, python = folder / "copy", folder / "venv" / "bin" / "python"
+    for name in _SOURCES:
+        unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
+    venv.create(folder / "venv", with_pip=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "-q", copy, "--no-deps", "-w", folder], check=True)
+    wanted = [str(wheel) for wheel in folder.glob("*.whl")]
+    if sys.platform == "linux" and not shutil.which("nvidia-smi"):
+        wanted.append("torch>=2.6,<2.14")
+        try:
+            urllib.request.urlopen(f"{_CPU_BUILDS}/torch/", timeout=5).close()
+            wanted += ["--extra-index-url", _CPU_BUILDS]
+        except OSError:
+            pass  # pip's own index may have one
+    subprocess.run([*pip, "install", "-q", *wanted], check=True)
+    return python
 
 
 def _is_reached(stop_at: str, work: Path, log: Path) -> bool:
     text = stop_at.removeprefix("text:")
     return text in log.read_text(errors="replace") if text != stop_at else any(work.glob(stop_at))
-
-
-def _take_interrupts() -> None:
-    """Ctrl-C is ignored in what a shell starts in the background, as this script may have been."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
 
 
 def _flat(text: str) -> str:

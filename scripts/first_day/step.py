@@ -15,7 +15,7 @@ class Run:
         says: regular expression that the output has, with blanks and line ends as one blank.
         code: exit status.
         is_python: whether `text` is Python.
-        net: "hub", a hub on localhost (see `hub.py`); or "none", nobody answers.
+        net: "hub", a hub on localhost; or "none", nobody answers.
         stop_at: it gets Ctrl-C as soon as a file matches this pattern, or, after `text:`, as soon
             as this text is printed.
     """
@@ -58,6 +58,6 @@ def shell(text: str, says: str, code: int = 0, *, net: str = "none", stop_at: st
     return Run(text, says, code, net=net, stop_at=stop_at)
 
 
-def python(text: str, says: str, code: int = 0, *, net: str = "none") -> Run:
+def python(text: str, says: str, code: int = 0) -> Run:
     """Source of Python; a blank line at its ends is left out."""
-    return Run(text.strip("\n"), says, code, is_python=True, net=net)
+    return Run(text.strip("\n"), says, code, is_python=True)

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from mmaccel.checks import check_int, check_number
 from mmaccel.errors import OptionError
 from mmaccel.loading import DTYPES
 from mmaccel.results import EXACT_DTYPE
@@ -30,24 +29,63 @@ from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import save_coarse
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.window.jacobi import Jacobi
-from scripts.training.coarse_fit import CoarseTraining, FitOptions
+from scripts.training.card import this_machine
+from scripts.training.coarse_fit import CoarseTraining
 from scripts.training.coarse_passes import PassData, RecordedJacobi, collect_passes
 from scripts.training.coarse_targets import KINDS, Target, count_bytes, open_target
-from scripts.training.export import this_machine
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with its arguments."""
-    args = _parse(arguments)
-    check_int("samples", args.samples, 2, hint="200 suits most models")
-    check_int("window", args.window, 2, 4096, hint="32 suits most models")
-    check_int("batch", args.batch, 1, hint="8 suits most models")
-    check_int("curve", args.curve, 0, 100, hint="leave it out")
-    check_number("minutes", args.minutes, 0, 10_000, "10 suits most models", above_low=True)
-    make_coarse(args, shlex.join(["python", "-m", "scripts.training", "coarse", *arguments]))
+    """Run the command with its arguments.
+
+    Raises:
+        OptionError: a model that hands out no states, or options that do not fit.
+    """
+    args = parse(arguments)
+    target = open_target(args)
+    work = args.work or args.out / "work"
+    if not isinstance(target.window, StateModel):
+        raise OptionError(
+            f"model: expected one that hands out its hidden states, received a "
+            f"{type(target.window).__name__}; a StateModel has coarse drafts"
+        )
+    config = target.config(args.width, args.embedding)
+    guidance = args.guidance or [None]
+    drafts = args.drafts if args.drafts == "neighbour" else Coarse(args.drafts)
+    policy = RecordedJacobi(args.window, drafts, config=config)
+    files = collect_passes(target, policy, work, args.samples, args.batch, guidance)
+    _, _, params = target.plan(target.prompts[:1], guidance[0])
+    output = target.window.output_matrix().detach()
+    data = PassData(files, config)
+    training = CoarseTraining(config, output, data, work, args.rate, params.temperature)
+    training.run(args.minutes)
+    training.model.load_state_dict(training.state["best"])
+    card: dict[str, Any] = {
+        "made_for": args.model,
+        "command": shlex.join(["python", "-m", "scripts.training", "coarse", *arguments]),
+        "data": {
+            "rows": data.n_rows,
+            "slots": data.n_pairs,
+            "window": args.window,
+            "guidance": guidance,
+            "temperature": params.temperature,
+            "drafts": args.drafts,
+            "minutes": round(data.seconds / 60, 2),
+        },
+        "parameters": sum(weight.numel() for weight in training.model.parameters()),
+        "bytes": count_bytes(config),
+        "measured_with": this_machine(args.device),
+        "steps": training.state["step"],
+        "minutes": round(training.state["seconds"] / 60, 2),
+        "cross_entropy": training.validate(),
+    }
+    save_coarse(training.model, args.out, card)
+    card["tokens_per_pass"] = [measure(target, args, scale) for scale in guidance]
+    save_coarse(training.model, args.out, card)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.training coarse",
         description=__doc__,
@@ -67,9 +105,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--drafts", default="neighbour", help="of the runs; or a coarse folder")
     parser.add_argument("--width", type=int, help="H of the coarse model")
     parser.add_argument("--embedding", type=int, help="width of its token embeddings")
-    parser.add_argument("--rate", type=float, default=FitOptions.rate)
+    parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--measured", type=int, default=8, help="fresh rows for tokens a pass")
-    parser.add_argument("--curve", type=int, default=0, help="points of tokens a pass by minutes")
     parser.add_argument("--work", type=Path, help="of passes and state; OUT/work if missing")
     parser.add_argument("--length", type=int, default=256, help="text: tokens of a row")
     parser.add_argument("--max-seconds", type=float, help="speech: of an utterance")
@@ -83,96 +120,18 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
-    """Collect passes, train, write the coarse model; returns its card.
-
-    Raises:
-        OptionError: a model that hands out no states, or options that do not fit.
-    """
-    target = open_target(args)
-    work = args.work or args.out / "work"
-    if not isinstance(target.window, StateModel):
-        raise OptionError(
-            f"model: expected one that hands out its hidden states, received a "
-            f"{type(target.window).__name__}; a StateModel has coarse drafts"
-        )
-    config = target.config(args.width, args.embedding)
-    guidance = args.guidance or [None]
-    drafts = args.drafts if args.drafts == "neighbour" else Coarse(args.drafts)
-    policy = RecordedJacobi(args.window, drafts, config=config)
-    files = collect_passes(target, policy, work, args.samples, args.batch, guidance)
-    _, _, params = target.plan(target.prompts[:1], guidance[0])
-    options = FitOptions(rate=args.rate, temperature=params.temperature)
-    output = target.window.output_matrix().detach()
-    data = PassData(files, config)
-    training = CoarseTraining(config, output, data, work, args.minutes, options)
-    card: dict[str, Any] = {
-        "made_for": args.model,
-        "command": command,
-        "data": {
-            "rows": data.n_rows,
-            "slots": data.n_pairs,
-            "window": args.window,
-            "guidance": guidance,
-            "temperature": params.temperature,
-            "drafts": args.drafts,
-            "minutes": round(data.seconds / 60, 2),
-        },
-        "parameters": sum(weight.numel() for weight in training.model.parameters()),
-        "bytes": count_bytes(config),
-        "measured_with": this_machine(args.device),
-    }
-    points = [(k + 1) * args.minutes / args.curve for k in range(args.curve - 1)]
-    for point in points:
-        if 60 * point > training.seconds:
-            training.run(point)
-            _save(training, args.out, card)
-            measured = measure(target, args, guidance)
-            training.curve.append(_point(training) | {"tokens_per_pass": measured})
-            training.save()
-    training.run(args.minutes)
-    _save(training, args.out, card)
-    card["tokens_per_pass"] = measure(target, args, guidance)
-    if args.curve:
-        last = _point(training) | {"tokens_per_pass": card["tokens_per_pass"]}
-        card["curve"] = [p for p in training.curve if p["minutes"] < last["minutes"]] + [last]
-    _save(training, args.out, card)
-    return card
-
-
-def _point(training: CoarseTraining) -> dict[str, Any]:
-    found = training.at_best().validate()
-    return {"minutes": round(training.seconds / 60, 2), "cross_entropy": found}
-
-
-def _save(training: CoarseTraining, out: Path, card: dict[str, Any]) -> None:
-    card |= {"steps": training.step} | _point(training)
-    save_coarse(training.at_best().model, out, card)
-
-
-@torch.no_grad()
-def measure(
-    target: Target, args: argparse.Namespace, guidance: Sequence[float | None]
-) -> list[dict[str, Any]]:
-    """Tokens a pass on fresh rows without and with the coarse model in `args.out`.
-
-    Returns:
-        A row for each guidance scale. `is_equal` says whether both made the same tokens.
+def measure(target: Target, args: argparse.Namespace, scale: float | None) -> dict[str, Any]:
+    """Tokens a pass on fresh rows without and with the coarse model in `args.out`; `is_equal` says
+    whether both made the same tokens.
     """
     rows = target.fresh_rows(args.samples, args.measured)
-    found = []
-    for scale in guidance:
-        plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
-        coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)
-        found.append(
-            {
-                "window": args.window,
-                "guidance": scale,
-                "rows": args.measured,
-                "neighbour": round(plain.stats.tokens_per_pass, 3),
-                "coarse": round(coarse.stats.tokens_per_pass, 3),
-                "is_equal": bool(torch.equal(plain.tokens, coarse.tokens)),
-            }
-        )
-        print(found[-1], flush=True)
-    return found
+    plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
+    coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)
+    return {
+        "window": args.window,
+        "guidance": scale,
+        "rows": args.measured,
+        "neighbour": round(plain.stats.tokens_per_pass, 3),
+        "coarse": round(coarse.stats.tokens_per_pass, 3),
+        "is_equal": bool(torch.equal(plain.tokens, coarse.tokens)),
+    }

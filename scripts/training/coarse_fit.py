@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,14 @@ from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel
 from scripts.training.coarse_passes import PassData, Slots
 
+_SEEN, _UNSEEN = 768, 384  # slots of a batch
+_WRONG = 0.05  # share of a slot's neighbours that are replaced by any token: drafts are wrong too
+_WARM_UP = 100  # steps
 _WHOLE_VOCABULARY = 4096  # up to which the softmax is over all ids
 _DRAWN_IDS = 1024
 _CHUNK = 64  # slots of a softmax over a large vocabulary
 _CHECKS = 20  # validations of a whole training
 _LARGEST = 1e-3  # of all learning rates in the last step, as a share of the first
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """How a coarse model is trained.
-
-    Attributes:
-        rate: largest learning rate of AdamW.
-        n_seen, n_unseen: slots of a batch.
-        wrong: share of a slot's neighbours that are replaced by any token, as drafts are wrong too.
-        temperature: of the runs; the loss is that of the distributions at it.
-        warm_up: steps in which the learning rate rises.
-    """
-
-    rate: float = 3e-3
-    n_seen: int = 768
-    n_unseen: int = 384
-    wrong: float = 0.05
-    temperature: float = 1.0
-    warm_up: int = 100
 
 
 class CoarseTraining:
@@ -57,16 +39,13 @@ class CoarseTraining:
         output: `[V, D]`, the large model's output matrix.
         data: the passes.
         work: holds `training.pt`.
-        minutes: training in all, the minutes of earlier runs included.
-        options: see there.
+        rate: largest learning rate of AdamW.
+        temperature: of the runs; the loss is that of the distributions at it.
 
     Attributes:
         model: as trained so far.
-        best: weights of the lowest cross-entropy on rows that are not learned from; few rows are
-            soon learned by heart.
-        lowest: that cross-entropy.
-        step, seconds: so far.
-        curve: points of the card's curve.
+        state: steps and seconds so far, and, as few rows are soon learned by heart, the weights of
+            the lowest cross-entropy on rows that are not learned from, `best` and `lowest`.
 
     Raises:
         OptionError: `work` holds the training of a coarse model of other sizes.
@@ -78,117 +57,75 @@ class CoarseTraining:
         output: Tensor,
         data: PassData,
         work: Path,
-        minutes: float,
-        options: FitOptions = FitOptions(),  # noqa: B008 (frozen)
+        rate: float = 3e-3,
+        temperature: float = 1.0,
     ) -> None:
-        self.data = data
-        self.options = options
-        self.minutes = minutes
-        self.device = output.device
+        self.data, self.rate, self.device = data, rate, output.device
+        self.scale = 1 / (temperature or 1.0)
         self.file = work / "training.pt"
         torch.manual_seed(0)
         self.model = CoarseModel(config, output).to(output.device)
         with torch.no_grad():
             self.model.out.weight.mul_(0.3)  # begin near the pass's own scores
-        weights = self.model.parameters()
         self._optimiser = torch.optim.AdamW(
-            weights, options.rate, betas=(0.9, 0.98), weight_decay=0.02
+            self.model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.02
         )
-        self.step = 0
-        self.seconds = 0.0
-        self.curve: list[dict[str, Any]] = []
-        self.best = self._weights()
-        self.lowest = math.inf
+        self.state: dict[str, Any] = {"step": 0, "seconds": 0.0, "lowest": math.inf}
+        self.state |= {"config": asdict(config), "best": self._weights()}
         if self.file.exists():
-            self._load()
+            self.state = torch.load(self.file, map_location=self.device, weights_only=True)
+            if self.state["config"] != asdict(config):
+                raise OptionError(
+                    f"work: expected no training, or one of a coarse model of these sizes in "
+                    f"{self.file}, received another; give another --work"
+                )
+            self.model.load_state_dict(self.state.pop("model"))
+            self._optimiser.load_state_dict(self.state.pop("optimiser"))
 
-    def _load(self) -> None:
-        state = torch.load(self.file, map_location=self.device, weights_only=True)
-        if state["config"] != asdict(self.model.config):
-            raise OptionError(
-                f"work: expected no training, or one of a coarse model of these sizes in "
-                f"{self.file}, received another; give another --work"
-            )
-        self.model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self.step = state["step"]
-        self.seconds = state["seconds"]
-        self.curve = state["curve"]
-        self.best = state["best"]
-        self.lowest = state["lowest"]
-
-    def save(self) -> None:
-        """Write the state, complete or not at all."""
-        state = {
-            "config": asdict(self.model.config),
-            "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "curve": self.curve,
-            "best": self.best,
-            "lowest": self.lowest,
-        }
-        partial = self.file.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.file)
-
-    def run(self, until: float) -> None:
-        """Train until `until` minutes of training have passed, counted over all runs."""
-        rng = torch.Generator().manual_seed(self.step + 1)
-        began = time.monotonic() - self.seconds
-        checked = self.seconds
-        while (elapsed := time.monotonic() - began) < 60 * until:
-            self.seconds = elapsed
-            self._set_rate(elapsed / (60 * self.minutes))
-            loss = self.loss(
-                self.data.draw_seen(self.options.n_seen, rng),
-                self.data.draw_unseen(self.options.n_unseen, rng),
-                rng,
-            )
+    def run(self, minutes: float) -> None:
+        """Train until so many minutes have passed, counted over all runs."""
+        state = self.state
+        rng = torch.Generator().manual_seed(state["step"] + 1)
+        began = time.monotonic() - state["seconds"]
+        checked = state["seconds"]
+        while (elapsed := time.monotonic() - began) < 60 * minutes:
+            share = elapsed / (60 * minutes)
+            fall = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+            warm = min(1.0, (state["step"] + 1) / _WARM_UP)
+            self._optimiser.param_groups[0]["lr"] = self.rate * warm * max(fall, _LARGEST)
+            seen, unseen = self.data.draw_seen(_SEEN, rng), self.data.draw_unseen(_UNSEEN, rng)
             self._optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            self.loss(seen, unseen, rng).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._optimiser.step()
-            self.step += 1
-            if elapsed - checked > 60 * self.minutes / _CHECKS:
+            state |= {"step": state["step"] + 1, "seconds": elapsed}
+            if elapsed - checked > 60 * minutes / _CHECKS:
                 checked = elapsed
-                self._check()
-        self.seconds = max(self.seconds, 60 * until)
-        self._check()
+                self.check()
+        state["seconds"] = max(state["seconds"], 60 * minutes)
+        self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Validate, keep the weights if they are the best so far, and save."""
         found = self.validate(is_whole=False)
-        if found["seen"] + found["unseen"] < self.lowest:
-            self.best = self._weights()
-            self.lowest = found["seen"] + found["unseen"]
-        self.save()
+        if found["seen"] + found["unseen"] < self.state["lowest"]:
+            self.state |= {"best": self._weights(), "lowest": found["seen"] + found["unseen"]}
+        parts = {"model": self.model.state_dict(), "optimiser": self._optimiser.state_dict()}
+        partial = self.file.with_suffix(".partial")
+        torch.save(self.state | parts, partial)
+        partial.replace(self.file)
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
-
-    def at_best(self) -> CoarseTraining:
-        """A copy of this training whose model has the best weights."""
-        found = copy(self)
-        found.model = CoarseModel(self.model.config, self.model.output).to(self.device)
-        found.model.load_state_dict(self.best)
-        return found
-
-    def _set_rate(self, share: float) -> None:
-        fall = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-        warm = min(1.0, (self.step + 1) / self.options.warm_up)
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.options.rate * warm * max(fall, _LARGEST)
 
     def loss(self, seen: Slots, unseen: Slots, rng: torch.Generator) -> Tensor:
         """Cross-entropy of both kinds of slots, summed, nats."""
         now = unseen.now
         n_ids = self.model.config.vocab_size
-        is_wrong = (torch.rand(now.shape, generator=rng) < self.options.wrong) & (now < n_ids)
+        is_wrong = (torch.rand(now.shape, generator=rng) < _WRONG) & (now < n_ids)
         others = torch.randint(n_ids, now.shape, generator=rng)
-        wrong = Slots(**{**vars(unseen), "now": torch.where(is_wrong, others, now)})
-        head = self._head(torch.cat([seen.tokens, unseen.tokens]), rng)
+        wrong = replace(unseen, now=torch.where(is_wrong, others, now))
+        head = self.head(torch.cat([seen.tokens, unseen.tokens]), rng)
         found = [
             self._cross_entropy(self.predict(slots), slots.finals.to(self.device), head).mean()
             for slots in (seen, wrong)
@@ -197,19 +134,17 @@ class CoarseTraining:
 
     def predict(self, slots: Slots) -> Tensor:
         """The states `[K, D]` that the coarse model predicts."""
-        model = self.model
-        device = self.device
+        model, device = self.model, self.device
         states = slots.states.to(device)
         distances = slots.distances.to(device)
-        prompts = slots.prompts.to(device)
-        base = model.base(slots.slots.to(device), distances, states, prompts)
+        base = model.base(slots.slots.to(device), distances, states, slots.prompts.to(device))
         if slots.seen is None:
             return model.new_state(model.hidden(slots.now.to(device), base), distances, states)
         both = torch.cat([slots.now, slots.seen]).to(device)
         now, seen = model.hidden(both, torch.cat([base, base])).chunk(2)
         return model.corrected_state(now, seen, states)
 
-    def _head(self, tokens: Tensor, rng: torch.Generator) -> Tensor:
+    def head(self, tokens: Tensor, rng: torch.Generator) -> Tensor:
         """Rows of the output matrix over which a batch's loss is normalised."""
         output = self.model.output
         if len(output) <= _WHOLE_VOCABULARY:
@@ -218,9 +153,8 @@ class CoarseTraining:
         return output[torch.cat([tokens, drawn]).unique().to(output.device)]
 
     def _cross_entropy(self, states: Tensor, finals: Tensor, head: Tensor) -> Tensor:
-        scale = 1 / (self.options.temperature or 1.0)
-        target = (scale * finals @ head.T).softmax(-1)
-        return -(target * (scale * states @ head.T).log_softmax(-1)).sum(-1)
+        target = (self.scale * finals @ head.T).softmax(-1)
+        return -(target * (self.scale * states @ head.T).log_softmax(-1)).sum(-1)
 
     @torch.no_grad()
     def validate(self, count: int = 2000, is_whole: bool = True) -> dict[str, float]:
@@ -242,7 +176,7 @@ class CoarseTraining:
         seen = self.data.draw_seen(count, rng, is_validation=True)
         unseen = self.data.draw_unseen(count, rng, is_validation=True)
         if not is_whole:
-            output = self._head(torch.cat([seen.tokens, unseen.tokens]), rng)
+            output = self.head(torch.cat([seen.tokens, unseen.tokens]), rng)
         pairs = {
             "seen": (self.predict(seen), seen.finals),
             "stale": (seen.states, seen.finals),

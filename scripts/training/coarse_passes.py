@@ -30,29 +30,25 @@ from mmaccel.samplers.window.run import WindowRun
 from scripts.training.coarse_targets import Target
 
 MOST_PROMPT = 512  # last tokens of a prompt that are kept
+_PER_PASS = 10  # slots of a row's pass that are kept
 _VALIDATION = 20  # one row of so many is not learned from
 
 
 @dataclass(frozen=True)
 class RecordedJacobi(Jacobi):
-    """`Jacobi` that keeps its passes.
-
-    Args:
-        config: whose neighbours are kept.
-        per_pass: slots of a row's pass that are kept.
+    """`Jacobi` that keeps its passes, with the neighbours of `config`.
 
     Attributes:
         runs: what `PassData` reads, one entry a run.
     """
 
     config: CoarseConfig | None = None
-    per_pass: int = 10
     runs: list[dict[str, Tensor]] = field(default_factory=list, repr=False, compare=False)
 
     def decode(self, run: WindowRun) -> Generation:
         """As `Jacobi`; every pass is kept when its tokens are accepted."""
         assert self.config is not None
-        recorder = _Recorder(run, self.config, self.per_pass)
+        recorder = _Recorder(run, self.config)
         accept = run.accept
 
         def record_and_accept(tokens: Tensor, kept: Tensor) -> None:
@@ -69,10 +65,9 @@ class RecordedJacobi(Jacobi):
 class _Recorder:
     """The passes of one run."""
 
-    def __init__(self, run: WindowRun, config: CoarseConfig, per_pass: int) -> None:
+    def __init__(self, run: WindowRun, config: CoarseConfig) -> None:
         self.run = run
         self.config = config
-        self.per_pass = per_pass
         shape = (run.prompt.batch, run.length, config.hidden_size)
         self.finals = torch.zeros(shape, dtype=torch.float16)
         self.kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -91,7 +86,7 @@ class _Recorder:
         rows, index = (is_accepted & ~is_over).nonzero(as_tuple=True)
         self.finals[rows, at[rows, index]] = states[rows, index]
         order = torch.rand(at.shape).masked_fill(is_accepted | is_over, -1)
-        best = order.topk(min(self.per_pass, at.shape[1]), 1)
+        best = order.topk(min(_PER_PASS, at.shape[1]), 1)
         rows, k = (best.values >= 0).nonzero(as_tuple=True)
         index = best.indices[rows, k]
         self.kept.append((rows, at[rows, index], states[rows, index], seen[rows, index].int()))
@@ -124,10 +119,8 @@ class _Recorder:
 
 
 def _neighbours(tokens: Tensor, slots: Tensor, origin: int, config: CoarseConfig) -> Tensor:
-    """Ids `[B, K, N]` int64 of the neighbours of slots `[B, K]`; V where there is none.
-
-    Args:
-        tokens: `[B, C]` int64; slot 0 is in column `origin`, and the last column holds V.
+    """Ids `[B, K, N]` int64 of the neighbours of slots `[B, K]` in tokens `[B, C]`; V where there
+    is none. Slot 0 is in column `origin`, and the last column holds V.
     """
     found, exists = config.find_neighbours(slots)
     columns = torch.where(exists & (found + origin >= 0), found + origin, tokens.shape[1] - 1)
@@ -142,15 +135,8 @@ def collect_passes(
     batch: int,
     guidance: Sequence[float | None],
 ) -> list[Path]:
-    """Sample rows and write their passes, a file a batch; files that are there are kept.
-
-    Args:
-        target: the model.
-        policy: how to decode.
-        work: receives `passes-….safetensors` and `passes.json`.
-        count: rows in all.
-        batch: rows decoded together.
-        guidance: guidance scales, which batches take in turn.
+    """Sample `count` rows and write their passes, a file a batch; files that are there are kept.
+    Batches take the guidance scales in turn.
 
     Raises:
         OptionError: passes of another model or of other options in `work`.
@@ -213,11 +199,7 @@ class Slots:
 
 
 class PassData:
-    """The passes in some files.
-
-    Args:
-        files: of `collect_passes`, at least one.
-        config: the one they were kept with.
+    """The passes in files of `collect_passes`, at least one, kept with `config`.
 
     Attributes:
         n_rows: rows in all; one of 20 serves for validation, the first among them.
@@ -232,19 +214,13 @@ class PassData:
         self.config = config
         self._origin = max(int(part["origin"]) for part in parts)
         n_slots = max(part["finals"].shape[1] for part in parts)
-        self._tokens = torch.cat(
-            [
-                F.pad(
-                    part["tokens"],
-                    (self._origin - int(part["origin"]), 1 + n_slots - part["finals"].shape[1]),
-                    value=n_ids,
-                )
-                for part in parts
-            ]
-        )
-        self._finals = torch.cat(
-            [F.pad(part["finals"], (0, 0, 0, n_slots - part["finals"].shape[1])) for part in parts]
-        )
+        tokens, finals = [], []
+        for part in parts:
+            short = n_slots - part["finals"].shape[1]
+            before = self._origin - int(part["origin"])
+            tokens.append(F.pad(part["tokens"], (before, 1 + short), value=n_ids))
+            finals.append(F.pad(part["finals"], (0, 0, 0, short)))
+        self._tokens, self._finals = torch.cat(tokens), torch.cat(finals)
         self._lengths = torch.cat([part["lengths"] for part in parts])
         firsts = torch.tensor([0, *(len(part["lengths"]) for part in parts)]).cumsum(0)
         self._rows = torch.cat([part["rows"] + first for part, first in zip(parts, firsts)])

@@ -66,12 +66,8 @@ class Target:
     def sample(
         self, policy: Policy, rows: Sequence[int], guidance: float | None = None
     ) -> Generation:
-        """Generate some rows.
-
-        Args:
-            policy: how to decode.
-            rows: their numbers, each of which is also the row's seed.
-            guidance: guidance scale; None is the model's own.
+        """Generate rows of these numbers, each of which is also the row's seed; a guidance scale of
+        None is the model's own.
         """
         chosen = [self.prompts[k % len(self.prompts)] for k in rows]
         with alone(self.window):
@@ -85,27 +81,17 @@ class Target:
         return range(first, first + count)
 
     def config(self, width: int | None = None, embedding: int | None = None) -> CoarseConfig:
-        """Sizes of a coarse model for this target.
-
-        Args:
-            width: H; None is the largest of a few that keeps file and table small.
-            embedding: width of a token's embedding; None is 48, or H where that is less.
+        """Sizes of a coarse model for this target: by default the largest width of a few that keeps
+        file and table small, and embeddings of 48, or of the width where that is less.
 
         Raises:
             OptionError: a coarse model of more than `LARGEST_FILE` bytes.
         """
         vocab_size, hidden_size = self.window.output_matrix().shape
+        grid = (self.neighbours, self.columns, self.frame, self.n_slots)
         for tried in _WIDTHS if width is None else (width,):
-            config = CoarseConfig(
-                vocab_size,
-                hidden_size,
-                self.neighbours,
-                self.columns,
-                self.frame,
-                self.n_slots,
-                embedding or min(_EMBEDDING, tried),
-                tried,
-            )
+            sizes = (embedding or min(_EMBEDDING, tried), tried)
+            config = CoarseConfig(vocab_size, hidden_size, *grid, *sizes)
             table = 4 * len(self.neighbours) * (vocab_size + 1) * tried
             n_bytes = count_bytes(config)
             if n_bytes <= LARGEST_FILE and (width is not None or table <= LARGEST_TABLE):
@@ -130,29 +116,38 @@ def open_target(args: argparse.Namespace) -> Target:
         OptionError: no such model, or no prompts where it needs some.
         UnsupportedModelError: files that do not fit.
     """
-    opened = {"image": _open_image, "text": _open_text, "speech": _open_speech}
-    return opened.get(args.kind, _open_video)(args)
+    from mmaccel.pipelines.text_to_video.registry import reads_prompts
+
+    if args.kind == "text":
+        return _open_text(args)
+    if args.kind == "speech":
+        return _open_speech(args)
+    if args.kind == "image" or reads_prompts(args.model):
+        return _open_pictures(args)
+    return _open_video(args)
 
 
-def _open_image(args: argparse.Namespace) -> Target:
-    from mmaccel.loading import open_pipeline
+def _open_pictures(args: argparse.Namespace) -> Target:
+    """A model of images, or one whose clips begin with a prompt."""
+    from mmaccel.loading import open_clip_pipeline, open_pipeline
     from mmaccel.options import LoadOptions
     from mmaccel.pipelines.models.scenes import WordImages
     from mmaccel.pipelines.text_to_image.model import choose_params
 
-    load = LoadOptions(
-        device=args.device,
-        dtype=args.dtype,
-        family=args.family,
-        cuda_graphs=False,
-        trust_remote_code=args.trust_remote_code,
-    )
-    pipe = open_pipeline(args.model, load, size=args.size, decoder=args.decoder)
-    model = pipe.image_model
-    layout = model.layout
-    prompts: Sequence[str] = _read_prompts(args) or model.examples
-    if args.prompts is None and isinstance(model, WordImages):
-        prompts = make_captions(_CAPTIONS_SEED, range(10_000))
+    options = {name: vars(args)[name] for name in ("device", "dtype", "family")}
+    load = LoadOptions(cuda_graphs=False, trust_remote_code=args.trust_remote_code, **options)
+    pipe: Any
+    neighbours: tuple[tuple[int, int, int], ...]
+    if args.kind == "image":
+        pipe = open_pipeline(args.model, load, size=args.size, decoder=args.decoder)
+        model = pipe.image_model
+        neighbours, prompts = GRID_NEIGHBOURS, _read_prompts(args) or model.examples
+        if args.prompts is None and isinstance(model, WordImages):
+            prompts = make_captions(_CAPTIONS_SEED, range(10_000))
+    else:
+        pipe = open_clip_pipeline(args.model, load)
+        model = pipe.clip_model
+        neighbours, prompts = VIDEO_NEIGHBOURS, _need_prompts(args, "one caption")
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
         params = choose_params(model.params, guidance_scale=guidance, temperature=args.temperature)
@@ -160,10 +155,10 @@ def _open_image(args: argparse.Namespace) -> Target:
         return model.prompt(encoded, params.guidance_scale != 1), pipe.length, params
 
     n_slots = min(pipe.length, MOST_SLOTS)
-    if layout.rows == 1:  # several grids one after the other, as in GLM-Image
+    if model.layout.rows == 1:  # several grids one after the other, as in GLM-Image
         return Target(args.model, pipe.model, prompts, plan, TEXT_NEIGHBOURS, n_slots=n_slots)
-    grid = (layout.columns, layout.frame, n_slots)
-    return Target(args.model, pipe.model, prompts, plan, GRID_NEIGHBOURS, *grid)
+    grid = (model.layout.columns, model.layout.frame, n_slots)
+    return Target(args.model, pipe.model, prompts, plan, neighbours, *grid)
 
 
 def _open_text(args: argparse.Namespace) -> Target:
@@ -173,20 +168,14 @@ def _open_text(args: argparse.Namespace) -> Target:
     from mmaccel.pipelines.loading.placement import choose_dtype
     from mmaccel.pipelines.text_to_image.model import stack_rows
 
-    if args.prompts is None:
-        raise OptionError(
-            "prompts: expected a file with one prompt a line for a text model, received none; "
-            "give --prompts"
-        )
+    lines = _need_prompts(args, "one prompt")
     options = {"trust_remote_code": args.trust_remote_code}
-    model = AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=choose_dtype(args.dtype), **options
-    )
+    dtype = choose_dtype(args.dtype)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, **options)
     model = model.to(args.device).eval()
     family = family_of(model)
     family.check(model)
     window = family.wrap(model)
-    lines = _read_prompts(args)
     if args.ids:
         prompts = [[int(number) for number in line.split()] for line in lines]
     else:
@@ -205,19 +194,17 @@ def _open_text(args: argparse.Namespace) -> Target:
     return Target(args.model, window, prompts, plan, TEXT_NEIGHBOURS)
 
 
+def _open_media(pipeline: Any, args: argparse.Namespace, **options: Any) -> Any:
+    for name in ("codec", "device", "dtype", "trust_remote_code"):
+        options[name] = vars(args)[name]
+    return pipeline.from_pretrained(args.model, cuda_graphs=False, **options)
+
+
 def _open_speech(args: argparse.Namespace) -> Target:
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.plan import make_plan
 
-    pipe = TextToSpeech.from_pretrained(
-        args.model,
-        codec=args.codec,
-        device=args.device,
-        dtype=args.dtype,
-        family=args.family,
-        cuda_graphs=False,
-        trust_remote_code=args.trust_remote_code,
-    )
+    pipe = _open_media(TextToSpeech, args, family=args.family)
     speech = pipe.speech
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
@@ -235,84 +222,44 @@ def _open_speech(args: argparse.Namespace) -> Target:
     return Target(args.model, pipe.model, texts, plan, tuple(neighbours), n_slots=n_slots)
 
 
-def _open_clips(args: argparse.Namespace) -> Target:
-    """A model whose clips begin with a prompt; `_open_video` continues frames."""
-    from mmaccel.loading import open_clip_pipeline
-    from mmaccel.options import LoadOptions
-    from mmaccel.pipelines.text_to_image.model import choose_params
-
-    load = LoadOptions(device=args.device, dtype=args.dtype, family=args.family, cuda_graphs=False)
-    pipe = open_clip_pipeline(args.model, load)
-    model = pipe.clip_model
-    layout = model.layout
-
-    def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
-        params = choose_params(model.params, guidance_scale=guidance, temperature=args.temperature)
-        encoded = [model.encode(text) for text in chosen]
-        return model.prompt(encoded, params.guidance_scale != 1), pipe.length, params
-
-    texts = _read_prompts(args)
-    if not texts:
-        raise OptionError(
-            "prompts: expected a file with one caption a line for a model that makes clips from "
-            "prompts, received none; give --prompts"
-        )
-    n_slots = min(pipe.length, MOST_SLOTS)
-    grid = (layout.columns, layout.frame, n_slots)
-    return Target(args.model, pipe.model, texts, plan, VIDEO_NEIGHBOURS, *grid)
-
-
 def _open_video(args: argparse.Namespace) -> Target:
-    from mmaccel.pipelines.text_to_video.registry import reads_prompts
-
-    if reads_prompts(args.model):
-        return _open_clips(args)
-
+    """A model that continues frames."""
     from mmaccel.pipelines.image_to_text.prompts import read_image
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.preprocessing import read_start
     from mmaccel.pipelines.text_to_image.model import choose_params
 
-    pipe = ImageToVideo.from_pretrained(
-        args.model,
-        codec=args.codec,
-        device=args.device,
-        dtype=args.dtype,
-        cuda_graphs=False,
-        trust_remote_code=args.trust_remote_code,
-    )
+    files = _need_prompts(args, "the path of an image")
+    pipe = _open_media(ImageToVideo, args)
     video = pipe.video
-    files = _read_prompts(args)
-    if not files:
-        raise OptionError(
-            "prompts: expected a file with the path of an image a line for a video model, "
-            "received none; give --prompts"
-        )
+    layout = video.layout
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
         starts = [read_start(read_image(file), video.size, video.starts) for file in chosen]
         given = [video.encode(frames) for frames in starts]  # [f, h, w] each
         rows = torch.stack([tokens.flatten() for tokens in given]).to(video.window.device)
         lengths = torch.full((len(rows),), rows.shape[1], device=rows.device)
-        n_slots = (video.n_frames - len(given[0])) * video.layout.frame
+        n_slots = (video.n_frames - len(given[0])) * layout.frame
         params = choose_params(video.params, temperature=args.temperature)
-        return Prompt(rows, lengths, 1, layout=video.layout), n_slots, params
+        return Prompt(rows, lengths, 1, layout=layout), n_slots, params
 
-    layout = video.layout
-    return Target(
-        args.model, pipe.model, files, plan, VIDEO_NEIGHBOURS, layout.columns, layout.frame
-    )
+    grid = (layout.columns, layout.frame)
+    return Target(args.model, pipe.model, files, plan, VIDEO_NEIGHBOURS, *grid)
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
     """Lines of the file of prompts that are not empty; none without such a file."""
-    if args.prompts is None:
-        return []
-    file = Path(args.prompts)
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [] if args.prompts is None else _need_prompts(args, "one prompt")
+
+
+def _need_prompts(args: argparse.Namespace, what: str) -> list[str]:
+    """Lines of the file of prompts that are not empty."""
+    lines: list[str] = []
+    if args.prompts is not None and Path(args.prompts).is_file():
+        lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
     found = [line.strip() for line in lines if line.strip()]
     if not found:
         raise OptionError(
-            f"prompts: expected a file with one prompt a line, received {args.prompts}; write one"
+            f"prompts: expected a file with {what} a line, received {args.prompts}; give --prompts"
         )
     return found

@@ -1,6 +1,6 @@
 """Makes the EAGLE head of `stdlib`, from the standard library's modules.
 
-    python -m scripts.training eagle stdlib OUT --modules
+    python -m scripts.training eagle OUT
 
 Of any other model and texts `mmaccel train-head` makes one, by the same training.
 """
@@ -14,30 +14,23 @@ from dataclasses import fields
 from pathlib import Path
 
 from mmaccel.demo.loading import load_demo
-from mmaccel.demo.stdlib.modules import read_modules
 from mmaccel.options import HeadTraining
 from mmaccel.samplers.drafting.heads.eagle_training import make_head
-from scripts.training.export import this_machine
+from scripts.training.card import this_machine
+from scripts.training.stdlib import read_modules
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with its arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.training eagle",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("model", choices=["stdlib"])
-    parser.add_argument("--modules", action="store_true", required=True)
+    parser = argparse.ArgumentParser(prog="python -m scripts.training eagle", description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the head")
-    parser.add_argument("--work", type=Path, help="of the state; OUT/work if missing")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--mixed", action="store_true", help="bfloat16")
     parser.add_argument("--layers", type=int, nargs=3)
-    for name in ("steps", "batch", "length", "ahead", "inner", "draft-vocab"):
+    parser.add_argument("--mixed", action="store_true", help="bfloat16")
+    for name in ("steps", "batch", "length", "ahead", "inner", "draft-vocab", "rate"):
         default = getattr(HeadTraining, name.replace("-", "_"))
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=HeadTraining.rate)
+        kind = float if name == "rate" else int
+        parser.add_argument(f"--{name}", type=kind, default=default)
     args = vars(parser.parse_args(arguments))
     names = [each.name for each in fields(HeadTraining) if each.name in args]
     plan = HeadTraining(**{name: args[name] for name in names})
@@ -49,4 +42,4 @@ def main(arguments: Sequence[str]) -> None:
         "measured_with": this_machine(args["device"]),
     }
     model.to(args["device"])
-    make_head(model, tokenizer, texts, plan, args["out"], work=args["work"], facts=facts)
+    make_head(model, tokenizer, texts, plan, args["out"], work=None, facts=facts)

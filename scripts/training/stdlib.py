@@ -1,31 +1,89 @@
-"""`stdlib`, a small `LlamaForCausalLM` of Python source: its words, its data, its training.
+"""`stdlib`, a small `LlamaForCausalLM` of Python source: its modules, its words, its training.
 
 Byte pairs are found on the training modules (R. Sennrich et al., "Neural Machine Translation of
 Rare Words with Subword Units", ACL 2016, on bytes). A batch holds pieces of the modules, each of
-which begins with `BOS` where it is the beginning of one; pieces are drawn at random, and the same
-step draws the same ones. They are short at first, and as long as the positions in the last steps.
+which begins with `BOS` where it is the beginning of one. Which module is held out follows from its
+path alone, so that it is held out on every machine and in every version of Python.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
+import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from mmaccel.demo.stdlib.modules import Module, read_modules
+from scripts.training.loop import Batch, Plan, Task, build_llama
 
-WIDTH, DEPTH, HEADS, KEY_HEADS, HEAD_WIDTH, INNER = 192, 6, 3, 1, 64, 512
+PLANS = {"pieces": Plan(6000, 2000, 8)}
+SIZES: dict[str, Any] = dict(
+    hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=3,
+    num_key_value_heads=1, head_dim=64, tie_word_embeddings=True,
+)  # fmt: skip
 WORDS = 2048
-BOS, EOS, PAD = 0, 1, 2
-SPECIAL = ("<s>", "</s>", "<pad>")
+SPECIAL = BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 LONGEST = 2048  # positions
-_SEED = 41
+PIECE = 512  # tokens
+EVALUATION_SEED = _SEED = 41
+_LEFT_OUT = {  # tests repeat themselves, tables are no text, and what is installed differs
+    *("__pycache__", "dist-packages", "encodings", "ensurepip", "idlelib", "lib2to3"),
+    *("pydoc_data", "site-packages", "test", "tests", "turtledemo"),
+}
+_ONE_IN = 20  # modules are held out
+_MOST_BYTES = 400_000  # of a module; longer ones are tables
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of the standard library; `name` is its path there, with slashes."""
+
+    name: str
+    text: str
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether no model was trained on it."""
+        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % _ONE_IN == 0
+
+
+def read_modules(folder: Path | None = None) -> list[Module]:
+    """All modules of a library, by default the running Python's, in the order of their names."""
+    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).parts
+        if _LEFT_OUT.isdisjoint(parts) and not parts[0].startswith("config-"):
+            data = file.read_bytes()
+            if len(data) <= _MOST_BYTES:
+                found.append(Module("/".join(parts), data.decode("utf-8", errors="replace")))
+    return found
+
+
+def held_out_modules(shortest: int = 0) -> list[Module]:
+    """The modules of so many bytes that no model was trained on, in the order of their names."""
+    held_out = [module for module in read_modules() if module.is_held_out]
+    return [module for module in held_out if len(module.text.encode()) >= shortest]
+
+
+def make_prompts(
+    tokenizer: Any, count: int, length: int, seed: int = EVALUATION_SEED
+) -> list[list[int]]:
+    """`count` pieces of held-out modules, each of `length` ids and beginning with a line."""
+    rng = np.random.default_rng(seed)
+    modules = held_out_modules(shortest=8 * length)
+    prompts: list[list[int]] = []
+    while len(prompts) < count:
+        lines = modules[rng.integers(len(modules))].text.splitlines(keepends=True)
+        first = int(rng.integers(len(lines)))
+        ids = tokenizer("".join(lines[first : first + length]), verbose=False)["input_ids"]
+        if len(ids) >= length:
+            prompts.append(ids[:length])
+    return prompts
 
 
 def make_tokenizer(texts: list[str]) -> Any:
@@ -44,122 +102,74 @@ def make_tokenizer(texts: list[str]) -> Any:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", BOS)]
+        single=f"{BOS} $A", special_tokens=[(BOS, 0)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
         padding_side="left",
         model_max_length=LONGEST,
     )
 
 
-def prepare(work: Path) -> None:
-    """Write the tokenizer and the tokens of both parts into a work folder, where missing."""
-    if (work / "tokens.npz").is_file():
-        return
-    work.mkdir(parents=True, exist_ok=True)
-    modules = read_modules()
-    training = [module for module in modules if not module.is_held_out]
-    held_out = [module for module in modules if module.is_held_out]
-    tokenizer = make_tokenizer([module.text for module in training])
-    tokenizer.save_pretrained(work / "tokenizer")
-    facts = {"training": _facts(training), "held_out": _facts(held_out)}
-    (work / "data.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    parts: dict[str, Any] = {
-        name: np.concatenate([_encode(tokenizer, module) for module in part])
-        for name, part in (("training", training), ("held_out", held_out))
-    }
-    partial = work / "tokens.partial.npz"
-    np.savez(partial, **parts)
-    partial.replace(work / "tokens.npz")
+class Stdlib(Task):
+    """Pieces of modules, drawn at random.
 
-
-def _facts(modules: list[Module]) -> dict[str, Any]:
-    n_bytes = sum(len(module.text.encode()) for module in modules)
-    return {"modules": [module.name for module in modules], "bytes": n_bytes}
-
-
-def _encode(tokenizer: Any, module: Module) -> Any:
-    return np.array([*tokenizer(module.text, verbose=False)["input_ids"], EOS], dtype=np.uint16)
-
-
-def build_model() -> Any:
-    """A new model with random weights, float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=WORDS,
-            hidden_size=WIDTH,
-            intermediate_size=INNER,
-            num_hidden_layers=DEPTH,
-            num_attention_heads=HEADS,
-            num_key_value_heads=KEY_HEADS,
-            head_dim=HEAD_WIDTH,
-            max_position_embeddings=LONGEST,
-            tie_word_embeddings=True,
-            initializer_range=0.02,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
-        )
-    )
-
-
-class Stdlib:
-    """See `scripts.training.generator.Task`.
-
-    Args:
-        work: folder that `prepare` filled.
-        length: tokens of a piece.
-        checks: pieces of held-out modules for the validation.
+    Attributes:
+        bytes_a_token: of the held-out modules.
     """
 
-    def __init__(self, work: Path, length: int, checks: int = 48) -> None:
-        tokens = np.load(work / "tokens.npz")
-        facts = json.loads((work / "data.json").read_text(encoding="utf-8"))
-        self.training = tokens["training"].astype(np.int64)
-        held_out = tokens["held_out"].astype(np.int64)
-        self.bytes_a_token = facts["held_out"]["bytes"] / len(held_out)
+    def __init__(self, length: int = PIECE, checks: int = 48) -> None:
+        modules = read_modules()
+        held_out = [module for module in modules if module.is_held_out]
+        training = [module for module in modules if not module.is_held_out]
         self.length = length
-        n = len(held_out) // length
+        self.tokenizer = make_tokenizer([module.text for module in training])
+        self.training = self._encode(training)
+        tokens = self._encode(held_out)
+        n_bytes = sum(len(module.text.encode()) for module in held_out)
+        self.bytes_a_token = n_bytes / len(tokens)
+        n = len(tokens) // length
         chosen = np.linspace(0, n - 1, min(checks, n)).astype(int)
-        pieces = held_out[: n * length].reshape(n, length)[chosen]
-        self.checks = torch.from_numpy(pieces)
-        self.options: dict[str, Any] = {"length": length, "tokens": len(self.training)}
+        pieces = torch.from_numpy(tokens[: n * length].reshape(n, length)[chosen])
+        self.checks = [(part, part) for part in pieces.split(8)]
 
-    def build(self, start: str | None) -> Any:
-        """See `Task`; `start` is the folder of a trained model."""
-        if start is None:
-            return build_model()
-        from transformers import LlamaForCausalLM
+    def _encode(self, modules: list[Module]) -> np.ndarray:
+        ids = [encode(self.tokenizer, module) for module in modules]
+        return np.array([k for own in ids for k in own])
 
-        return LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    def build(self, before: Path | None) -> Any:
+        bos, eos, pad = range(3)
+        return build_llama(
+            vocab_size=WORDS,
+            max_position_embeddings=LONGEST,
+            bos_token_id=bos,
+            eos_token_id=eos,
+            pad_token_id=pad,
+            **SIZES,
+        )
 
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Ids `[size, length]` twice; the model shifts the labels."""
+    def batch(self, step: int, size: int) -> Batch:
+        """Ids `[size, length]` twice."""
         rng = np.random.default_rng((_SEED, step))
         first = rng.integers(len(self.training) - self.length, size=size)
         ids = torch.from_numpy(self.training[first[:, None] + np.arange(self.length)])
         return ids, ids
 
-    def distinct(self, steps: int, size: int) -> int:
-        """See `Task`."""
-        return min(steps * size, len(self.training) // self.length)
-
-    def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`."""
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        return cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-
-    @torch.no_grad()
     def validate(self, model: Any, device: str) -> dict[str, float]:
         """Nats a token, and bits a byte, of pieces of held-out modules."""
-        model.eval()
-        losses = [self.loss(model, ids.to(device), ids, 0) for ids in self.checks.split(8)]
-        model.train()
-        nats = float(torch.stack(losses).mean())
-        return {"validation": nats, "bits_a_byte": nats / math.log(2) / self.bytes_a_token}
+        figures = super().validate(model, device)
+        bits = figures["validation"] / math.log(2) / self.bytes_a_token
+        return figures | {"bits_a_byte": bits}
+
+    def save(self, model: Any, folder: Path) -> None:
+        super().save(model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def encode(tokenizer: Any, module: Module) -> list[int]:
+    """A module's ids, the one of its beginning first and that of its end last."""
+    ids: list[int] = tokenizer(module.text, verbose=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id]

@@ -26,11 +26,17 @@ from torch.nn.functional import (
 
 from mmaccel.demo.scenes.layout import COLOURS, SHAPES
 from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, make_examples
-from mmaccel.demo.scenes_vqa.layout import TILE, BusyScene
+from mmaccel.demo.scenes_vqa.layout import CANVAS, SIGN_HEIGHT, SIGN_WIDTH, TILE, BusyScene
+from mmaccel.demo.scenes_vqa.processor import PATCH
 from mmaccel.demo.scenes_vqa.render import FIRST_SIGN
-from mmaccel.demo.scenes_vqa.views import GRID, PATCH, TILES, VIEWS, split_views
+from scripts.training.loop import Batch, Task
 
-WIDTH, DEPTH, HEADS, INNER = 128, 4, 4, 384
+SIZES: dict[str, Any] = dict(
+    hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+)
+GRID = TILE // PATCH  # patches along a view
+TILES = CANVAS // TILE  # tiles along an image
+VIEWS = 1 + TILES * TILES
 SIGN_SHAPE = len(SHAPES) + 1
 CLASSES = {  # label of a patch: number of values
     "colour": len(COLOURS) + 1,
@@ -43,19 +49,34 @@ CLASSES = {  # label of a patch: number of values
 }
 LABELS = (*CLASSES, "right", "down")
 UNSAID = -1  # a label that a patch does not have
+SHOWN = 1 / 8  # least share of a patch that an object covers to be its label
 _IDS = FIRST_SIGN + 2
+_PAIRS = len(COLOURS) * (len(SHAPES) + 1)
 _STEPS = 16  # units of `right` and `down` in a pixel
-_SHOWN = 1 / 8  # least share of a patch that an object covers to be its label
 _REACH = 10.0  # scale of offsets, pixels
 _PLACE_WEIGHT = 20.0  # an error of half a patch then costs 0.05 nats
 
 
-def label_patches(scenes: list[BusyScene], maps: Tensor) -> Tensor:
-    """What every patch of every view shows.
+def split_views(images: Tensor) -> Tensor:
+    """The views of images [B, 3, 80, 80] uint8 that LLaVA-NeXT's tower reads: [B, 5, 3, 40, 40]
+    float32, normalised, the whole image at half size, then the tiles row by row; as the processor
+    gives them (Liu et al., 2024, "LLaVA-NeXT: improved reasoning, OCR, and world knowledge").
+    """
+    whole = images.float()
+    for sides in ((1, TILES), (TILES, 1)):  # PIL rounds after each direction
+        whole = (avg_pool2d(whole, sides) + 0.5).floor()
+    views = torch.cat([whole[:, None], cut_tiles(images.float(), TILE)], 1)
+    return (views / 255 - 0.5) / 0.5
 
-    Args:
-        scenes: B scenes.
-        maps: [B, 80, 80] uint8, of `render`.
+
+def cut_tiles(images: Tensor, side: int) -> Tensor:
+    """The tiles of images [B, C, n side, n side], row by row: [B, n n, C, side, side]."""
+    tiles = images.unflatten(2, (-1, side)).unflatten(4, (-1, side))
+    return tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def label_patches(scenes: list[BusyScene], maps: Tensor) -> Tensor:
+    """What every patch of every view shows, from maps [B, 80, 80] of `render`.
 
     Returns:
         [B, 5, 100, 9] int16, values of `LABELS`, `UNSAID` where there are none. `right` and `down`
@@ -63,23 +84,17 @@ def label_patches(scenes: list[BusyScene], maps: Tensor) -> Tensor:
     """
     shares = one_hot(maps.long(), _IDS)[..., 1:].permute(0, 3, 1, 2).float()
     fine = avg_pool2d(shares, PATCH)
-    coarse = avg_pool2d(fine, TILES)
-    tiles = fine.unflatten(2, (TILES, GRID)).unflatten(4, (TILES, GRID))
-    tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    share = torch.cat([coarse[:, None], tiles], 1).flatten(3)  # [B, 5, 9, 100]
-    most, ids = share.max(2)
-    ids = torch.where(most >= _SHOWN, ids + 1, 0)
-    rows = torch.arange(len(scenes))[:, None, None]
-    tables = torch.stack([_table(s) for s in scenes])
-    labels = tables[rows, ids]  # [B, 5, 100, 9]
+    views = torch.cat([avg_pool2d(fine, TILES)[:, None], cut_tiles(fine, GRID)], 1)
+    most, ids = views.flatten(3).max(2)  # [B, 5, 100]
+    ids = torch.where(most >= SHOWN, ids + 1, 0)
+    tables = torch.stack([_table(scene) for scene in scenes])
+    labels = tables[torch.arange(len(scenes))[:, None, None], ids]  # [B, 5, 100, 9]
     labels[:, 0, :, 4:6] = UNSAID  # digits cannot be read at half size
     x, y, side = _places()
     right, down = labels[..., 7] / _STEPS - x, labels[..., 8] / _STEPS - y
-    inside = (right.abs() <= side / 2) & (down.abs() <= side / 2)
-    is_there = ids > 0
-    labels[..., 6] = torch.where(is_there, inside.to(labels.dtype), 0)
-    labels[..., 7] = torch.where(is_there, (right * _STEPS).round().to(labels.dtype), 0)
-    labels[..., 8] = torch.where(is_there, (down * _STEPS).round().to(labels.dtype), 0)
+    is_inside = (right.abs() <= side / 2) & (down.abs() <= side / 2)
+    ways = torch.stack([is_inside.float(), right * _STEPS, down * _STEPS], -1).round()
+    labels[..., 6:] = torch.where((ids > 0)[..., None], ways, 0).to(labels.dtype)
     return labels
 
 
@@ -87,16 +102,15 @@ def _table(scene: BusyScene) -> Tensor:
     """Labels by number in the map, [10, 9] int16; the last two are the centre's place."""
     table = torch.full((_IDS, len(LABELS)), UNSAID, dtype=torch.int16)
     table[:, :2] = 0
-    for k, thing in enumerate(scene.things):
+    for k, thing in enumerate(scene.objects):
         colour, shape = COLOURS.index(thing.colour) + 1, SHAPES.index(thing.shape) + 1
         dot = 0 if thing.dot is None else COLOURS.index(thing.dot) + 1
         row = [colour, shape, int(thing.size == "large"), dot, UNSAID, UNSAID, 0]
-        row += [round(thing.x * _STEPS), round(thing.y * _STEPS)]
-        table[k + 1] = torch.tensor(row)
+        table[k + 1] = torch.tensor([*row, round(thing.x * _STEPS), round(thing.y * _STEPS)])
     for k, sign in enumerate(scene.signs):
+        x, y = sign.x + SIGN_WIDTH / 2, sign.y + SIGN_HEIGHT / 2
         row = [COLOURS.index(sign.colour) + 1, SIGN_SHAPE, UNSAID, UNSAID]
-        row += [*divmod(sign.number, 10), 0]
-        row += [round((sign.x + 7.5) * _STEPS), round((sign.y + 5.5) * _STEPS)]
+        row += [*divmod(sign.number, 10), 0, round(x * _STEPS), round(y * _STEPS)]
         table[FIRST_SIGN + k] = torch.tensor(row)
     return table
 
@@ -113,11 +127,7 @@ def _places() -> tuple[Tensor, Tensor, Tensor]:
 
 
 class TowerReader(nn.Module):
-    """A vision tower with one linear reader of patches and one of the class token.
-
-    Args:
-        tower: a `CLIPVisionModel`.
-    """
+    """A `CLIPVisionModel` with one linear reader of patches and one of the class token."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
@@ -126,7 +136,7 @@ class TowerReader(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.patches = nn.Linear(width, sum(CLASSES.values()) + 2)
         self.places = nn.Linear(width, 4)
-        self.view = nn.Linear(width, len(COLOURS) * (len(SHAPES) + 1))
+        self.view = nn.Linear(width, _PAIRS)
 
     def forward(self, views: Tensor) -> Tensor:
         """Hidden states after the last layer, [N, 101, 128], of views [N, 3, 40, 40]."""
@@ -160,101 +170,67 @@ class TowerReader(nn.Module):
         total = offsets.new_zeros(())
         for k, name in enumerate(CLASSES):
             said = labels[..., k] != UNSAID
-            wanted = labels[..., k][said]
-            total = total + cross_entropy(logits[name][said], wanted)
+            total = total + cross_entropy(logits[name][said], labels[..., k][said])
         is_there = labels[..., 1] > 0
         wanted = labels[..., 7:][is_there] / (_STEPS * _REACH)
         total = total + smooth_l1_loss(offsets[is_there], wanted, beta=0.1)
         total = total + (self.place_error(states) / GRID).square().mean() * _PLACE_WEIGHT
         return total + 4 * binary_cross_entropy_with_logits(pairs, pairs_shown(labels))
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Writes the tower alone."""
-        self.tower.save_pretrained(folder)
-
 
 def pairs_shown(labels: Tensor) -> Tensor:
     """Which pairs of colour and shape (signs last) a view shows, [N, 42] of 0 and 1."""
     colour, shape = labels[..., 0].long(), labels[..., 1].long()
     pair = torch.where(shape > 0, (colour - 1) * (len(SHAPES) + 1) + shape, 0)
-    shown = one_hot(pair, len(COLOURS) * (len(SHAPES) + 1) + 1).amax(1)
-    return shown[:, 1:].float()
-
-
-def build_tower() -> Any:
-    """A new `CLIPVisionModel` with random weights, float32."""
-    from transformers import CLIPVisionModel
-
-    return CLIPVisionModel(tower_config())
+    return one_hot(pair, _PAIRS + 1).amax(1)[:, 1:].float()
 
 
 def tower_config() -> Any:
     """The sizes of the tower."""
     from transformers import CLIPVisionConfig
 
-    return CLIPVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=INNER,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=HEADS,
-        image_size=TILE,
-        patch_size=PATCH,
-        projection_dim=WIDTH,
-        hidden_act="gelu",
-    )
+    width = SIZES["hidden_size"]
+    shape: dict[str, Any] = {"image_size": TILE, "patch_size": PATCH, "projection_dim": width}
+    return CLIPVisionConfig(hidden_act="gelu", **shape, **SIZES)
 
 
-class Tower:
-    """The first stage: images to labels of patches; see `scripts.training.generator.Task`."""
+class Tower(Task):
+    """The first stage: images to labels of patches."""
 
     def __init__(self, checks: int = 96) -> None:
-        self.options: dict[str, Any] = {}
-        self.checks = _views_and_labels(VALIDATION_SEED, range(checks))
+        self.checks = [_views_and_labels(VALIDATION_SEED, range(checks))]
 
-    def build(self, start: str | None) -> Any:
-        """See `Task`; `start` is the work folder of another run."""
-        model = TowerReader(build_tower())
-        if start is not None:
-            file = Path(start) / "generator.pt"
-            state = torch.load(file, map_location="cpu", weights_only=True)["average"]
-            own = model.state_dict()
-            known = {name: w for name, w in state.items() if own[name].shape == w.shape}
-            model.load_state_dict(known, strict=False)
-        return model
+    def build(self, before: Path | None) -> Any:
+        from transformers import CLIPVisionModel
 
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        return TowerReader(CLIPVisionModel(tower_config()))
+
+    def batch(self, step: int, size: int) -> Batch:
         """Views [5 B, 3, 40, 40] and labels [5 B, 100, 9] of batch `step`."""
         return _views_and_labels(TRAIN_SEED, range(step * size, (step + 1) * size))
-
-    def distinct(self, steps: int, size: int) -> int:
-        """See `Task`; every image is drawn once."""
-        return steps * size
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         loss: Tensor = model.loss(model(ids), labels)
         return loss
 
-    @torch.no_grad()
+    def save(self, model: Any, folder: Path) -> None:
+        super().save(model.tower, folder)
+
     def validate(self, model: Any, device: str) -> dict[str, float]:
         """Loss, and shares of patches that are read rightly (ground aside), by label."""
-        model.eval()
-        views, labels = (t.to(device) for t in self.checks)
-        states = torch.cat([model(v) for v in views.split(80)])
-        logits, offsets, _ = model.read(states)
-        found = {"validation": float(model.loss(states, labels))}
-        is_there = labels[..., 1] > 0
+        ((views, labels),) = self.checks
+        labels = labels.to(device)
+        states = torch.cat([model(part.to(device)) for part in views.split(80)])
+        logits, _, _ = model.read(states)
+        figures = {"validation": float(model.loss(states, labels))}
         for k, name in enumerate(CLASSES):
-            asked = is_there & (labels[..., k] != UNSAID)
-            right = logits[name].argmax(-1) == labels[..., k]
-            found[name] = float(right[asked].float().mean())
-        wrong = offsets[is_there] * _REACH - labels[..., 7:][is_there] / _STEPS
-        found["place_patches"] = float(model.place_error(states).abs().mean())
-        found["offset_pixels"] = float(wrong.abs().mean())
-        model.train()
-        return found
+            asked = (labels[..., 1] > 0) & (labels[..., k] != UNSAID)
+            is_right = logits[name].argmax(-1) == labels[..., k]
+            figures[name] = float(is_right[asked].float().mean())
+        return figures
 
 
-def _views_and_labels(seed: int, indices: range) -> tuple[Tensor, Tensor]:
+def _views_and_labels(seed: int, indices: range) -> Batch:
     examples = make_examples(seed, indices, per_kind=0)
     labels = label_patches(examples.scenes, examples.maps)
     return split_views(examples.images).flatten(0, 1), labels.flatten(0, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.first_day.page import clean_output
+from scripts.first_day.__main__ import clean_output
 from scripts.first_day.runner import Runner, StepError, open_runner
 from scripts.first_day.step import Step, shell
 from scripts.first_day.steps import STEPS

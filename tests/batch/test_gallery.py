@@ -60,10 +60,6 @@ def data_of(run: Path, *more: str) -> dict[str, Any]:
     return data
 
 
-def prompts_of(run: Path) -> list[str]:
-    return [item["prompt"] for item in data_of(run)["items"]]
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory):
     """One browser for this file."""
@@ -223,7 +219,7 @@ def test_broken_images_and_lines_are_left_out_and_named(
     note(run, {"id": "f", "k": 0, "status": "failed", "error": deep})
     note(run, own | {"id": "gone", "file": "gone.png"})
     with time_limit(20):
-        assert prompts_of(run) == ["one", "three"]
+        assert [item["prompt"] for item in data_of(run)["items"]] == ["one", "three"]
     said = capsys.readouterr()
     assert said.out == f"{tmp_path / 'page.html'}\n"
     named = {line.removeprefix("left out: ").partition(":")[0] for line in said.err.splitlines()}
@@ -231,41 +227,29 @@ def test_broken_images_and_lines_are_left_out_and_named(
     assert named == {*lines, *broken, "a.png", "b.png", "gone, image 0"}
 
 
-def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
-    (item,) = data_of(make_run(tmp_path / os.fsdecode(b"\xff"), ["one"]))["items"]
-    assert item["sides"][0]["src"] == "%FF/r0_0_100.png"
-
-
 def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
     """Images of other programs, and those whose facts cannot be read, are left out."""
-    run = make_run(tmp_path / "run", ["one", "two"])
+    run = make_run(tmp_path / os.fsdecode(b"\xff"), ["one", "two"])
     (run / "manifest.jsonl").unlink()
     Image.new("RGB", (4, 4)).save(run / "other.png")
     draw(run / "deep.png", "[" * 100_000)
-    (run / "broken.png").write_bytes(b"no image")
     items = data_of(run)["items"]
     assert [item["prompt"] for item in items] == ["one", "two"]
-    assert [item["sides"][0]["file"] for item in items] == ["r0_0_100.png", "r1_0_101.png"]
+    assert [item["sides"][0]["src"] for item in items] == ["%FF/r0_0_100.png", "%FF/r1_0_101.png"]
 
 
-def test_hostile_manifests(tmp_path: Path) -> None:
-    """No file outside the folder or without facts, no names that no file can have, no NaN."""
+def test_no_file_outside_the_folder_and_no_nan(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one"])
     draw(tmp_path / "secret.png", json.dumps(first_record(run)))
-    Image.new("RGB", (4, 4)).save(run / "bare.png")
     own = first_record(run)
-    outside = ["../secret.png", str(tmp_path / "secret.png"), ".."]
-    for name in (*outside, "é" * 130 + ".png", "a\0b.png", "\ud800.png"):
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "..", "\ud800.png"):
         note(run, own | {"id": name[:5].replace("/", "-"), "file": name, "prompt": "hostile"})
-    note(run, {"id": "x", "k": 0, "status": "ok", "file": "bare.png"})
-    note(run, own | {"id": "9" * 5000, "prompt": "long"})
     infinite = [float("inf"), {"a": -float("inf")}]
     note(run, own | {"passes": float("nan"), "temperature": infinite})
     data = data_of(run)
-    assert sorted(item["prompt"] for item in data["items"]) == ["long", "one"]
-    (one,) = [item for item in data["items"] if item["prompt"] == "one"]
-    assert one["sides"][0]["own"]["passes"] == "nan"
-    assert ["inf", {"a": "-inf"}] in [each["temperature"] for each in data["settings"]]
+    (one,) = data["items"]
+    assert (one["prompt"], one["sides"][0]["own"]["passes"]) == ("one", "NaN")
+    assert data["settings"][0]["temperature"] == ["Infinity", {"a": "-Infinity"}]
 
 
 def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:

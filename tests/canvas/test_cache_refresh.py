@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass
-from mmaccel.evaluation.exactness.reference_models import families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.canvas.test_state import Given
 from tests.fixtures import canvas as fixtures
+from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 4  # after a prompt of 1

@@ -8,10 +8,11 @@ import torch
 import mmaccel
 from mmaccel import Noise, SamplingParams, Stepwise
 from mmaccel.contracts import Prompt
-from mmaccel.demo.canvas_oracle import Oracle
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.demo.canvas_benchmark import Oracle
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from tests.fixtures.canvas import independent
+from tests.fixtures.joints import families
 
 LENGTH, ROWS = 5, 40
 

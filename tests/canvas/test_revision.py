@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import ShadowPass, ShadowReviser
 from tests.fixtures.canvas import (
@@ -21,6 +21,7 @@ from tests.fixtures.canvas import (
     open_run,
     predictions_of,
 )
+from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 6

@@ -12,14 +12,15 @@ from torch import Tensor
 from mmaccel import EntropyBounded, LosslessUnmask, RevisedParallel, Stepwise
 from mmaccel.contracts import CanvasInterrupt, CanvasPass, CanvasProgress
 from mmaccel.errors import NumericsError, ShapeError
-from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtMost, Selector, SelectorState
 from tests.fixtures.canvas import decode
+from tests.fixtures.canvas_paths import enumerate_paths
+from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
 
 JOINT = families(4, 3)["markov"]

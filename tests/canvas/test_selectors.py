@@ -17,7 +17,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
 from mmaccel.samplers.canvas.kl_stable import Stable
@@ -37,6 +37,7 @@ from tests.fixtures.canvas import (
     predictions_of,
     taken,
 )
+from tests.fixtures.joints import families
 
 LENGTH = 6
 JOINTS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech, TextToVideo
 from mmaccel.comfy.loading import LoadedModel
-from tests.comfy.fake_comfy import Host, run
+from tests.comfy.fake_comfy import run
 from tests.fixtures.media import build_media, image
 from tests.fixtures.speech import TEXTS
-from tests.fixtures.tiny_model import CAPTIONS, N_FRAMES, N_TOKENS, build_tiny_clips
+from tests.fixtures.tiny_model import CAPTIONS, N_FRAMES, N_TOKENS, build_tiny, build_tiny_clips
 from tests.fixtures.tiny_vqa import QUESTION, save_vqa, scene
 
+KINDS = ["Images", "Speech", "TextToVideo", "Video", "Vision"]
 N_NEW = 6
 QUESTIONS = f"{QUESTION}\n\nhow many stars are there?"
 START = torch.from_numpy(np.asarray(image()).copy())[None].float() / 255
@@ -35,120 +37,74 @@ class Kind:
     """A loader and a node that runs its models.
 
     Attributes:
-        word: of the loader's id.
-        node: id without the prefix.
-        socket: the input that takes the loaded model.
+        loader, node: ids without the prefix.
+        link: the input that takes the loaded model.
         pipeline: class that the loader opens.
         parts: widgets of the loader.
-        inputs: of the node; as many payloads as `rows`.
-        tokens: of all payloads at most.
-        outputs: kinds of the node's sockets.
+        inputs: of the node.
+        rows: of what these inputs make.
+        tokens: of all rows at most.
         content: samples, pixels or letters of the node's outputs.
-        prefills: passes over prompts that give no token.
     """
 
     word: str
+    loader: str
     node: str
-    socket: str
+    link: str
     pipeline: Any
     parts: dict[str, Path]
     inputs: dict[str, Any]
     rows: int
     tokens: int
-    outputs: list[str]
-    content: Callable[[tuple[Any, ...]], Tensor] = field(default=lambda values: values[0])
-    prefills: int = 1
+    content: Callable[[tuple[Any, ...]], Tensor]
 
-    @property
-    def loader(self) -> str:
-        """Id without the prefix."""
-        return f"Load{self.word}Model"
+    @cached_property
+    def model(self) -> LoadedModel:
+        """The loaded model, which stays loaded."""
+        return self.load()
 
-    def load(self, host: Host | None = None, **values: Any) -> LoadedModel:
+    def load(self, **values: Any) -> LoadedModel:
         """The loaded model; paths are given as file managers copy them."""
         own = {name: f' "{path}"\n' for name, path in self.parts.items()}
-        opened: LoadedModel = run(self.loader, host, **(own | values)).values[0]
+        opened: LoadedModel = run(self.loader, **(own | values))[0]
         return opened
 
-    def make(self, model: LoadedModel, host: Host | None = None, **values: Any) -> tuple[Any, ...]:
+    def make(self, **values: Any) -> tuple[Any, ...]:
         """The node's outputs."""
-        return run(self.node, host, **({self.socket: model} | self.inputs | values)).values
-
-    def hidden(self, model: LoadedModel) -> Any:
-        """The module that predicts tokens, for hooks."""
-        pipe = model.pipe
-        return pipe.model.get_decoder() if self.word == "Vision" else pipe.model.model
-
-    def weights(self) -> Path:
-        """A file of the part that is named last."""
-        folder = list(self.parts.values())[-1]
-        return next(f for f in folder.iterdir() if f.suffix in (".safetensors", ".jit"))
-
-
-def build_images(folder: Path) -> Kind:
-    """Images of the tiny model in a folder."""
-    inputs = dict(prompt="\n".join(CAPTIONS[:2]), seed=7)
-    kinds = ["IMAGE", "MMACCEL_STATS"]
-    return Kind(
-        "", "GenerateImage", "model", TextToImage, {"model": folder}, inputs, 2, 2 * N_TOKENS, kinds
-    )
+        return run(self.node, **({self.link: self.model} | self.inputs | values))
 
 
 def build_kind(word: str, folder: Path) -> Kind:
-    """The kind of a loader's word, with models of its own below a folder."""
+    """A kind with models of its own below a folder."""
+    if word == "Images":
+        inputs = dict(prompt="\n".join(CAPTIONS[:2]), seed=7)
+        parts = {"model": build_tiny(folder)}
+        return Kind(
+            word, "LoadModel", "GenerateImage", "model", TextToImage, parts, inputs,
+            rows=2, tokens=2 * N_TOKENS, content=lambda values: values[0],
+        )  # fmt: skip
     if word == "Speech":
-        model, codec = build_media("llasa", folder)
+        parts = dict(zip(("model", "codec"), build_media("llasa", folder)))
         inputs = dict(text="\n".join(TEXTS), seed=3, max_seconds=0.02)
         return Kind(
-            word,
-            "GenerateSpeech",
-            "speech_model",
-            TextToSpeech,
-            {"model": model, "codec": codec},
-            inputs,
-            rows=3,
-            tokens=3 * 17,
-            outputs=["AUDIO", "MMACCEL_STATS"],
-            content=lambda values: values[0]["waveform"],
-        )
+            word, "LoadSpeechModel", "GenerateSpeech", "speech_model", TextToSpeech, parts, inputs,
+            rows=3, tokens=3 * 17, content=lambda values: values[0]["waveform"],
+        )  # fmt: skip
     if word == "TextToVideo":
+        parts, inputs = {"model": build_tiny_clips(folder)}, dict(prompt=CAPTIONS[1], seed=7)
         return Kind(
-            word,
-            "TextToVideo",
-            "text_to_video_model",
-            TextToVideo,
-            {"model": build_tiny_clips(folder)},
-            dict(prompt=CAPTIONS[1], seed=7),
-            rows=1,
-            tokens=N_FRAMES * N_TOKENS,
-            outputs=["VIDEO", "IMAGE", "MMACCEL_STATS"],
-            content=lambda values: values[1],
-        )
+            word, "LoadTextToVideoModel", "TextToVideo", "text_to_video_model", TextToVideo, parts,
+            inputs, rows=1, tokens=N_FRAMES * N_TOKENS, content=lambda values: values[1],
+        )  # fmt: skip
     if word == "Video":
-        model, codec = build_media("cosmos", folder)
+        parts = dict(zip(("model", "codec"), build_media("cosmos", folder)))
         return Kind(
-            word,
-            "GenerateVideo",
-            "video_model",
-            ImageToVideo,
-            {"model": model, "codec": codec},
-            dict(start=START, seed=7),
-            rows=1,
-            tokens=12,
-            outputs=["VIDEO", "IMAGE", "MMACCEL_STATS"],
-            content=lambda values: values[1],
-        )
-    inputs = dict(image=scenes(0), question=QUESTIONS, max_tokens=N_NEW)
+            word, "LoadVideoModel", "GenerateVideo", "video_model", ImageToVideo, parts,
+            dict(start=START, seed=7), rows=1, tokens=12, content=lambda values: values[1],
+        )  # fmt: skip
     return Kind(
-        word,
-        "AnswerQuestion",
-        "vision_model",
-        ImageToText,
-        {"model": save_vqa(folder)},
-        inputs,
-        rows=2,
-        tokens=2 * N_NEW,
-        outputs=["STRING", "IMAGE", "MMACCEL_STATS"],
+        word, "LoadVisionModel", "AnswerQuestion", "vision_model", ImageToText,
+        {"model": save_vqa(folder)}, dict(image=scenes(0), question=QUESTIONS, max_tokens=N_NEW),
+        rows=2, tokens=2 * N_NEW,
         content=lambda values: torch.tensor([ord(letter) for letter in values[0]]),
-        prefills=0,
-    )
+    )  # fmt: skip

@@ -1,30 +1,21 @@
-"""The table of nodes and its schema: every policy, every field, the library's own bounds."""
+"""The table of nodes and its schema: every method, every field, the library's own bounds."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
 
-from mmaccel.catalog import METHODS, POLICIES, load, make, make_policy
-from mmaccel.comfy import widgets
-from mmaccel.comfy.fields import field_tooltips
-from mmaccel.comfy.methods import policy_inputs
+from mmaccel.catalog import METHODS, POLICIES, make, make_policy
+from mmaccel.cli import _command
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.schemas import make_exports, node_class
-from mmaccel.comfy.table import NodeSpec, Socket, Widget
-from mmaccel.comfy.values import refusal, to_argument, to_arguments
+from mmaccel.comfy.ports import Node, field_tooltips
+from mmaccel.comfy.schemas import find_exports
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadOptions, SamplingOptions, Switch, option
-
-_POLICY_NODES = {n: next(s for s in NODES.values() if s.title.endswith(f": {n}")) for n in POLICIES}
-_FIELDS = [(n, w) for n in POLICIES for w in policy_inputs(n) if isinstance(w, Widget)]
-_NUMBERS = [(n, w) for n, w in _FIELDS if w.kind in ("int", "float")]
-_TEXTS = [(n, w) for n, w in _FIELDS if w.kind == "choice"]
-
+from tests.architecture.source import ROOT
+from tests.comfy.fake_comfy import policy, run
 
 _DRAWS = "temperature top_k top_p min_p"
 _IMAGES = f"prompt negative_prompt seed num_images batch_size guidance_scale {_DRAWS}"
@@ -42,121 +33,73 @@ _SAVED = {  # node -> its widgets in graphs that were saved before others were a
     "VisualTokens": "method keep n_keep",
     "AnswerQuestion": f"question seed max_tokens batch_size {_DRAWS}",
 }
+_COMMANDS = {  # node -> the command that does the same
+    **dict.fromkeys(("TextToImage", "LoadModel", "GenerateImage", "Compare"), "generate"),
+    **dict.fromkeys(("LoadSpeechModel", "GenerateSpeech"), "speak"),
+    **dict.fromkeys(("LoadTextToVideoModel", "TextToVideo"), "animate"),
+    **dict.fromkeys(("LoadVideoModel", "GenerateVideo"), "animate"),
+    **dict.fromkeys(("LoadVisionModel", "VisualTokens", "AnswerQuestion"), "answer"),
+}
+_OTHERS = {"prompt", "text", "question", "method"}  # what follows a command; --visual-tokens NAME
 
 
-def named(pair: Any) -> str:
-    return f"{pair[0]}.{pair[1].name}"
+def node_of(name: str) -> Node:
+    return next(node for node in NODES.values() if node.title == f"MMAccel Policy: {name}")
 
 
-_LAYERS = {"kv_cache": "KVCache", "attention": "Attention"}  # slot -> how ids of its nodes end
-
-
-@pytest.mark.parametrize("name", list(POLICIES))
-def test_a_policys_node_has_its_open_fields_in_order_and_its_own_defaults(name: str) -> None:
-    cls = load(POLICIES[name].target)
-    spec = _POLICY_NODES[name]
-    wanted = [f.name for f in fields(cls) if f.name not in POLICIES[name].preset]
-    assert [e.name for e in spec.inputs if e.name != "coarse_folder"] == wanted
-    made = spec.run(None, **to_arguments(spec, {}), **{s.name: None for s in spec.sockets})
-    assert made.values[0].policy == make_policy(name) and made.values[0].name == name
-
-
-@pytest.mark.parametrize(
-    ("slot", "name"), [(slot, name) for slot in _LAYERS for name in METHODS[slot]]
-)
-def test_a_node_for_layers_has_its_methods_fields_and_defaults(slot: str, name: str) -> None:
-    entry = METHODS[slot][name]
-    spec = next(
-        each
-        for each in NODES.values()
-        if each.outputs[0].name == slot and each.title.endswith(f": {name}")
-    )
-    assert spec.id.endswith(_LAYERS[slot])
-    known = [f.name for f in fields(load(entry.target)) if f.init]
-    assert [e.name for e in spec.inputs] == known
-    made = spec.run(None, **to_arguments(spec, {}))
-    assert made.values == (make(slot, name),) and made.values[0].slot == spec.outputs[0].name
-
-
-@pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
-def test_everything_is_explained_and_every_default_is_possible(spec: NodeSpec) -> None:
-    for entry in (*spec.inputs, *spec.outputs):
-        assert len(entry.tooltip) > 12 and entry.tooltip.endswith("."), entry.name
-        assert not re.search(r"`|mmaccel\.\w+\.|^As in|None|stands for", entry.tooltip)
-    assert refusal(spec, spec.defaults()) is None
-    for widget in spec.widgets:
-        if widget.kind in ("int", "float"):
-            assert widget.least <= widget.default <= widget.most and widget.step > 0
-        assert not widget.choices or widget.default in widget.choices
-
-
-@pytest.mark.parametrize("pair", _NUMBERS, ids=named)
-def test_what_is_outside_the_bounds_is_refused_in_the_librarys_words(pair: Any) -> None:
-    """Bounds are tight: just outside them the policy itself refuses; inside, it does not."""
-    name, widget = pair
-    spec, step = _POLICY_NODES[name], 1 if widget.kind == "int" else 1e-9
-    below = widget.least - step
-    said = refusal(spec, {widget.name: below})
-    with pytest.raises(OptionError) as refused:
-        make_policy(name, **{widget.name: below})
-    assert said == str(refused.value)
-    for edge in (widget.least, widget.most):
-        assert refusal(spec, {widget.name: edge}) is None
-    assert f"{widget.name}: expected" in str(refusal(spec, {widget.name: widget.most + 1}))
-    try:
-        make_policy(name, **{widget.name: widget.most + step})
-    except OptionError:
-        return
-    assert widget.most in (2**20, 1e6)  # the library knows no bound
-
-
-@pytest.mark.parametrize("pair", _TEXTS, ids=named)
-def test_choices_are_what_the_policy_says_it_takes(pair: Any) -> None:
-    name, widget = pair
-    real = [c for c in widget.choices if to_argument(widget, c) == c]
-    for choice in widget.choices:
-        assert refusal(_POLICY_NODES[name], {widget.name: choice}) is None
-    said = refusal(_POLICY_NODES[name], {widget.name: "nonsense"})
-    with pytest.raises(OptionError) as refused:
-        make_policy(name, **{widget.name: "nonsense"})
-    assert said == str(refused.value)
-    listed = re.search(r"expected one of (.+), received", said)
-    if (
-        listed
-        and said.startswith(f"{widget.name}:")
-        and (name, widget.name)
-        != (
-            "lossless-unmask",
-            "order",  # lists the orders there are, and refuses one of them later
-        )
-    ):
-        assert set(listed[1].split(", ")) == set(real)
-
-
-def test_an_order_that_depends_on_draws_is_not_offered_where_it_is_refused() -> None:
-    def order(name: str) -> tuple[str, ...]:
-        return next(w.choices for n, w in _TEXTS if n == name and w.name == "order")
-
-    assert "sampled" in order("stepwise") and "sampled" not in order("lossless-unmask")
-    assert set(order("stepwise")) == {*order("lossless-unmask"), "sampled"}
+def test_methods_have_their_own_defaults() -> None:
+    """Whatever a widget shows for None."""
+    made = {node.title.partition(": ")[2]: node for node in NODES.values() if ": " in node.title}
+    for name in POLICIES:
+        (chosen,) = made[name].run(**made[name].read({}))
+        assert (chosen.name, chosen.policy) == (name, make_policy(name))
+    for slot in ("kv_cache", "attention"):
+        for name in METHODS[slot]:
+            assert made[name].run(**made[name].read({})) == (make(slot, name),)
+    for name in METHODS["visual_tokens"]:
+        (reducers,) = made[name].run(**made[name].read({}))
+        assert reducers == (make("visual_tokens", name, keep=0.22),)
 
 
 def test_values_that_stand_for_others() -> None:
-    def policy(name: str, **values: Any) -> Any:
-        spec = _POLICY_NODES[name]
-        return spec.run(None, **to_arguments(spec, values)).values[0].policy
+    def made(name: str, **values: Any) -> Any:
+        return policy(name, **values).policy
 
-    assert policy("jacobi", window=0) == make_policy("jacobi", window="adaptive")
-    assert policy("lossless-unmask", drafts=0) == make_policy("lossless-unmask", drafts="auto")
-    assert policy("stepwise", block=0).block is None and policy("stepwise", block=4).block == 4
-    assert policy("masked-parallel", steps=0).steps is None
-    assert policy("entropy-bounded", gamma=0.0) == make_policy("entropy-bounded", gamma=0.0)
-    assert policy("entropy-bounded", budget_nats=2.0) == make_policy(
-        "entropy-bounded", budget_nats=2.0
-    )
-    assert policy("lossless-unmask", layout="auto").layout is None
-    assert policy("adaptive-block", delimiters="198, 13 7").delimiters == (198, 13, 7)
-    assert policy("confident-parallel", drop_suffix=False).drop_suffix is False  # 0 for None?
+    assert made("Jacobi", window=0) == make_policy("jacobi", window="adaptive")
+    assert made("LosslessUnmask", drafts=0) == make_policy("lossless-unmask", drafts="auto")
+    assert made("Stepwise", block=0).block is None and made("Stepwise", block=4).block == 4
+    assert made("EntropyBounded", gamma=0.0) == make_policy("entropy-bounded", gamma=0.0)
+    assert made("LosslessUnmask", layout="auto").layout is None
+    assert made("AdaptiveBlock", delimiters="198, 13 7").delimiters == (198, 13, 7)
+    assert made("ConfidentParallel", drop_suffix=False).drop_suffix is False  # 0 for None?
+    with pytest.raises(OptionError, match="delimiters: expected a list"):
+        policy("AdaptiveBlock", delimiters="x")
+
+
+@pytest.mark.parametrize("node", NODES.values(), ids=lambda node: node.id)
+def test_everything_is_explained_and_every_choice_and_edge_is_possible(node: Node) -> None:
+    for port in (*node.inputs, *node.outputs):
+        assert len(port.tooltip) > 12 and port.tooltip.endswith("."), port.name
+        assert not re.search(r"`|mmaccel\.\w+\.|^As in|None|stands for", port.tooltip)
+    assert node.refusal({}) is None
+    for port in node.widgets if node.title.startswith("MMAccel Policy") else ():
+        options = port.options
+        for value in (*options.get("options", ()), options.get("min"), options.get("max")):
+            assert node.refusal({port.name: value}) is None
+        if "min" in options:
+            for beyond in (options["min"] - 1, options["max"] + 1, float("nan"), True, "1"):
+                assert f"{port.name}: expected a" in str(node.refusal({port.name: beyond}))
+        elif "options" in options:
+            said = f"{port.name}: expected one of {', '.join(options['options'])}, received"
+            assert said in str(node.refusal({port.name: "nonsense"}))
+
+
+def test_a_choice_that_a_policy_refuses_is_not_offered() -> None:
+    def orders(name: str) -> set[str]:
+        (port,) = (each for each in node_of(name).inputs if each.name == "order")
+        return set(port.options["options"])
+
+    assert orders("stepwise") == {*orders("lossless-unmask"), "sampled"}
 
 
 def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
@@ -175,123 +118,71 @@ def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
         Args:
             a: as in `Parent`.
             b, c: child, one of `mmaccel.x.NAMES`.
-
-        Raises:
-            d: not a field.
         """
 
     assert field_tooltips(Child) == {"a": "Parent a.", "b": "Child.", "c": "Child."}
     assert field_tooltips(Parent)["b"] == "Parent b, in two lines."
 
 
-@pytest.mark.usefixtures("comfy")
-@pytest.mark.parametrize("name", _SAVED)
-def test_widgets_stay_where_saved_workflows_have_them(name: str) -> None:
+def test_widgets_stay_where_saved_workflows_have_them() -> None:
     """The page saves their values by place; a graph of the API leaves out what it does not know."""
-    spec = NODES[f"MMAccel{name}"]
-    saved = _SAVED[name].split()
-    entries = node_class(spec).GET_SCHEMA().inputs
-    widgets = {widget.name: widget for widget in spec.widgets}
-    entries.sort(key=lambda entry: bool(entry.options.get("optional")))  # as the page shows them
-    shown = [entry.id for entry in entries if entry.id in widgets]
-    assert shown[: len(saved)] == saved
-    assert all(widgets[added].is_optional for added in shown[len(saved) :])
+    for name, saved in _SAVED.items():
+        widgets = NODES[f"MMAccel{name}"].widgets
+        shown = sorted(widgets, key=lambda port: port.is_optional)  # as the page does
+        places = saved.split()
+        assert [port.name for port in shown][: len(places)] == places
+        assert all(port.is_optional for port in shown[len(places) :])
 
 
-def test_a_new_field_becomes_a_widget_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class More(LoadOptions):
-        quick: Switch = option("auto", "whether it is quick")
-        is_odd: bool = option(False, "whether it is odd")
-        nickname: str | None = option(None, "what it is called")
-        least: int = option(2, "how many")
-        hidden: int = 3
-
-    @dataclass(frozen=True, kw_only=True)
-    class Warmer(SamplingOptions):
-        warmth: float | None = option(None, "how warm")
-
-    monkeypatch.setattr(widgets, "LoadOptions", More)
-    monkeypatch.setattr(widgets, "SamplingOptions", Warmer)
-    made = widgets.load_widgets("model")
-    assert list(made)[-4:] == ["quick", "is_odd", "nickname", "least"]
-    values = [
-        ("quick", "on", True),
-        ("is_odd", True, True),
-        ("nickname", "", None),
-        ("least", 3, 3),
-    ]
-    for name, shown, meant in values:
-        assert made[name].is_optional and to_argument(made[name], shown) == meant
-    warmth = widgets.sampling_widgets()[-1]
-    assert warmth.is_optional and to_argument(warmth, -1.0) is None
-    assert warmth.tooltip == "How warm. -1 takes what the model's authors recommend."
-
-
-@pytest.mark.usefixtures("comfy")
-@pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
-def test_the_schema_says_what_the_table_says(spec: NodeSpec) -> None:
-    cls = node_class(spec)
-    schema = cls.GET_SCHEMA()
-    assert (schema.node_id, schema.display_name) == (spec.id, spec.title)
-    assert schema.hidden == (["PROMPT", "UNIQUE_ID"] if spec.has_old_names else [])
-    assert (schema.is_output_node, schema.enable_expand) == (spec.is_output, spec.is_graph)
-    assert schema.category == spec.category and "mmaccel" in spec.category
-    assert [entry.id for entry in schema.inputs] == [entry.name for entry in spec.inputs]
-    for entry, own in zip(schema.inputs, spec.inputs, strict=True):
-        options = entry.options
-        assert options["tooltip"] == own.tooltip
-        assert options.get("optional", False) is own.is_optional
-        if isinstance(own, Socket):
-            assert entry.io_type == own.kind and "default" not in options
-            continue
-        is_choice = entry.io_type == "COMBO"
-        assert is_choice == bool(own.choices) and (
-            not is_choice or options["options"] == list(own.choices)
-        )
-        assert options["default"] == own.default
-        assert bool(options.get("extra_dict")) is own.is_advanced
-        if own.kind in ("int", "float"):
-            assert (options["min"], options["max"], options["step"]) == (
-                own.least,
-                own.most,
-                own.step,
-            )
-            assert options.get("round") is (False if own.kind == "float" else None)
-    flat = {entry.id: entry.options for entry in schema.inputs}
-    if "seed" in flat and spec.outputs[0].name not in _LAYERS:  # a method's seed is not the run's
-        assert flat["seed"]["control_after_generate"] is True
-        assert flat["seed"]["max"] == 2**64 - 1
-        assert flat["policy"]["optional"] or spec.is_graph
-    assert [(entry.options["display_name"], entry.io_type) for entry in schema.outputs] == [
-        (output.name, output.kind) for output in spec.outputs
-    ]
-    ids = [entry.id for entry in (*schema.inputs, *schema.outputs)]
-    assert len(ids) == len(set(ids))  # ComfyUI 0.3.64 wants this between both, later ones not
-    assert cls.validate_inputs(**spec.defaults()) is True
-    assert "fingerprint_inputs" in vars(cls)
-
-
-@pytest.mark.usefixtures("comfy")
-def test_the_extension_lists_every_node() -> None:
-    extension = make_exports(NODES.values())["comfy_entrypoint"]()
+def test_comfyui_gets_what_the_table_says() -> None:
+    extension = find_exports()["comfy_entrypoint"]()
     classes = asyncio.run(extension.get_node_list())
-    assert [cls.GET_SCHEMA().node_id for cls in classes] == list(NODES)
+    for cls, node in zip(classes, NODES.values(), strict=True):
+        schema = cls.define_schema()
+        assert (schema.node_id, schema.display_name) == (node.id, node.title)
+        assert (schema.is_output_node, schema.enable_expand) == (node.is_output, node.is_graph)
+        for made, port in zip(schema.inputs, node.inputs, strict=True):
+            shown = {"tooltip": port.tooltip, "optional": port.is_optional, **port.options}
+            assert (made.id, made.io_type, made.options) == (port.name, port.kind, shown)
+        outputs = [(made.options["display_name"], made.io_type) for made in schema.outputs]
+        assert outputs == [(port.name, port.kind) for port in node.outputs]
+        ids = [made.id for made in (*schema.inputs, *schema.outputs)]
+        assert len(ids) == len(set(ids))  # ComfyUI 0.3.64 wants this between both
+        assert cls.validate_inputs() is True
+    prompt = [node.id for node, cls in zip(NODES.values(), classes) if cls.define_schema().hidden]
+    assert prompt == ["MMAccelGenerateImage", "MMAccelCompare"]
 
 
 def test_values_that_only_something_else_can_tell_are_not_refused() -> None:
-    for node, values in (
+    for name, values in (
         ("JacobiPolicy", {"window": None}),  # a link fills it later
         ("LoadModel", {"model": " scenes "}),
-        ("LoadModel", {"dtype": "bf16"}),
-        ("LoadModel", {"device": "cpu", "dtype": "torch.float16"}),
+        ("LoadModel", {"model": "owner/name", "cuda_graphs": "on"}),
+        ("LoadModel", {"device": "cuda:1", "dtype": "bf16"}),
         ("GenerateImage", {"seed": 2**64 - 1}),
         ("TextToImage", {"policy": "sjd"}),
     ):
-        assert refusal(NODES[f"MMAccel{node}"], values) is None
+        assert NODES[f"MMAccel{name}"].refusal(values) is None
 
 
-def test_sockets_are_never_widgets() -> None:
-    (draft,) = [e for e in _POLICY_NODES["speculative"].inputs if isinstance(e, Socket)]
-    assert (draft.name, draft.kind, draft.is_optional) == ("draft_model", "MMACCEL_MODEL", True)
-    assert not _POLICY_NODES["prompt-lookup"].sockets
+def test_widgets_have_the_names_of_options_and_the_page_has_both() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    table = page.split("| widget | command line | Python |\n| --- | --- | --- |\n")[1]
+    rows = [line.split(" | ") for line in table.split("\n\n")[0].splitlines()]
+    named = set(re.findall(r"`(\w+)`", " ".join(row[0] for row in rows)))
+    written = set(re.findall(r"(--?[a-z][a-z-]*)", " ".join(row[1] for row in rows)))
+    known: set[str] = set()
+    for name, command in _COMMANDS.items():
+        params = _command().commands[command].params
+        first = {each.opts[0] for each in params}
+        known |= {option for each in params for option in (*each.opts, *each.secondary_opts)}
+        for port in NODES[f"MMAccel{name}"].widgets:
+            assert port.name in named
+            is_own = port.name in _OTHERS or (command, port.name) == ("answer", "batch_size")
+            assert is_own or f"--{port.name.replace('_', '-')}" in first, (name, port.name)
+    assert written <= known
+
+
+def test_loaded_models_are_named_where_they_are_missing() -> None:
+    with pytest.raises(OptionError, match="model: expected a folder, a file, an id of the"):
+        run("LoadModel", model="none")

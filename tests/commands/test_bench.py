@@ -1,10 +1,8 @@
-"""`mmaccel bench`: window policies on an image model, canvas policies on toys and masked models."""
+"""`mmaccel bench`: images side by side, and canvas policies on masked models."""
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,30 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
+from benchmarks.report import fill_tables
 from mmaccel import TextToImage, loading
+from mmaccel.catalog import policy_names, read_policy
 from mmaccel.cli import main
-from mmaccel.commands.bench import window as bench_window
+from mmaccel.commands.bench import PEERS
 from mmaccel.commands.bench.canvas import SETUPS
-from mmaccel.demo import canvas_benchmark
-from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
-from mmaccel.demo.grammar.tasks import (
-    ASK,
-    BOS,
-    END,
-    EVALUATION_SEED,
-    MASK,
-    PAD,
-    TASKS,
-    WORDS,
-    make_examples,
-)
+from mmaccel.demo.grammar.tasks import MASK, TASKS, WORDS
 from mmaccel.demo.scenes.data import MAX_WORDS
 from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
-from mmaccel.evaluation.speed.rows import half_width
+from mmaccel.evaluation import transformers_baseline
 from mmaccel.options import LoadOptions
-from mmaccel.pipelines.text_to_image.outputs import ImageOutput
-from mmaccel.results import Stats
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
 
 KEYS = {  # of a row in the file, which other programs read
@@ -43,52 +30,31 @@ KEYS = {  # of a row in the file, which other programs read
     *("images", "passes", "tokens_per_pass", "half_width", "seconds", "speed_up", "identical"),
     *("sampler_share", "total_variation", "promise"),
 }
+MARK = "<!-- table: first-screen -->\nold\n<!-- end -->"
 
 
-def bench(tiny_folder: Path, *arguments: str) -> int:
-    fixed = ["--model", str(tiny_folder), "--count", "1", "--windows", "4"]
-    return main(["bench", CAPTIONS[0], *fixed, "--guidance", "1.0", *arguments])
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are traced, and run as they are: the same shapes and counts in a second."""
+    monkeypatch.setattr(transformers_baseline, "BACKEND", "eager")
 
 
-@pytest.mark.parametrize(
-    "flags, route, given",
-    [
-        ([], "fused", ("auto", False)),
-        (["--no-fused"], "model", (False, False)),
-        (["--fused", "--no-compile"], "fused", (True, False)),
-        (["--compile"], "fused", ("auto", True)),
-    ],
-    ids=["default", "model", "fused", "compiled"],
-)
-def test_bench_runs_every_pass_by_one_forward(
-    flags: list[str], route: str, given: tuple[object, object],
-    tiny_folder: Path, tmp_path: Path, monkeypatch,
-) -> None:  # fmt: skip
-    """Nothing is compiled in the middle of a measurement: "auto" would do that."""
-    asked = []
+def bench(folder: Path, file: Path, *more: object) -> int:
+    return main(["bench", CAPTIONS[0], "--model", *map(str, (folder, "--json", file, *more))])
 
-    def load(name: str, asked_for: LoadOptions, **options: Any) -> TextToImage:
-        asked.append((asked_for.fused, asked_for.compile))
-        without = replace(asked_for, compile=False)  # compiling takes long
-        return loading.open_pipeline(name, without, **options)
 
-    monkeypatch.setattr(bench_window, "open_pipeline", load)
+def test_every_policy_is_measured_in_one_table(
+    tiny_folder: Path, tmp_path: Path, capsys: Any
+) -> None:
     file = tmp_path / "bench.json"
-    assert bench(tiny_folder, *flags, "--policies", "jacobi", "--json", str(file)) == 0
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["route"] for row in rows] == [route, route] and asked == [given]
-
-
-def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Path, capsys) -> None:
-    file = tmp_path / "bench.json"
-    options = ["--windows", "1,4", "--guidance", "1.0,2.0", "--count", "1", "--json", str(file)]
-    assert main(["bench", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
+    more = ("--windows", "1,4", "--guidance", "1.0,2.0", "--count", 1)
+    assert bench(tiny_folder, file, *more) == 0
     report = json.loads(file.read_text())
     rows = report["rows"]
-    names = ["jacobi", "sjd", "mc-sjd", "gumbel-sjd", "prompt-lookup", "gsd", "pcg", "row-parallel"]
+    names = [name for name in policy_names() if name not in ("autoregressive", "speculative")]
     wanted = [("autoregressive", None), *((name, w) for name in names for w in (1, 4))]
-    assert [(r["policy"], r["window"]) for r in rows] == wanted * 2
-    assert [r["guidance"] for r in rows] == [1.0] * 17 + [2.0] * 17
+    assert [(row["policy"], row["window"]) for row in rows] == wanted * 2
+    assert [row["guidance"] for row in rows] == [1.0] * len(wanted) + [2.0] * len(wanted)
     assert {key for row in rows for key in row} == KEYS
     for row in rows:
         if row["policy"] in ("autoregressive", "jacobi"):
@@ -97,113 +63,116 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
             assert row["passes"] == N_TOKENS and row["tokens_per_pass"] == 1.0
         assert row["passes"] * row["tokens_per_pass"] == pytest.approx(N_TOKENS)
         assert 0 < row["sampler_share"] < 1 and row["seconds"] > 0
-        assert row["route"] == "fused"
         assert (row["total_variation"] > 0) <= (row["exactness"] == "relaxed")
-    assert rows[0]["speed_up"] == 1.0
+    assert rows[0]["speed_up"] == 1.0 and report["captions"] == [CAPTIONS[0]]
     assert report["machine"]["versions"]["torch"] == torch.__version__
-    assert "gumbel-sjd" in capsys.readouterr().out
+    assert "gumbel-sjd 4" in capsys.readouterr().out
 
 
-def test_ctrl_c_keeps_what_bench_has_measured(
-    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+def test_dtypes_are_compared_with_the_first_and_nothing_is_measured_twice(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, calls = tmp_path / "bench.json", []
-    stream = TextToImage.stream
+    """Nothing is compiled in the middle of a measurement either: "auto" would do that."""
+    asked = []
 
-    def stop_in_the_third(pipe: TextToImage, *args: Any, **options: Any) -> Any:
-        calls.append(options["seed"])
-        if len(calls) == 6:  # the second of the third round
-            raise KeyboardInterrupt
-        return stream(pipe, *args, **options)
+    def load(name: str, given: LoadOptions, **options: Any) -> TextToImage:
+        asked.append((given.dtype, given.fused, given.compile))
+        return open_own(name, replace(given, compile=False), **options)  # compiling takes long
 
-    monkeypatch.setattr(TextToImage, "stream", stop_in_the_third)
-    options = ["--windows", "4", "--guidance", "1.0", "--count", "5", "--json", str(file)]
-    options += ["--policies", "jacobi", "--model", str(tiny_folder)]
-    assert main(["bench", *options, CAPTIONS[0]]) == 130
-    report, captured = json.loads(file.read_text()), capsys.readouterr()
-    assert len(report["captions"]) == 2 and [r["images"] for r in report["rows"]] == [2, 2]
-    assert calls == [[0], [0], [1], [1], [2], [2]]
-    assert "stopped; measured 2 of 5 prompts" in captured.err and "2 prompts" in captured.out
-
-
-def test_interval_of_the_tokens_a_pass() -> None:
-    passes = torch.tensor([50, 70] * 8)
-    tokens = torch.zeros(16, 240, dtype=torch.long)
-    stats = Stats(tokens=16 * 240, row_passes=int(passes.sum()))
-    made = ImageOutput([], tokens, passes, stats, ["a"] * 16)
-    spread = 10 * (16 / 15) ** 0.5  # standard deviation of the passes
-    assert half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
-    few = ImageOutput([], tokens[:9], passes[:9], stats, ["a"] * 9)
-    assert half_width(few) is None
-
-
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The dtype of the model in every run of a policy."""
-    dtypes: list[torch.dtype] = []
-    build = TextToImage.sample
-
-    def spy(pipe: TextToImage, *args: Any, **options: Any) -> Any:
-        dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
-        return build(pipe, *args, **options)
-
-    monkeypatch.setattr(TextToImage, "sample", spy)
-    return dtypes
-
-
-def test_bench_compares_dtypes_with_the_first_and_measures_everything_once(
-    tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
-) -> None:
+    open_own = loading.open_pipeline
+    monkeypatch.setattr(loading, "open_pipeline", load)
     file = tmp_path / "bench.json"
-    options = ["--windows", "4,04,4", "--guidance", "1,1.0", "--json", str(file)]
-    options += ["--policies", "jacobi,jacobi,sjd", "--dtypes", "float32,bfloat16"]
-    assert bench(tiny_folder, *options) == 0
+    more = ["--windows", "4,04,4", "--guidance", "1,1.0", "--count", 1, "--compile", "--no-fused"]
+    more += ["--policies", "jacobi,jacobi,sjd", "--dtypes", "float32,bfloat16"]
+    assert bench(tiny_folder, file, *more) == 0
     rows = json.loads(file.read_text())["rows"]
     exact = [("autoregressive", "bitwise"), ("jacobi", "bitwise"), ("sjd", "distribution")]
     rounded = [(name, "up to rounding") for name, _ in exact[:2]] + exact[2:]
     wanted = [("float32", *each) for each in exact] + [("bfloat16", *each) for each in rounded]
-    assert [(r["dtype"], r["policy"], r["promise"]) for r in rows] == wanted
-    assert [r["identical"] for r in rows[:2]] == [1, 1]
+    assert [(row["dtype"], row["policy"], row["promise"]) for row in rows] == wanted
+    assert [row["identical"] for row in rows[:2]] == [1, 1]
     assert rows[0]["speed_up"] == 1.0 != rows[3]["speed_up"]
-    assert set(used) == {torch.float32, torch.bfloat16}
-    assert used.count(torch.float32) == used.count(torch.bfloat16) >= 3  # three policies each
+    assert {row["route"] for row in rows} == {"model"}
+    assert asked == [("float32", False, True), ("bfloat16", False, True)]
 
 
-def test_results_are_written_although_the_table_is_not_printed(
-    tiny_folder: Path, tmp_path: Path, monkeypatch
+def test_four_rows_at_two_scales(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("stdout is full")
+    file = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["mmaccel", "bench", "--seed", "5"])
+    assert bench(tiny_folder, file, "--seed", "5", "--count", 2) == 0
+    report = json.loads(file.read_text(encoding="utf-8"))
+    rows = report["first_screen"]
+    first = f"transformers {transformers.__version__}, compiled"
+    assert [row["label"] for row in rows] == [first, *PEERS] * 2
+    for scale, four in ((1.0, rows[:4]), (2.0, rows[4:])):
+        settings = [repr(read_policy(text)) for text in PEERS.values()]
+        assert [row["settings"] for row in four] == ["compiled", *settings]
+        assert [row["promise"] for row in four] == (
+            ["reference", "bitwise", "relaxed", "distribution"]
+        )
+        assert [row["identical"] for row in four[:2]] == [2, 2]  # generate's own tokens
+        assert four[0]["passes"] == N_TOKENS > four[1]["passes"] and four[0]["speed_up"] == 1.0
+        assert all(row["images"] == 2 and row["guidance"] == scale for row in four)
+        assert four[2]["speed_up"] == pytest.approx(four[0]["seconds"] / four[2]["seconds"])
+    assert report["count"] == 2 and report["command"] == "mmaccel bench --seed 5"
+    assert first in capsys.readouterr().out
+    table = fill_tables(MARK, {"scenes-cpu-batch1": {"rows": []}, "first-screen": report})
+    lines = [line for line in table.splitlines() if line.startswith("| 1 |")]
+    assert len(lines) == 4 and "| reference |" in lines[0] and "old" not in table
 
-    monkeypatch.setattr(bench_window, "_print", fail)
-    file = tmp_path / "bench.json"
-    assert bench(tiny_folder, "--policies", "jacobi", "--json", str(file)) == 1
-    assert [row["policy"] for row in json.loads(file.read_text())["rows"]][1] == "jacobi"
+
+def test_a_first_row_that_cannot_be_is_replaced(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def fail(device: Any) -> None:
+        raise RuntimeError("no g++ here")
+
+    monkeypatch.setattr(transformers_baseline, "_compile", fail)
+    file = tmp_path / "a.json"
+    more = ("--guidance", "1", "--count", 1)
+    assert bench(tiny_folder, file, *more) == 0
+    row = json.loads(file.read_text(encoding="utf-8"))["first_screen"][0]
+    assert row["label"] == f"transformers {transformers.__version__}, not compiled"
+    assert ", compiled, is left out: torch.compile" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(transformers_baseline, "CausalLMWindow", None)
+    assert bench(tiny_folder, file, *more) == 0
+    row = json.loads(file.read_text(encoding="utf-8"))["first_screen"][0]
+    assert row["label"] == "the plain loop of mmaccel" and row["settings"] == "Autoregressive()"
+
+
+def test_ctrl_c_keeps_the_rounds_that_all_sides_have(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file, calls, stream = tmp_path / "bench.json", list[Any](), TextToImage.stream
+
+    def stop(pipe: TextToImage, *args: Any, **options: Any) -> Any:
+        calls.append(options["seed"])
+        if len(calls) == 8:  # the second of the third round, behind one that warms up
+            raise KeyboardInterrupt
+        return stream(pipe, *args, **options)
+
+    monkeypatch.setattr(TextToImage, "stream", stop)
+    more = ("--windows", "4", "--guidance", "1.0", "--count", "5", "--policies", "jacobi")
+    assert bench(tiny_folder, file, *more) == 130
+    report = json.loads(file.read_text())
+    assert len(report["captions"]) == 2 and [row["images"] for row in report["rows"]] == [2, 2]
+    assert calls == [[0], [0], [0], [0], [1], [1], [2], [2]]
+    assert "stopped; measured 2 of 5 images a row" in capsys.readouterr().err
 
 
 def test_the_table_is_printed_although_results_are_not_written(
-    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def fail(self: Path, *_: Any, **__: Any) -> None:
         raise OSError("disk is full")
 
     monkeypatch.setattr(Path, "write_text", fail)
     file = tmp_path / "bench.json"
-    assert bench(tiny_folder, "--policies", "jacobi", "--json", str(file)) == 1
+    assert bench(tiny_folder, file, "--policies", "jacobi", "--windows", "4", "--count", 1) == 1
     captured = capsys.readouterr()
     assert "jacobi 4" in captured.out and "disk is full" in captured.err and not file.exists()
-
-
-def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
-    tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setattr(bench_window, "measure_images", None)  # would not be callable
-    assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 2
-    assert "File name too long" in capsys.readouterr().err
-    os.mkfifo(tmp_path / "pipe")
-    assert bench(tiny_folder, "--json", str(tmp_path / "pipe")) == 2
-    assert "--json: expected a file name" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
 @pytest.fixture(scope="module")
@@ -223,46 +192,32 @@ def grammar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_toys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "found.json"
-    labels = "stepwise,entropy-bounded 0.5,threshold 0.9"
-    options = ["--policies", labels, "--json", str(file)]
-    assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 0
-    assert "six joints of 4 slots, exact" in capsys.readouterr().out
-    report = json.loads(file.read_text(encoding="utf-8"))
-    plain, bound, sure = report["canvas"]
-    assert plain["passes"] == pytest.approx(4) and plain["nats"] == 0.0
-    assert plain["quality"]["total_variation"] < 1e-9
-    assert bound["passes"] < sure["passes"] < 4
-    assert 0 < bound["quality"]["total_variation"] < bound["quality"]["worst"]
-    assert report["machine"] and report["command"] == shlex.join(["mmaccel", *sys.argv[1:]])
+def canvas(model: Path, file: Path, labels: str, *more: object) -> int:
+    fixed = ("--family", "canvas", "--model", model, "--policies", labels, "--json", file)
+    return main(["bench", *map(str, (*fixed, *more))])
 
 
-def test_a_grammar_model(grammar: Path, tmp_path: Path) -> None:
+def test_canvas_policies_on_a_grammar(grammar: Path, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "found.json"
     labels = "stepwise,lossless-unmask,maskgit 12"
-    options = ["--model", str(grammar), "--policies", labels, "--count", "2", "--json", str(file)]
-    assert main(["bench", "--family", "canvas", *options]) == 0
-    plain, fast, relaxed = json.loads(file.read_text(encoding="utf-8"))["canvas"]
+    assert canvas(grammar, file, labels, "--count", 2, "--device", "cpu:0") == 0
+    report = json.loads(file.read_text(encoding="utf-8"))
+    plain, fast, relaxed = report["canvas"]
     n = 2 * len(TASKS)
     assert plain["rows"] == fast["rows"] == n and plain["same"] == fast["same"] == n
     assert fast["passes"] < plain["passes"] and fast["positions"] > plain["positions"]
-    assert fast["quality"] == plain["quality"]
-    assert relaxed["same"] is not None and relaxed["same"] < n
+    assert fast["quality"] == plain["quality"] and relaxed["same"] < n
     assert 0 <= plain["quality"]["right"] <= 1 and set(TASKS) < set(plain["quality"])
-    assert 0 < plain["quality"]["floor"] < plain["quality"]["total_variation"] <= 1
+    assert report["machine"]["device"] == "cpu:0" and "AUP" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_images_by_canvas_and_by_window(tmp_path: Path) -> None:
     """Processed tokens include both branches of guidance."""
-    file, (source, _) = (
-        tmp_path / "found.json",
-        masked_beside_plain(tmp_path, 16, [*SCENE_WORDS], MAX_WORDS),
-    )
+    file = tmp_path / "found.json"
+    source, _ = masked_beside_plain(tmp_path, 16, [*SCENE_WORDS], MAX_WORDS)
     labels = "stepwise halton,lossless-unmask halton,autoregressive"
-    options = ["--model", str(source), "--policies", labels, "--count", "1", "--json", str(file)]
-    assert main(["bench", "--family", "canvas", *options]) == 0
+    assert canvas(source, file, labels, "--count", 1) == 0
     plain, fast, window = json.loads(file.read_text(encoding="utf-8"))["canvas"]
     assert plain["model"] == window["model"] == "masked"
     assert plain["passes"] == window["passes"] == 256 > fast["passes"]
@@ -272,76 +227,26 @@ def test_images_by_canvas_and_by_window(tmp_path: Path) -> None:
     assert 2 * 256 <= window["positions"] < 2 * (256 + 34)  # guidance doubles them
 
 
-def test_what_was_measured_before_an_interrupt_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_canvas_rows_before_an_interrupt_are_kept(
+    grammar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from mmaccel.evaluation.exactness import canvas_enumeration as canvas_toys
+    from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 
-    induced, calls = canvas_toys.enumerate_paths, [0]
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
 
-    def stopped(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > 6:  # the first policy takes six
-            raise KeyboardInterrupt
-        return induced(*args)
-
-    monkeypatch.setattr(canvas_toys, "enumerate_paths", stopped)
+    monkeypatch.setattr(MaskedParallel, "sample", stop)
     file = tmp_path / "found.json"
-    options = ["--policies", "stepwise,threshold 0.9", "--json", str(file)]
-    assert main(["bench", "--family", "canvas", "--model", "toys", *options]) == 130
-    said = capsys.readouterr()
-    assert "measured 1 of the policies" in said.err and "stepwise" in said.out
-    (row,) = json.loads(file.read_text(encoding="utf-8"))["canvas"]
-    assert row["policy"] == "stepwise"
+    assert canvas(grammar, file, "stepwise,maskgit 12", "--count", 1) == 130
+    assert "measured 1 of the policies" in capsys.readouterr().err
+    assert [row["policy"] for row in json.loads(file.read_text())["canvas"]] == ["stepwise"]
 
 
-def test_setups_that_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, beside = masked_beside_plain(tmp_path)
-    options = ["bench", "--family", "canvas", "--count", "1", "--policies"]
-    assert main([*options, "autoregressive", "--model", str(beside)]) == 2  # nothing masked
-    assert "expected a masked model of images" in " ".join(capsys.readouterr().err.split())
-    assert main([*options, "entropy-bounded 0.5 end", "--model", str(source)]) == 2
-    assert "can run on" in capsys.readouterr().err and not capsys.readouterr().out
-
-
-def test_models_run_on_the_device(
-    grammar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-
-    def text(source: Path, device: str) -> GrammarText:
-        seen.append(device)
-        return GrammarText(source, device)
-
-    def pipeline(name: str, load: LoadOptions) -> TextToImage:
-        seen.append(load.device)
-        return TextToImage.from_pretrained(name, device=load.device)
-
-    monkeypatch.setattr(canvas_benchmark, "GrammarText", text)
-    monkeypatch.setattr(loading, "open_pipeline", pipeline)
-    words = [*SCENE_WORDS]
-    masked, _ = masked_beside_plain(tmp_path / "tiny", 16, words, MAX_WORDS)
-    file = tmp_path / "found.json"
-    fixed = ["--policies", "maskgit 12", "--count", "1", "--device", "cpu:0", "--json", str(file)]
-    for source in (grammar, masked):
-        assert main(["bench", "--family", "canvas", "--model", str(source), *fixed]) == 0
-        assert json.loads(file.read_text(encoding="utf-8"))["machine"]["device"] == "cpu:0"
-    assert seen == ["cpu:0", "cpu:0"]
-
-
-def test_answers_have_words_only(grammar: Path) -> None:
-    text = GrammarText(grammar)
-    prompt = text.prompt([e.prompt for e in make_examples(EVALUATION_SEED, range(3), "copy")])
-    allowed = prompt.layout.allowed(torch.zeros(1, 1, dtype=torch.int64))  # type: ignore[union-attr]
-    assert allowed.sum() == MASK - 3 and not allowed[[PAD, BOS, ASK]].any() and allowed[END]
-    assert AnswerWords(MASK).forced(torch.zeros(1, 1)) is None
-    filled = GrammarText.fill_up(torch.tensor([[5, END, 9], [5, 6, 7]]), torch.tensor([2, 3]))
-    assert filled == [[5, END, END], [5, 6, 7]]
-    assert not is_right(("copy", "a"), [5] * text.length)
+def test_setups_that_cannot_run(tmp_path: Path, capsys: Any) -> None:
+    source, _ = masked_beside_plain(tmp_path)
+    assert canvas(source, tmp_path / "a.json", "entropy-bounded 0.5 end", "--count", 1) == 2
+    assert "can run on" in capsys.readouterr().err
 
 
 def test_every_setup_is_a_policy() -> None:
-    from mmaccel.catalog import find_policy, make_policy
-
-    for name, options in SETUPS.values():
-        assert find_policy(name).slot == getattr(make_policy(name, **options), "kind", "window")
+    assert all(read_policy(text).exactness for text in SETUPS.values())

@@ -12,8 +12,8 @@ from PIL import Image
 from mmaccel.cli import main
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.demo.scenes_vqa.questions import KINDS
-from mmaccel.evaluation.visual_tokens import measure
-from mmaccel.evaluation.visual_tokens.methods import CONTROLS
+from mmaccel.evaluation import visual_tokens
+from mmaccel.evaluation.visual_tokens import CONTROLS
 from tests.fixtures.tiny_vlms import build_vqa, encodes_first
 
 pytestmark = pytest.mark.skipif(
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The method of every batch that is answered; `stop` after some."""
-    found, answer = Calls(), measure.answer
+    found, answer = Calls(), visual_tokens.answer
 
     def count(vlm: Any, inputs: Any, method: Any, **options: Any) -> Any:
         if len(found) == found.stop:
@@ -43,7 +43,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(repr(method))
         return answer(vlm, inputs, method, **options)
 
-    monkeypatch.setattr(measure, "answer", count)
+    monkeypatch.setattr(visual_tokens, "answer", count)
     return found
 
 

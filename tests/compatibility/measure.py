@@ -12,7 +12,6 @@ torchao's, adapters are peft's.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import torch
 import transformers
 
 import mmaccel
+from benchmarks.rows import write_report
 from mmaccel.catalog import REDUCERS, make
 from mmaccel.pipelines.runner import engine
 from mmaccel.pipelines.runner.engine import Engine
@@ -210,7 +210,7 @@ def main() -> None:
     for package in ("diffusers", "torchao", "peft"):
         versions[package] = __import__(package).__version__
     report = {"command": COMMAND, "machine": {"versions": versions}, "compatibility": measured}
-    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(options.json, report)
 
 
 if __name__ == "__main__":

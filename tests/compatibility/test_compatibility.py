@@ -7,7 +7,7 @@ import json
 import pytest
 import transformers
 
-from benchmarks.compatibility_tables import compatibility_tables
+from benchmarks.report import fill_tables
 from mmaccel.catalog import FAMILIES, IMAGE_MODELS, PIPELINES, SPEECH_MODELS
 from mmaccel.pipelines.diffusion_lm.registry import FAMILIES as DENOISERS
 from tests.architecture.source import ROOT
@@ -60,7 +60,7 @@ def test_reasons_are_numbered_and_equal_rows_joined() -> None:
     other = row | {"name": "c", "title": "N", "cuda_graphs": "no device", "source": "stand-in"}
     report = {"command": "c", "machine": {"versions": {"torch": "2"}}}
     report["compatibility"] = [row | {"name": "a"}, row | {"name": "b"}, other]
-    text = compatibility_tables({"r": report, "other": {}})
+    text = fill_tables("<!-- table: compatibility -->\n<!-- end -->", {"r": report, "other": {}})
     assert "| M | `a`, `b` | canvas | no (1) | - | yes | tests |" in text
     assert "| N | `c` | canvas | no (2) | - | yes | written for the tests |" in text
     assert "\n\n(1) eager; (2) no device.\n" in text

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
@@ -27,6 +26,7 @@ from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import CODES, FIRST, LENGTH, MASK, VOCAB, images
 from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA
 from tests.fixtures.fused_lms import lay_out_all
+from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.sdar import TinySDAR
 
 NEWLINE = 36  # of the models of images

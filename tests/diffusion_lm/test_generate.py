@@ -14,7 +14,6 @@ from torch.nn.functional import pad
 import mmaccel
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import BusyError
-from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.pipelines.diffusion_lm.call import Rows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
@@ -34,6 +33,7 @@ from tests.fixtures.denoiser_targets import (
     llada,
 )
 from tests.fixtures.denoisers import TinyLLaDA
+from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.messages.diffusion import negative
 

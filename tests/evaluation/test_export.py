@@ -70,7 +70,7 @@ def test_dpg(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert corners == [13, 12, 11, 10]
     (grid).unlink()
     code, _ = export(tmp_path, "dpg", source, "--per-prompt", "3")
-    assert code == 2 and "expected 1 or 4" in capsys.readouterr().err
+    assert code == 2 and "expected one of 1, 4" in capsys.readouterr().err
 
 
 def test_hpsv2(made: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ same way; a baseline that cannot run is reported; results before an error are sa
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from mmaccel import Autoregressive, TextToImage
 from mmaccel.cli import main
-from mmaccel.evaluation.speed import transformers_baseline as baseline_decoding
-from mmaccel.evaluation.speed.transformers_baseline import (
+from mmaccel.evaluation import transformers_baseline as baseline_decoding
+from mmaccel.evaluation.transformers_baseline import (
     BASELINES,
     BaselineDecoding,
     find_obstacle,
@@ -99,41 +97,6 @@ def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
     assert all(torch.equal(a, b) for (a, _), b in zip(made, plain))
 
 
-def test_the_model_is_called_as_often_as_passes_are_counted(
-    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, ...]] = []
-    model = pipe.model.model
-    forward = model.forward
-
-    def counting(*arguments: Any, **options: Any) -> Any:
-        calls.append(tuple(options["input_ids"].shape))
-        return forward(*arguments, **options)
-
-    monkeypatch.setattr(model, "forward", counting)
-    decoding = BaselineDecoding(pipe, "static", CAPTIONS)
-    tokens, stats = decoding.decode([CAPTIONS[2]], pipe.image_model.params, [1], N_TOKENS)
-    longest = max(len(pipe.image_model.encode(caption)) for caption in CAPTIONS)
-    assert calls == [(2, longest), *[(2, 1)] * (N_TOKENS - 1)]  # guidance: two rows of one pass
-    assert len(calls) == stats.passes and tokens.shape == (1, N_TOKENS)
-
-
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler is installed"
-)
-def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
-    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(baseline_decoding, "BACKEND", "inductor")
-    params = replace(pipe.image_model.params, temperature=0.0)
-    assert find_obstacle(pipe, "compiled", CAPTIONS[0], params) == ""
-    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
-    tokens, stats = decoding.decode(CAPTIONS, params, SEEDS, N_TOKENS)
-    decoding.close()
-    plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, temperature=0.0)
-    assert torch.equal(tokens, plain.tokens) and stats.captures == 1
-
-
 def test_the_obstacle_of_a_baseline_is_reported(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,46 +124,6 @@ def test_the_obstacle_of_a_baseline_is_reported(
     assert "ValueError: a cache of fixed size" in reason
 
 
-def test_the_report_its_plots_and_all_runs(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr("mmaccel.evaluation.speed.measure.LEAST_RUNS", RUNS)
-    out = tmp_path / "speed"
-    policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "1,2")
-    options = ("--out", out, "--warm-up", 1, "--runs", RUNS, "--baseline", "compiled")
-    assert evaluate("speed", tiny_folder, *policy, *options) == 0
-    names = {"speed.md", "speed.json", "speed.jsonl", "scaling.png", "tokens.png", "runs.png"}
-    assert {f.name for f in out.iterdir()} == names
-    report = json.loads((out / "speed.json").read_text())
-    lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 3 * (RUNS + 1) and sum(x["index"] < 0 for x in lines) == 6
-    first = [x for x in lines if x["side"] == "compiled" and x["index"] < 0]
-    assert [x["captures"] > 0 for x in first] == [True, True]
-    assert report["baselines"] == ["compiled"] and report["left_out"] == {}
-    sides = ["plain", "policy", "compiled"]
-    assert [(r["batch_size"], r["side"]) for r in report["rows"]] == [
-        (size, side) for size in (1, 2) for side in sides
-    ]
-    for row in report["rows"]:
-        assert row["first_seconds"] > 0 and row["captures"] == 0  # all was compiled before
-        if row["side"] == "policy":
-            assert 1 < row["tokens_per_pass"] <= 4 and row["passes"] < N_TOKENS
-            made = sum((k + 1) * n for k, n in enumerate(row["histogram"]))
-            assert made == RUNS * N_TOKENS * row["batch_size"]
-        else:
-            assert row["passes"] == N_TOKENS and row["tokens_per_pass"] == 1
-    for name in ("scaling.png", "tokens.png", "runs.png"):
-        with Image.open(out / name) as image:
-            assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
-    text = (out / "speed.md").read_text()
-    assert "compiled: transformers' generate with a cache of fixed size and a compiled" in text
-    assert "| 2 | compiled |" in text and "## First run at a size" in text
-    assert "| 2 | policy |" in text and "exactness: bitwise" in text
-    said = capsys.readouterr().out
-    assert "compiled" in said and "speed.md" in said
-
-
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -212,36 +135,3 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
     report = json.loads((tmp_path / "s" / "speed.json").read_text())
     assert "no such backend" in report["left_out"]["compiled"] and report["baselines"] == []
     assert [row["side"] for row in report["rows"]] == ["plain", "policy"]
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried much"), 1, "memory for a batch of 4"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "memory for a batch of 4"),
-        (KeyboardInterrupt(), 130, "stopped; measured 1 of 3 batch sizes"),
-    ],
-    ids=["cuda", "cpu", "interrupt"],
-)
-def test_sizes_that_were_measured_are_saved(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any,
-    error: BaseException, code: int, words: str,
-) -> None:  # fmt: skip
-    stream = TextToImage.stream
-    runs: list[int] = []
-
-    def failing(self: Any, captions: Any, *arguments: Any, **options: Any) -> Any:
-        runs.append(len(captions))
-        if runs.count(4) == 7:
-            raise error
-        return stream(self, captions, *arguments, **options)
-
-    monkeypatch.setattr(TextToImage, "stream", failing)
-    options = ("--out", tmp_path / "s", "--batch-sizes", "1,4,2", "--no-plots", "--warm-up", 1)
-    assert evaluate("speed", tiny_folder, *options) == code
-    assert words in capsys.readouterr().err
-    report = json.loads((tmp_path / "s" / "speed.json").read_text())
-    assert [row["batch_size"] for row in report["rows"]] == [1, 1]
-    assert report["sizes_done"] == [1] and report["sizes_asked"] == [1, 4, 2]
-    lines = (tmp_path / "s" / "speed.jsonl").read_text().splitlines()
-    assert [json.loads(line)["batch_size"] for line in lines].count(4) == 6

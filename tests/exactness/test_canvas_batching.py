@@ -25,9 +25,9 @@ from mmaccel import (
     Stepwise,
 )
 from mmaccel.contracts import CanvasInterrupt, CanvasProgress, FinishedRow, Prompt
-from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.results import Generation
 from tests.fixtures.canvas import masked, prompt_of
+from tests.fixtures.joints import WrappedDenoiser
 
 ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
 OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]

@@ -10,11 +10,12 @@ from itertools import cycle
 import pytest
 import torch
 
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.draft_count import MeasuredDrafts
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import decode
+from tests.fixtures.joints import families
 
 LENGTH, ROWS = 6, 12
 JOINTS = families(LENGTH, 3)

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.evaluation.exactness.canvas_enumeration import PolicyPaths, enumerate_paths
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from tests.fixtures.canvas_paths import PolicyPaths, enumerate_paths
+from tests.fixtures.joints import families
 
 LENGTH, TOKENS = 4, 3
 JOINTS = families(LENGTH, TOKENS)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Prompt
-from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas import predictions
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.layout import Columns
@@ -25,6 +24,8 @@ from mmaccel.samplers.canvas.state import Canvas
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from tests.fixtures.canvas_paths import enumerate_paths
+from tests.fixtures.joints import families
 
 LENGTH, TOKENS, ROWS = 4, 3, 8
 JOINTS = families(LENGTH, TOKENS)

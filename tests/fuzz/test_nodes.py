@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.values import refusal
 from tests.fuzz import hostile
 
 DEEP: list[object] = []
@@ -19,5 +18,5 @@ VALUES = (*hostile.VALUES, *hostile.TEXTS, *hostile.INTEGERS, DEEP, {"a": DEEP},
 def test_a_node_says_what_is_wrong_with_a_value(name: str) -> None:
     for widget in NODES[name].widgets:
         for value in VALUES:
-            reason = refusal(NODES[name], {widget.name: value})
+            reason = NODES[name].refusal({widget.name: value})
             assert reason is None or 0 < len(reason) < 11_000

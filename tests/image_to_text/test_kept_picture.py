@@ -12,10 +12,10 @@ from PIL import Image
 import mmaccel
 from mmaccel import ImageToText, UnsupportedModelError
 from mmaccel.demo.scenes_vqa.processor import make_processor
-from mmaccel.demo.scenes_vqa.views import split_views
 from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
+from scripts.training.vqa_tower import split_views
 from tests.fixtures.tiny_vlms import build_vlm, draw_images, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
 

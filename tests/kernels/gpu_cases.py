@@ -6,37 +6,26 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import CheckError, Part
+from benchmarks.gpu.parts import raise_failed
 from mmaccel.kernels.device_errors import is_device_error
 from tests.kernels.case import Case, Lane, cases_of, lanes_of
 
 
-def cases_part(kernel: str) -> Part:
-    """All cases of a kernel in all their dtypes."""
-    return Part(f"cases-{kernel}", lambda device: run_cases(cases_of(kernel), device))
-
-
-def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
-    """Run every case, large ones and bfloat16 on GPUs alone.
+def run_cases(kernel: str, device: torch.device) -> dict[str, Any]:
+    """Run every case of a kernel in all its dtypes, large ones and bfloat16 on GPUs alone.
 
     Raises:
         CheckError: some failed; every one of them is named with its message.
         RuntimeError: the device failed.
     """
-    passed, failed = 0, {}
-    for case in cases:
-        for lane in lanes_of(case, "triton", device):
-            fault = find_fault(case, lane)  # the others still run
-            if fault:
-                failed[f"{case.name}, {str(lane.dtype).removeprefix('torch.')}"] = fault
-            else:
-                passed += 1
-    if failed:
-        raise CheckError(
-            f"{len(failed)} of {passed + len(failed)} cases failed: {', '.join(failed)}",
-            {"passed": passed, "failed": failed},
-        )
-    return {"passed": passed}
+    rows = []
+    for case in cases_of(kernel):
+        for lane in lanes_of(case, "triton", device):  # where one fails the others still run
+            name = f"{case.name}, {str(lane.dtype).removeprefix('torch.')}"
+            rows.append({"name": name, "wrong": find_fault(case, lane)})
+    found = {"passed": sum(not row["wrong"] for row in rows)}
+    raise_failed(rows, "cases", found)
+    return found
 
 
 def find_fault(case: Case, lane: Lane) -> str:

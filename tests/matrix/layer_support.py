@@ -8,7 +8,6 @@ writes the table of docs/cache-policies.md anew, as `test_layer_support.py` comp
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 
 import mmaccel
+from benchmarks.rows import write_report
 from mmaccel.catalog import METHODS
-from mmaccel.evaluation.cache.measure import answer
+from mmaccel.evaluation.cache import answer
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -106,7 +106,7 @@ def main() -> None:
         "machine": describe_machine("cpu"),
         "layer_support": [measure(slot, name) for slot, name in EVERY],
     }
-    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(options.json, report)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ import torch
 from mmaccel import CachePlan, ContinuousBatching, Noise, OptionError, SamplingParams, Stepwise
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.results import Generation
 from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures import canvas
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.canvas import masked, prompt_of
+from tests.fixtures.canvas_paths import enumerate_paths
+from tests.fixtures.joints import families
 from tests.fixtures.tiny_lms import VOCAB
 from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names

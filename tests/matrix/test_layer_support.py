@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.method_tables import layer_support_tables
+from benchmarks.report import fill_tables
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
 from tests.matrix import layer_support
@@ -20,7 +20,7 @@ ROWS = {(row["slot"], row["name"]): row for row in REPORT["layer_support"]}
 
 def test_every_method_has_a_row() -> None:
     assert list(ROWS) == EVERY
-    text = layer_support_tables({"r": REPORT, "other": {}})
+    text = fill_tables("<!-- table: layer-support -->\n<!-- end -->", {"r": REPORT, "other": {}})
     assert all(f"[`{row['method']}`]" in text for row in ROWS.values())
 
 

@@ -12,12 +12,13 @@ import mmaccel
 from mmaccel import LosslessUnmask, Noise, RevisedParallel, SamplingParams, Stepwise
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.samplers.canvas.state import Canvas
 from tests.canvas.test_leak_check import Blocks
 from tests.canvas.test_state import Given
 from tests.fixtures.canvas import MASK, decode, masked, run
+from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage

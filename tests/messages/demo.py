@@ -12,9 +12,9 @@ import mmaccel
 from mmaccel.demo.grammar.tasks import encode_answer, encode_prompt, right_answers
 from mmaccel.demo.scenes.caption import read_caption
 from mmaccel.demo.scenes.checker import check_images
-from mmaccel.demo.scenes.data import CaptionWords
-from mmaccel.demo.scenes.features import load_features
+from mmaccel.demo.scenes.features import SceneFeatures
 from mmaccel.errors import ShapeError
+from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from tests.messages.case import Refused
 
 _WORDS = CaptionWords(n_image_tokens=10, words=("a", "red", "circle"), max_words=4)
@@ -50,7 +50,7 @@ CASES = (
     ),
     Refused(
         "images of another size",
-        lambda: load_features()(torch.zeros(1, 3, 32, 32)),
+        lambda: SceneFeatures()(torch.zeros(1, 3, 32, 32)),
         says=("[B, 3, 64, 64]", "[1, 3, 32, 32]"),
         error=ShapeError,
     ),
@@ -59,5 +59,5 @@ CASES = (
     Refused("the end as a word", lambda: encode_answer(("<end>",)), says=("words of the grammar",)),
     Refused("a long answer", lambda: encode_answer(("a",) * 24), says=("at most 23 words",)),
     Refused("another model", lambda: mmaccel.load_demo("scenes"), says=("scenes-vqa",)),
-    Refused("an empty folder", _load_empty, says=("vqa-export",)),
+    Refused("an empty folder", _load_empty, says=("scripts.training scenes-vqa",)),
 )

@@ -13,9 +13,8 @@ from unittest import mock
 import torch
 
 from mmaccel import TextToSpeech
+from mmaccel.batch.modalities import Images, Speech
 from mmaccel.batch.prompts import Item, check_row
-from mmaccel.batch.speech import SpeechSetup
-from mmaccel.batch.worker import Setup
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models import speech_tokens
 from mmaccel.pipelines.text_to_speech import registry
@@ -65,10 +64,9 @@ def _row(**fields: Any) -> Callable[[], Any]:
     """A row of a prompt file."""
 
     def call() -> Any:
-        setup = SpeechSetup("voices", Path("out"))
-        pipe = _pipe()
+        speech, pipe = Speech(model="voices"), _pipe()
         item = Item(check_row({"prompt": "red", **fields}), 0, 0)
-        return setup.plan(item, setup.open_generator(pipe).resize(item.row.size))
+        return speech.plan(item, speech.resize(pipe, item.row.size) if item.row.size else pipe)
 
     return call
 
@@ -160,12 +158,12 @@ CASES = (
     ),
     Refused("a row of signs", _row(prompt="?!"), ("text: expected words", "'?!'")),
     Refused("a row's voice", _row(voice="zoe"), ("voice: expected one of ada, ben", "'zoe'")),
-    Refused("a row's size", _row(size=64), ("size: expected none for speech", "64x64")),
+    Refused("a row's size", _row(size=64), ("size: expected none for utterances", "64x64")),
     Refused("a row's negative", _row(negative="blue"), ("negative: expected none for speech",)),
     Refused("a row's guidance", _row(guidance_scale=2), ("guidance_scale: expected none",)),
     Refused(
         "a voice for images",
-        lambda: Setup("scenes", Path("out")).plan(
+        lambda: Images(model="scenes").plan(
             Item(check_row({"prompt": "red", "voice": "ada"}), 0, 0), None
         ),
         ("voice: expected none for images", "'ada'", "mmaccel speak"),
@@ -192,7 +190,7 @@ CASES = (
     Refused(
         "weights that are not there",
         _untrained,
-        ("model: expected the weights of voices", "python -m scripts.training voices, then"),
+        ("model: expected the weights of voices", "python -m scripts.training voices"),
     ),
     Refused(
         "a codec of another rate",

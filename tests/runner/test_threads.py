@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.commands.jobs import image as image_job
+from mmaccel.commands import sheets as image_job
 from mmaccel.pipelines.runner.threads import (
     choose_threads,
     is_chosen_already,
@@ -73,7 +74,7 @@ def test_the_command_takes_the_fastest_and_says_so(
     monkeypatch.setattr(image_job, "list_counts", lambda most: [1, 2])
     torch.set_num_threads(2)
     slow = {1: 0.001, 2: 0.04}
-    monkeypatch.setattr(image_job, "warm_up", lambda *a: slow[torch.get_num_threads()])
+    monkeypatch.setattr(TextToImage, "warm_up", lambda *a: slow[torch.get_num_threads()])
     arguments = ["generate", CAPTIONS[0], "--model", str(tiny_folder), "--out", str(tmp_path)]
     try:
         assert main(arguments) == 0 and torch.get_num_threads() == 1

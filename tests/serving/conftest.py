@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.worker import Setup
+from mmaccel.batch.modalities import Images
 from mmaccel.serving.engine import Engine
 from mmaccel.serving.routes import ImageRoute
 from mmaccel.serving.settings import ServerSettings
@@ -35,7 +35,7 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def route(tiny_folder: Path) -> ImageRoute:
     """The tiny model."""
-    return ImageRoute(Setup(str(tiny_folder), Path()))
+    return ImageRoute(Images(model=str(tiny_folder)))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import openai
 import pytest
 from PIL import Image
 
-from mmaccel.batch.worker import Setup
+from mmaccel.batch.modalities import Images
 from mmaccel.cli import main
 from mmaccel.options import LoadOptions
 from mmaccel.samplers.prefix_tree import PrefixTree
@@ -95,7 +95,7 @@ def test_a_seed_gives_the_same_bytes_in_company(
     size = 2 if way == "prompts in chunks" else None
     load = LoadOptions(device="cpu", dtype="float32", prefill_chunk_size=size)
     tree = PrefixTree(1000, chunk_size=2, least=1) if way == "prompts are kept" else None
-    route = ImageRoute(Setup(str(tiny_folder), Path(), load=load), tree)
+    route = ImageRoute(Images(model=str(tiny_folder), load=load), tree)
     with run_server(route) as other, other.gate(is_closed=True) as gate:
         together = [other.later(prompt, seed=seed) for prompt, seed in asked]
         gate.wait_for(1)

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from mmaccel import Autoregressive, TextToSpeech
+from mmaccel.batch.modalities import Speech
 from mmaccel.batch.prompts import make_items, make_row
-from mmaccel.batch.speech import SpeechSetup
 from mmaccel.commands.serve import SpeechFlags
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.serving.routes import SpeechRoute
@@ -38,7 +38,7 @@ def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, Tex
     """A server of a family's tiny model, and the model once more, which no server runs."""
     model, codec = speech_folders[request.param]
     seconds = SECONDS[request.param]
-    setup = SpeechSetup(str(model), Path(), codec=str(codec), max_seconds=seconds)
+    setup = Speech(model=str(model), codec=str(codec), max_seconds=seconds)
     with run_server(SpeechRoute(setup)) as running:
         yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
 
@@ -80,7 +80,7 @@ def test_alone_in_company_and_at_the_command_line(
 def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, TextToSpeech]]:
     """The same of a model whose codec decodes chunks, of 0.2 s, and which speaks for 1.2 s."""
     folder = build_voices(tmp_path_factory.mktemp("voices"))
-    setup = SpeechSetup(str(folder), Path(), policy="autoregressive", max_seconds=1.2)
+    setup = Speech(model=str(folder), policy="autoregressive", max_seconds=1.2)
     route = SpeechRoute(setup, chunk_seconds=0.2)
     alone = TextToSpeech.from_pretrained(folder)
     with endless(route.pipe), endless(alone), run_server(route) as running:

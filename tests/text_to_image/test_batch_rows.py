@@ -14,12 +14,12 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import TextToImage
+from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Row, make_items
-from mmaccel.batch.worker import Setup, Worker
+from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
-from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -122,20 +122,21 @@ def test_sizes_of_a_file_share_one_model(
     sizes = [second, None, third]
     text = captions(family)
     rows = [Row(f"r{k}", text[k % 2], seed=k, size=size) for k, size in enumerate(sizes)]
-    opened, whole = [], Setup.open
+    opened, whole = [], Images.open
 
-    def count(setup: Setup) -> TextToImage:
-        opened.append(whole(setup))
+    def count(images: Images) -> TextToImage:
+        opened.append(whole(images))
         return opened[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Setup, "open", count)
-        setup = Setup(str(built(family)), tmp_path, size="x".join(map(str, first)), rows=2)
-        worker, items = Worker(setup), make_items(rows, 0)
+        patch.setattr(Images, "open", count)
+        size = "x".join(map(str, first))
+        images = Images(model=str(built(family)), out=tmp_path, size=size, rows=2)
+        worker, items = Worker(images), make_items(rows, 0)
         pointers = parameters(opened[0])
         worker.check(items)
         worker.run_all(items, lambda record: None)
-    assert len(opened) == 1 and parameters(worker._generator.pipe) == pointers and pointers
+    assert len(opened) == 1 and parameters(worker.pipe) == pointers and pointers
     found = read_images(tmp_path)
     for row in rows:
         facts, _, pixels = found[row.id]
@@ -169,7 +170,6 @@ def test_a_size_that_a_model_does_not_have_is_refused(
     if family.startswith("llamagen"):
         with pytest.raises(OptionError, match="expected a square, received 64x32"):
             pipe.resize((64, 32))
-    assert ImageGenerator(pipe).resize(None) is ImageGenerator(pipe).resize(size) is pipe
     assert pipe.size == pipe.resize(size).size == size and pipe.image_model.layout == layout
     rows = [{"prompt": captions(family)[0] or " ", "size": f"{size[0]}x{size[1]}"}]
     rows.append(rows[0] | {"size": "33x31"})

@@ -385,7 +385,7 @@ def test_the_command_line_draws_them(
         with Image.open(file) as written:
             assert abs(_array(written) - _array(image)).max() <= 1
             facts = json.loads(written.text["mmaccel"])  # type: ignore[attr-defined]
-        assert facts.get("size") == (None if size is None else f"{size[0]}x{size[1]}")
+        assert facts.get("size") == (None if size is None else list(size))
         assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
         assert (
             facts["top_k"] == opened(family).image_model.params.top_k

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.text_to_image.generator import warm_up
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS
@@ -78,5 +77,5 @@ def test_warming_up_runs_the_forward_that_is_measured(
     fused: Any, route: str, tiny_folder: Path
 ) -> None:
     pipe = TextToImage.from_pretrained(tiny_folder, fused=fused)
-    warm_up(pipe, mmaccel.Jacobi(window=4), pipe.image_model.params, CAPTIONS[0], 1)
+    pipe.warm_up(mmaccel.Jacobi(window=4), pipe.image_model.params, CAPTIONS[0], 1)
     assert pipe.model.route == route

@@ -15,9 +15,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow, DraftModel, Eagle, Jacobi, Noise, SamplingParams, Speculative
 from mmaccel.contracts import Pass
-from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.samplers.drafting import shared_ids
 from mmaccel.samplers.window import fresh_drafts
+from scripts.training.stdlib import make_prompts
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_distribution import SETTINGS, assert_exact, assert_rejected
 from tests.fixtures.toy_models import make_prompt

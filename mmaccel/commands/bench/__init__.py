@@ -1,87 +1,376 @@
-"""`mmaccel bench`: four rows against transformers; or policies and windows, or canvas policies."""
+"""`mmaccel bench`: decoding of images side by side, image by image in turn.
+
+Without policies, windows, drafts and dtypes, at every guidance scale:
+
+1. transformers' own `generate` with a static cache, its pass of one token compiled where a compiler
+   is there; the others are compared with it;
+2. `Jacobi()`, the default;
+3. the relaxed policy that makes most tokens a second on `scenes`;
+4. speculative Jacobi decoding as published: windows of 16, redraws independent of the drafts, first
+   drafts uniformly at random (Y. Teng et al., ICLR 2025, arXiv 2410.01699). Its released code
+   records a random draft as certain; ours records its distribution, which accepts no less.
+
+With any of them: every policy at every window, source and dtype, against token by token.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmaccel.catalog import IMAGE_MODELS
+from mmaccel.catalog import (
+    IMAGE_MODELS,
+    MODELS,
+    find_policy,
+    load,
+    make_policy,
+    policy_names,
+    read_policy,
+)
 from mmaccel.commands import options as shared
-from mmaccel.commands.bench.flags import ALL, ImageFlags, SweepFlags
-from mmaccel.commands.flags import Without, with_flags
-from mmaccel.commands.options import SizeFlags
+from mmaccel.commands.flags import Without, as_command
+from mmaccel.commands.options import SizeFlags, split_values
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
-from mmaccel.options import LoadOptions
+from mmaccel.options import LoadOptions, option, read_text
+from mmaccel.own_code import TypedName
 
+if TYPE_CHECKING:
+    from mmaccel.evaluation.speed import Side
+    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.samplers.sampling_params import SamplingParams
+
+ALL = "all"
+"""Every policy, or every setup of canvas policies."""
+_WINDOWS = "1,16,32,64,adaptive"
+PEERS = {  # label of a row -> policy
+    "Jacobi, as it comes": "jacobi",
+    "GSD, fastest relaxed": "gsd:window=16:drafts=auto",
+    "SJD, as published": "sjd:window=16:drafts=random",
+}
 _HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
+_HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
+_HELP_DTYPES = "with commas; the first, by default float32, is the baseline"
+_HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders of coarse models"
 
 
-@with_flags
-def bench(
-    prompt: Annotated[
-        str | None, typer.Argument(help="of all images; without it, fresh prompts")
-    ] = None,
-    *,
-    sweep: SweepFlags,
-    images: ImageFlags,
-    sides: SizeFlags,
-    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")],
-    family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
-    compile: shared.CompileFirst = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Bench:
     """Measure forward passes and seconds, interleaved image by image.
 
     Without --policies, --windows, --drafts and --dtypes: transformers' own generate, Jacobi as it
     comes, the fastest relaxed policy, and speculative Jacobi decoding as published. With any of
     them: every policy at every window against token by token.
     """
-    from mmaccel.outputs.whole_files import check_target
 
-    shared.check_count("count", images.count, MAX_MEASURED)
-    shared.check_count("batch-size", images.batch_size, MAX_BATCH)
-    if images.json_file is not None:
-        check_target(images.json_file, "--json")
-    if family == "canvas":
-        from mmaccel.commands.bench.canvas import bench_canvas
+    prompt: Annotated[
+        str | None, typer.Argument(help="of all images; without it, fresh prompts")
+    ] = None
+    policies: str | None = option(None, _HELP_POLICIES)
+    windows: str | None = option(None, f"with commas; by default {_WINDOWS}")
+    drafts: str | None = option(None, _HELP_DRAFTS)
+    dtypes: str | None = option(None, _HELP_DTYPES)
+    model: str = option("scenes", "demo model, path or hub id")
+    guidance: str | None = option(None, "scales with commas; by default 1 and the model's own")
+    count: int = option(16, "number of fresh prompts")
+    seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
+    batch_size: int = option(1, "images generated together")
+    temperature: float | None = option(None, "0 is greedy; by default the model's own")
+    decoder: shared.Decoder = None
+    json_file: shared.JsonFile = None
+    sides: SizeFlags
+    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")]
+    family: str | None = option(None, _HELP_FAMILY)
+    compile: shared.CompileFirst = False
 
-        _refuse_with_canvas(
-            {
-                "--windows": sweep.windows,
-                "--drafts": sweep.drafts,
-                "--dtypes": sweep.dtypes,
-                "a prompt": prompt,
-                "--guidance": images.guidance,
-                "--temperature": images.temperature,
-                "--size": sides.join(),
-                "--decoder": images.decoder,
-                "--fused/--no-fused": None if load.fused == "auto" else load.fused,
-                "--compile": compile or None,
-                "--share-prefix": load.share_prefix or None,
-                "--trust-remote-code": load.trust_remote_code or None,
-                "--revision": load.revision,
-            }
-        )
-        bench_canvas(images, ALL if sweep.policies is None else sweep.policies, load.device)
-        return
-    load = replace(load, family=family, compile=compile)
-    if sweep.is_empty:
-        from mmaccel.commands.bench.peers import bench_peers
+    @property
+    def is_sweep(self) -> bool:
+        """Whether policies are measured against token by token."""
+        return (self.policies, self.windows, self.drafts, self.dtypes) != (None,) * 4
 
-        bench_peers(prompt, images, sides.join(), load)
-        return
-    from mmaccel.commands.bench.window import bench_window
+    def run(self) -> None:
+        """Measure and print.
 
-    bench_window(prompt, images, sides.join(), load, sweep=sweep)
+        Raises:
+            OptionError: a wrong option, before anything is measured.
+            Stopped: Ctrl-C; the file has what was measured.
+        """
+        from mmaccel.commands.files import check_file
 
+        shared.check_count("count", self.count, MAX_MEASURED)
+        shared.check_count("batch-size", self.batch_size, MAX_BATCH)
+        if self.family == "canvas":
+            from mmaccel.commands.bench.canvas import bench_canvas
 
-def _refuse_with_canvas(given: dict[str, Any]) -> None:
-    """Raise OptionError for an option that the setups of canvas policies decide."""
-    for name, value in given.items():
-        if value is not None:
+            self.check_canvas()
+            check_file("--json", self.json_file)
+            bench_canvas(self)
+            return
+        policies = self.list_policies() if self.is_sweep else []
+        scales = [read_text("--guidance", text, float) for text in self.split("guidance", "")]
+        dtypes = self.split("dtypes", "float32")
+        check_file("--json", self.json_file)
+        self.measure(policies, scales, dtypes)
+
+    def split(self, name: str, usual: str) -> list[str]:
+        """The values with commas of an option.
+
+        Raises:
+            OptionError: it was given and names nothing.
+        """
+        given = getattr(self, name)
+        found = split_values(f"--{name}", usual if given is None else given)
+        if given is not None and not found:
+            raise OptionError(f"--{name}: expected at least one, received none; leave it out")
+        return found
+
+    def check_canvas(self) -> None:
+        """Refuse what the setups of canvas policies decide."""
+        own = ("model", "count", "seed", "batch_size", "policies", "family", "json_file")
+        usual = Bench(sides=SizeFlags(), load=LoadOptions(device=self.load.device))
+        for each in fields(self):
+            if each.name not in own and getattr(self, each.name) != getattr(usual, each.name):
+                raise OptionError(
+                    f"{each.name}: expected none with --family canvas, whose setups decide all but "
+                    f"{', '.join(own)} and the device; leave it out"
+                )
+
+    def list_policies(self) -> list[tuple[str, Any]]:
+        """Short names with policies, token by token first.
+
+        Raises:
+            OptionError: an unknown name, width or source, or none that can be measured.
+        """
+        from mmaccel.contracts import check_window
+
+        is_all = self.policies in (None, ALL)
+        listed = policy_names() if is_all else self.split("policies", "")
+        # without a draft model `speculative` equals prompt-lookup
+        left_out = ("autoregressive", *["speculative"] * is_all)
+        widths = [
+            read_text("--windows", text, int | str) for text in self.split("windows", _WINDOWS)
+        ]
+        widths = list(dict.fromkeys(widths))
+        for width in widths:
+            check_window(width, adaptive=True)
+        sources = list(map(TypedName, self.split("drafts", "")))
+        found = [("autoregressive", make_policy("autoregressive"))]
+        is_drafted = False
+        for name in map(TypedName, listed):
+            entry = find_policy(name, "window")
+            known = {each.name for each in fields(load(entry.target))} - entry.preset.keys()
+            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
+            if name in left_out:
+                continue
+            if not own and not is_all:
+                raise OptionError(
+                    f"--windows: expected a fixed width for {name}, received {self.windows!r}; "
+                    "add one such as 32"
+                )
+            is_drafted |= "drafts" in known
+            for window in own if "window" in known else [None]:
+                for source in sources if "drafts" in known and sources else [None]:
+                    options = shared.given(window=window, drafts=source)
+                    found.append((name, make_policy(name, **options)))
+        if sources and not is_drafted:
             raise OptionError(
-                f"{name}: expected none with --family canvas, whose setups decide all but model, "
-                "count, seed, batch size and device; leave it out"
+                f"--drafts: expected a policy that has draft sources, received {', '.join(listed)};"
+                " add jacobi, or leave --drafts out"
             )
+        return found
+
+    def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
+        """Measure scale by scale, write and print; the arguments are those of the command, read."""
+        from mmaccel.commands.files import new_report, write_json
+        from mmaccel.commands.process import Stopped
+        from mmaccel.loading import open_pipeline, place
+        from mmaccel.pipelines.text_to_image.model import choose_params
+        from mmaccel.samplers.drafting.coarse import Coarse
+        from mmaccel.samplers.drafting.coarse_model import describe_coarse
+        from mmaccel.samplers.sampling_params import SamplingParams
+
+        temperature = {"temperature": self.temperature}
+        for scale in scales or [1.0]:
+            choose_params(SamplingParams(), guidance_scale=scale, **temperature)
+        opened = replace(self.load, family=self.family, compile=self.compile)
+        loads = [place(replace(opened, dtype=dtype)) for dtype in dtypes]
+        size = self.sides.join()
+        pipes = {
+            each.dtype: open_pipeline(self.model, each, size=size, decoder=self.decoder)
+            for each in loads
+        }
+        first = next(iter(pipes.values()))
+        usual = first.image_model.params
+        params = [
+            choose_params(usual, guidance_scale=scale, **temperature)
+            for scale in dict.fromkeys(scales or [1.0, usual.guidance_scale])
+        ]
+        prompts = self.pick_prompts(first)
+        rows: list[dict[str, Any]] = []
+        folders: dict[str, Any] = {}
+        done = 0
+        for own in params:
+            found, sides = self.compare(pipes, policies, own, prompts)
+            rows += found
+            made = found[0]["images"] if found else 0
+            done += made
+            sources = [getattr(side.policy, "drafts", None) for side in sides]
+            folders |= {each.folder: each.folder for each in sources if isinstance(each, Coarse)}
+            if made < self.count:
+                break
+        if any(row["drafts"] == "coarse" for row in rows):
+            folders["coarse"] = first.model.coarse
+        report = new_report(
+            loads[0].device,
+            model=self.model,
+            card=_read_card(first.source),
+            count=self.count,
+            captions=prompts[: rows[0]["images"]] if rows else [],
+            batch_size=self.batch_size,
+            temperature=params[0].temperature,
+            seed=self.seed,
+            coarse={name: describe_coarse(folder) for name, folder in folders.items()},
+            **{"rows" if self.is_sweep else "first_screen": rows},
+        )
+        try:
+            write_json(self.json_file if rows else None, report)
+        finally:  # although it cannot be written
+            _print(report, rows)
+        wanted = self.count * len(params)
+        if done < wanted:
+            raise Stopped(f"stopped; measured {done} of {wanted} images a row")
+
+    def pick_prompts(self, pipe: TextToImage) -> list[str]:
+        """A prompt for each image: the given one, else fresh ones, else the model's examples.
+
+        Raises:
+            OptionError: a prompt that the model cannot draw.
+        """
+        from mmaccel.pipelines.models.scenes import WordImages
+
+        images = pipe.image_model
+        prompts = [
+            self.prompt or images.examples[k % len(images.examples)] for k in range(self.count)
+        ]
+        if self.prompt is None and isinstance(images, WordImages):
+            source = MODELS.get(self.model, MODELS["scenes"])
+            prompts = load(source.captions)(load(source.fresh), range(self.count))
+        for text in prompts:
+            images.encode(text)
+        return prompts
+
+    def compare(
+        self,
+        pipes: dict[str, TextToImage],
+        policies: Sequence[tuple[str, Any]],
+        params: SamplingParams,
+        prompts: Sequence[str],
+    ) -> tuple[list[dict[str, Any]], list[Side]]:
+        """The rows of a guidance scale over the rounds that every side had before Ctrl-C, none
+        without such a round; and the sides."""
+        from mmaccel.commands.terminal import watch
+        from mmaccel.evaluation.measure import measure
+        from mmaccel.evaluation.speed import Side, compare_images, make_cases
+
+        sides = [
+            Side(name, pipe, policy, params, dtype)
+            for dtype, pipe in pipes.items()
+            for name, policy in policies
+        ]
+        if not self.is_sweep:
+            (pipe,) = pipes.values()
+            named = [(text.partition(":")[0], read_policy(text)) for text in PEERS.values()]
+            sides = [_open_baseline(pipe, prompts, params)]
+            sides += [Side(name, pipe, policy, params) for name, policy in named]
+
+        def inputs(index: int) -> tuple[Sequence[str], Sequence[int]]:
+            first = max(index, 0) * self.batch_size
+            texts = prompts[first : first + self.batch_size]
+            return texts, [self.seed + first + k for k in range(len(texts))]
+
+        n_rounds = -(-self.count // self.batch_size)
+        device = next(iter(pipes.values())).model.device
+        runs = measure(make_cases(sides, inputs), n_rounds, device=device)
+        finished = []
+        try:
+            for run in watch(runs, (n_rounds + 1) * len(sides), "measuring"):
+                finished += [run] if run["index"] >= 0 else []
+        except KeyboardInterrupt:  # what was measured is reported
+            pass
+        finally:
+            if sides[0].policy is None:
+                sides[0].source.close()
+        whole = len(finished) // len(sides) * len(sides)
+        rows = compare_images(sides, finished[:whole]) if whole else []
+        if not self.is_sweep:
+            labels = [sides[0].name, *PEERS]
+            rows = [{"label": label, **row} for label, row in zip(labels, rows)]
+        return rows, sides
+
+
+def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingParams) -> Side:
+    """transformers' `generate`, or the plain loop where that makes no images."""
+    from mmaccel.commands.terminal import stderr_console
+    from mmaccel.evaluation.speed import Side
+    from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle
+    from mmaccel.outputs.machine import package_version
+
+    generate = f"transformers {package_version('transformers')}"
+    for name, how in (("compiled", "compiled"), ("static", "not compiled")):
+        reason = find_obstacle(pipe, name, prompts[0], params)
+        if not reason:
+            return Side(f"{generate}, {how}", BaselineDecoding(pipe, name, prompts), None, params)
+        stderr_console().print(f"{generate}, {how}, is left out: {reason}")
+    return Side("the plain loop of mmaccel", pipe, make_policy("autoregressive"), params)
+
+
+def _read_card(folder: Path | None) -> dict[str, Any]:
+    """What the report takes from the card of a demo model; empty where there is none."""
+    from mmaccel.config_files import read_json
+
+    file = None if folder is None else folder / "card.json"
+    card = read_json(file, option="model card") if file and file.is_file() else {}
+    return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
+
+
+def _name(row: dict[str, Any]) -> str:
+    """What a row is called in the table."""
+    drafts = "" if row["drafts"] in (None, "neighbour") else Path(row["drafts"]).name
+    parts = (row["policy"], row["window"], drafts)
+    return row.get("label") or " ".join(str(part) for part in parts if part)
+
+
+_COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
+    "policy": _name,
+    "passes": "{passes:.1f}",
+    "tok/pass": "{tokens_per_pass:.2f}",
+    "±": "{half_width:.2f}",
+    "s/image": "{seconds:.3f}",
+    "speed-up": "{speed_up:.2f}",
+    "same": "{identical}/{images}",
+    "sampler": "{sampler_share:.0%}",
+    "exactness": "{promise}",
+    "variation": "{total_variation:.3f}",
+}
+
+
+def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    from mmaccel.commands.terminal import print_rows, say
+
+    for guidance, dtype in dict.fromkeys((row["guidance"], row["dtype"]) for row in rows):
+        own = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]
+        print_rows(f"guidance {guidance:g}, {dtype}", _COLUMNS, own)
+    loss = report["card"].get("generator", {}).get("validation_bits_per_token")
+    quality = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
+    if rows:
+        say(
+            f"{rows[0]['images']} prompts, batch size {report['batch_size']}, {quality}. "
+            "variation: total variation spent a token. All policies: mmaccel bench --policies all"
+        )
+
+
+bench = as_command(Bench, pauses=False)

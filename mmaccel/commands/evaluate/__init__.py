@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import typer
 
-from mmaccel.commands.evaluate.cache import cache
-from mmaccel.commands.evaluate.clips import clips
+from mmaccel.commands.evaluate.answers import cache, visual_tokens
 from mmaccel.commands.evaluate.exactness import exactness
 from mmaccel.commands.evaluate.export import export
-from mmaccel.commands.evaluate.images import images
-from mmaccel.commands.evaluate.speech import speech
+from mmaccel.commands.evaluate.quality import clips, pictures, speech
 from mmaccel.commands.evaluate.speed import speed
-from mmaccel.commands.evaluate.visual_tokens import visual_tokens
 from mmaccel.commands.evaluate.words import words
 
 evaluate = typer.Typer(
@@ -22,6 +19,7 @@ evaluate = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-evaluate.command("pictures")(images)
-for command in (clips, speech, exactness, speed, visual_tokens, cache, words, export):
+for command in (pictures, clips, speech, exactness, speed, words, export):
     evaluate.command()(command)
+evaluate.command("visual-tokens")(visual_tokens)
+evaluate.command("cache")(cache)

@@ -1,9 +1,8 @@
-"""Models, prompts and batch sizes of the `evaluate` commands."""
+"""What `mmaccel evaluate exactness` and `speed` share: the model, and the prompts of its runs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,53 +10,109 @@ import typer
 
 from mmaccel.catalog import MODELS
 from mmaccel.checks import show
-from mmaccel.commands.options import split_values
+from mmaccel.commands import options as shared
+from mmaccel.commands.options import SizeFlags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_BATCH, read_lines
-from mmaccel.options import LoadOptions
+from mmaccel.limits import MAX_MEASURED, read_lines
+from mmaccel.options import LoadOptions, SamplingOptions, given, option
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.samplers.sampling_params import SamplingParams
 
-NEW_TOKENS = 64
-NewTokens = Annotated[int | None, typer.Option(help=f"of a text at most; by default {NEW_TOKENS}")]
+_NEW_TOKENS = 64
+_HELP_MODEL = "of images or a causal LM: a name, path or hub id"
+_HELP_PROMPTS = "a prompt a line; by default the model's examples"
 
 
-def open_measured(
-    model: str,
-    load: LoadOptions,
-    *,
-    max_new_tokens: int | None,
-    size: str | None,
-    decoder: Path | None,
-    **others: Any,
-) -> TextToImage:
-    """A model of images, or a causal LM, whose `image_model` is a `ContinuedTexts`.
+@dataclass(frozen=True, kw_only=True)
+class TextFlags:
+    """A model of images or texts, and what it makes."""
 
-    Args:
-        model: its name on the command line.
-        load: how it is opened.
-        max_new_tokens: of a text; None takes `NEW_TOKENS`.
-        size, decoder, others: options for images, None where they are not given.
+    model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "scenes"
+    prompts: Path | None = option(None, _HELP_PROMPTS)
+    seed: Annotated[
+        int,
+        typer.Option(help="of the first row; the next has the next", callback=shared.read_seed),
+    ] = 0
+    max_new_tokens: int | None = option(None, f"of a text at most; by default {_NEW_TOKENS}")
+    decoder: shared.Decoder = None
+    sampling: SamplingOptions
+    sides: SizeFlags
+    load: LoadOptions
 
-    Raises:
-        OptionError: an option for the other kind of model. See also `open_pipeline`.
-        UnsupportedModelError: see `find_causal_lm` and `open_texts`.
-    """
-    from transformers.utils import logging
+    def check_texts(self) -> None:
+        """Look at all that can be checked without a model.
 
-    from mmaccel.evaluation.texts import find_causal_lm, open_texts
-    from mmaccel.loading import load_keywords, open_pipeline
-    from mmaccel.pipelines.pipeline import read_loading
+        Raises:
+            OptionError: a number outside its domain, or a file without prompts.
+        """
+        if self.max_new_tokens is not None:
+            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
+        self.read_prompts()
 
-    loading = read_loading(load_keywords(load))
-    source = None if load.family else find_causal_lm(model, loading.config.hub)
-    if source is None:
-        _refuse("a model of images", max_new_tokens=max_new_tokens)
-        return open_pipeline(model, load, size=size, decoder=decoder)
-    _refuse("a causal LM", size=size, decoder=decoder, **others)
-    logging.disable_progress_bar()
-    return open_texts(source, loading, max_new_tokens or NEW_TOKENS)
+    def read_prompts(self) -> list[str]:
+        """The lines of the file that are not empty; none without a file.
+
+        Raises:
+            OptionError: no text file within the limits, or no such line.
+        """
+        if self.prompts is None:
+            return []
+        lines = [line.strip() for line in read_lines(self.prompts, "--prompts") if line.strip()]
+        if not lines:
+            raise OptionError(
+                f"--prompts: expected a prompt a line, received none in {str(self.prompts)!r}; "
+                "write some"
+            )
+        return lines
+
+    def is_text(self, pipe: TextToImage) -> bool:
+        """Whether a pipeline continues texts."""
+        from mmaccel.evaluation.texts import ContinuedTexts
+
+        return isinstance(pipe.image_model, ContinuedTexts)
+
+    def open(
+        self, load: LoadOptions, count: int | None, **of_images: Any
+    ) -> tuple[TextToImage, SamplingParams, list[str]]:
+        """A model of images, or a causal LM, whose `image_model` is a `ContinuedTexts`; how it
+        draws; and the prompts of a run.
+
+        Args:
+            load: how it is opened.
+            count: prompts of models of images, in turn; None takes each once.
+            **of_images: further options for images, None where they are not given.
+
+        Raises:
+            OptionError: an option for the other kind of model, or a prompt that it does not take.
+            UnsupportedModelError: see `find_causal_lm` and `open_texts`.
+        """
+        from transformers.utils import logging
+
+        from mmaccel.evaluation.texts import find_causal_lm, open_texts
+        from mmaccel.loading import load_keywords, open_pipeline
+        from mmaccel.pipelines.pipeline import read_loading
+        from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts
+
+        loading = read_loading(load_keywords(load))
+        size = self.sides.join()
+        source = None if load.family else find_causal_lm(self.model, loading.config.hub)
+        if source is None:
+            _refuse("a model of images", max_new_tokens=self.max_new_tokens)
+            pipe = open_pipeline(self.model, load, size=size, decoder=self.decoder)
+        else:
+            scale = self.sampling.guidance_scale
+            own = {"size": size, "decoder": self.decoder, "guidance_scale": scale, **of_images}
+            _refuse("a causal LM", **own)
+            logging.disable_progress_bar()
+            pipe = open_texts(source, loading, self.max_new_tokens or _NEW_TOKENS)
+        images = pipe.image_model
+        examples = MODELS[self.model].examples if self.model in MODELS else images.examples
+        texts = self.read_prompts() or list(examples)
+        texts = [texts[k % len(texts)] for k in range(count or len(texts))]
+        encode_prompts(images, list(dict.fromkeys(texts)), None, images.params)
+        return pipe, choose_params(images.params, **given(self.sampling)), texts
 
 
 def _refuse(what: str, **options: Any) -> None:
@@ -67,56 +122,3 @@ def _refuse(what: str, **options: Any) -> None:
                 f"--{name.replace('_', '-')}: expected none for {what}, received "
                 f"{show(str(value))}; leave it out"
             )
-
-
-def pick_prompts(pipe: TextToImage, model: str, file: Path | None, count: int | None) -> list[str]:
-    """The prompts of a run: the lines of a file, or the examples of the model.
-
-    Args:
-        pipe: the model.
-        model: its name on the command line.
-        file: one prompt a line; None takes the examples.
-        count: length of the list, in which prompts repeat; None takes each once.
-
-    Raises:
-        OptionError: no text file, no prompts in it, or a prompt that the model does not take.
-    """
-    from mmaccel.pipelines.text_to_image.model import encode_prompts
-
-    examples: Sequence[str] = pipe.image_model.examples
-    if model in MODELS:
-        examples = MODELS[model].examples
-    prompts = list(examples) if file is None else read_prompts(file)
-    prompts = [prompts[k % len(prompts)] for k in range(count or len(prompts))]
-    encode_prompts(pipe.image_model, list(dict.fromkeys(prompts)), None, pipe.image_model.params)
-    return prompts
-
-
-def read_prompts(file: Path) -> list[str]:
-    """The lines of a text file that are not empty.
-
-    Raises:
-        OptionError: no text file within the limits, or no such line.
-    """
-    prompts = [line.strip() for line in read_lines(file, "--prompts") if line.strip()]
-    if not prompts:
-        raise OptionError(
-            f"--prompts: expected a prompt a line, received none in {str(file)!r}; write some"
-        )
-    return prompts
-
-
-def parse_sizes(text: str) -> list[int]:
-    """The value of `--batch-sizes`: integers of 1 or more with commas, each once.
-
-    Raises:
-        OptionError: anything else, or none.
-    """
-    parts = split_values("--batch-sizes", text)
-    sizes = [int(part) if re.fullmatch(r"\d{1,9}", part) else 0 for part in parts]
-    if not parts or not all(1 <= size <= MAX_BATCH for size in sizes):
-        raise OptionError(
-            f"--batch-sizes: expected integers in 1..{MAX_BATCH} with commas, received "
-            f"{show(text)}; write 1,2,4,8"
-        )
-    return list(dict.fromkeys(sizes))

@@ -50,14 +50,10 @@ class AnswerWords:
 
 
 class GrammarText:
-    """Loads the model.
-
-    Args:
-        folder: holds `config.json`, `model.safetensors` and `words.json`.
-        device: where to run.
+    """Loads the model from a folder with `config.json`, `model.safetensors` and `words.json`.
 
     Attributes:
-        model: the denoiser; ids are those of `grammar_words`.
+        model: the denoiser; ids are those of `mmaccel.demo.grammar.tasks`.
         length: slots of a canvas.
 
     Raises:
@@ -75,7 +71,7 @@ class GrammarText:
             raise OptionError(
                 f"model: expected a masked model of images or the folder of grammar-masked, "
                 f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
-                "scripts/train_demo.py grammar-export"
+                "python -m scripts.training grammar-masked"
             )
         device, _ = choose_placement(device, torch.float32)
         model = load_model(AutoModelForCausalLM, Path(folder), LoadConfig(device))
@@ -83,10 +79,9 @@ class GrammarText:
 
     def prompt(self, prompts: Sequence[Words]) -> Prompt:
         """Prompts of B rows; a row ends after its first `end`."""
-        rows = [encode_prompt(words) for words in prompts]
-        longest = max(map(len, rows))
-        padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
-        tokens = torch.tensor(padded, device=self.model.device, dtype=torch.int64)
+        rows = [torch.tensor(encode_prompt(words), dtype=torch.int64) for words in prompts]
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+        tokens = tokens.to(self.model.device)
         lengths = tokens.new_tensor([len(row) for row in rows])
         stop = tokens.new_tensor([END])
         return Prompt(tokens, lengths, stop_tokens=stop, layout=AnswerWords(MASK))
@@ -106,15 +101,8 @@ def is_right(prompt: Words, canvas: Sequence[int]) -> bool:
 
 
 def total_variation(prompt: Words, distribution: Mapping[Words, float]) -> float:
-    """Total variation between a distribution and the true one, which is uniform over right answers.
-
-    Args:
-        prompt: fixes the true distribution.
-        distribution: probabilities of some answers; what is missing to one is taken to lie on wrong
-            ones.
-
-    Returns:
-        0..1.
+    """Distance, 0..1, of a distribution over answers from the true one, which is uniform over the
+    prompt's right answers; what is missing to one is taken to lie on wrong ones.
     """
     answers = right_answers(prompt)
     right = [distribution.get(answer, 0.0) for answer in answers]

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from mmaccel.errors import OptionError
 
+TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 1, 2, 3
 PAD, BOS, ASK, END = range(4)
 CANVAS = 24
 
@@ -33,16 +34,14 @@ WORDS = (
     *(*NAMES, *ANIMALS, *COLOURS, "has", "the", "one", "is", "his", "her", "likes", "."),
 )
 MASK = len(WORDS)
-
 _IDS = {word: k for k, word in enumerate(WORDS)}
+
+Words = tuple[str, ...]
+T = TypeVar("T")
 
 
 def encode_prompt(words: Sequence[str]) -> list[int]:
-    """Prompt ids of a task and its words.
-
-    Raises:
-        OptionError: a word that is not of the list.
-    """
+    """Prompt ids of a task and its words; OptionError for a word that is not of the list."""
     return [BOS, *_encode(words), ASK]
 
 
@@ -59,17 +58,12 @@ def encode_answer(words: Sequence[str]) -> list[int]:
     return [*_encode(words), *[END] * (CANVAS - len(words))]
 
 
-def decode_answer(ids: Sequence[int]) -> tuple[str, ...] | None:
-    """The words before the first `end`.
-
-    Returns:
-        None where there is no `end`, or something else after it: the canvas is no answer.
+def decode_answer(ids: Sequence[int]) -> Words | None:
+    """The words before the first `end`; None where there is no `end`, or something else after it:
+    the canvas is no answer.
     """
-    ids = list(ids)
-    if END not in ids:
-        return None
-    length = ids.index(END)
-    if any(k != END for k in ids[length:]) or any(k >= len(WORDS) for k in ids):
+    length = list(ids).index(END) if END in ids else len(ids)
+    if set(ids[length:]) != {END} or max(ids) >= len(WORDS):
         return None
     return tuple(WORDS[k] for k in ids[:length])
 
@@ -84,13 +78,6 @@ def _encode(words: Sequence[str]) -> list[int]:
     return [_IDS[word] for word in words]
 
 
-TRAIN_SEED = 1
-VALIDATION_SEED = 2
-EVALUATION_SEED = 3
-
-Words = tuple[str, ...]
-
-
 class Example(NamedTuple):
     """A prompt and one of its right answers, all of which were equally likely."""
 
@@ -101,11 +88,8 @@ class Example(NamedTuple):
 def right_answers(prompt: Words) -> list[Words]:
     """Every right answer of a prompt, each once; the data's distribution is uniform over them.
 
-    Args:
-        prompt: a task and its words.
-
     Raises:
-        OptionError: no such task.
+        OptionError: the first word is no task.
     """
     if not prompt or prompt[0] not in _RIGHT:
         raise OptionError(
@@ -114,8 +98,22 @@ def right_answers(prompt: Words) -> list[Words]:
     return _RIGHT[prompt[0]](prompt[1:])
 
 
-def draw_prompt(rng: np.random.Generator, task: str) -> Words:
-    """Draws a prompt of a task."""
+def make_example(seed: int, index: int, task: str | None = None) -> Example:
+    """Example `index` of the collection `seed`, of a task, or of any, equally likely (Philox,
+    counter-based: no example depends on others).
+    """
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+    drawn = _one(rng, TASKS)
+    prompt = _draw_prompt(rng, task or drawn)
+    return Example(prompt, _one(rng, right_answers(prompt)))
+
+
+def make_examples(seed: int, indices: Iterable[int], task: str | None = None) -> list[Example]:
+    """`make_example` of several indices."""
+    return [make_example(seed, index, task) for index in indices]
+
+
+def _draw_prompt(rng: np.random.Generator, task: str) -> Words:
     if task == "tell":
         return (task, _one(rng, tuple(NAMES)), _one(rng, ANIMALS))
     if task == "add":
@@ -125,32 +123,11 @@ def draw_prompt(rng: np.random.Generator, task: str) -> Words:
     if task == "shuffle":
         n = int(rng.integers(3, 6))
         return (task, *(LETTERS[k] for k in rng.permutation(len(LETTERS))[:n]))
-    low, high = (4, 12) if task == "replace" else (4, 16)
-    n = int(rng.integers(low, high + 1))
+    n = int(rng.integers(4, 13 if task == "replace" else 17))
     return (task, *(LETTERS[k] for k in rng.integers(0, len(LETTERS), n)))
 
 
-def make_example(seed: int, index: int, task: str | None = None) -> Example:
-    """Example `index` of the collection `seed` (Philox, counter-based).
-
-    Args:
-        seed: which collection; training, validation and evaluation have different ones.
-        index: which example; it does not depend on the others.
-        task: of this task; of any, equally likely, where not given.
-    """
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
-    drawn = _one(rng, TASKS)
-    prompt = draw_prompt(rng, task or drawn)
-    answers = right_answers(prompt)
-    return Example(prompt, answers[int(rng.integers(len(answers)))])
-
-
-def make_examples(seed: int, indices: Iterable[int], task: str | None = None) -> list[Example]:
-    """`make_example` of several indices."""
-    return [make_example(seed, index, task) for index in indices]
-
-
-def _one(rng: np.random.Generator, among: Words) -> str:
+def _one(rng: np.random.Generator, among: Sequence[T]) -> T:
     return among[int(rng.integers(len(among)))]
 
 
@@ -166,16 +143,12 @@ def _add(words: Words) -> list[Words]:
 
 def _tell(words: Words) -> list[Words]:
     name, animal = words
-    whose = NAMES[name]
-    stories: list[Words] = []
-    for colour in COLOURS:
-        for story in (
-            f"{name} has one {colour} {animal} . {whose} {animal} is {colour} .",
-            f"{name} likes {whose} {animal} . the {animal} is {colour} .",
-            f"the {colour} {animal} likes {name} .",
-        ):
-            stories.append(tuple(story.split()))
-    return stories
+    stories = (
+        f"{name} has one COLOUR {animal} . {NAMES[name]} {animal} is COLOUR .",
+        f"{name} likes {NAMES[name]} {animal} . the {animal} is COLOUR .",
+        f"the COLOUR {animal} likes {name} .",
+    )
+    return [tuple(s.replace("COLOUR", colour).split()) for colour in COLOURS for s in stories]
 
 
 _RIGHT: dict[str, Callable[[Words], list[Words]]] = {

@@ -1,78 +1,38 @@
-"""Moving scenes: captions, written from a description and read back.
-
-The language: a noun such as `a red circle`, what it does (`rests`, `moves [slowly|quickly] left`,
-`appears [and moves left]`, `[moves left and] vanishes`, `moves left and hits a blue square`),
-optionally `and` with a second noun and what that does, and `over grass` or `at night`, first or
-last. Every caption that `write_caption` writes can be read by `read_caption`.
+"""Captions of clips: a noun such as `a red circle`, what it does (`rests`, `moves [slowly|quickly]
+left`, `appears [and moves left]`, `[moves left and] vanishes`, `moves left and hits a blue
+square`), optionally `and`, a second noun and what that does, and `over grass` or `at night`, first
+or last.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from mmaccel.checks import show
-from mmaccel.demo.moving_scenes.layout import (
-    COLOURS,
-    DIRECTIONS,
-    SHAPES,
-    SPEEDS,
-    Actor,
-    MovingScene,
-)
-from mmaccel.demo.scenes.layout import BACKGROUNDS
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.models.scenes_vocabulary import split_words
+from mmaccel.demo.moving_scenes.layout import COLOURS, DIRECTIONS, EVENTS, SHAPES, SPEEDS
+from mmaccel.demo.scenes.caption import Kinds, Reading, read_words, unreadable
+from mmaccel.demo.scenes.layout import BACKGROUNDS, Scene, Thing
 
-EVENTS = ("appears", "vanishes")
-_VERBS = ("moves", "rests", "hits", *EVENTS)
-_FILLER = ("a", "an", "the", "and", "over", "on", "at")
+_KINDS: Kinds = {
+    "colour": COLOURS,
+    "shape": SHAPES,
+    "background": BACKGROUNDS,
+    "direction": tuple(DIRECTIONS),
+    "speed": tuple(SPEEDS),
+    "event": EVENTS[1:],
+    "hit": ("hits",),
+    "": ("a", "an", "the", "and", "over", "on", "at", "moves", "rests"),
+}
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One object a caption asks for.
-
-    Attributes:
-        colour, shape: its words.
-        direction: one of `DIRECTIONS`, or "" for an object at rest.
-        speed: one of `SPEEDS`, or "" where the caption does not say.
-        event: "appears", "vanishes" or "".
-    """
-
-    colour: str
-    shape: str
-    direction: str
-    speed: str
-    event: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a caption asks for; `is_hit`: the first object hits the second."""
-
-    objects: tuple[Wanted, ...]
-    is_hit: bool
-    background: str | None
-
-
-def write_caption(rng: np.random.Generator, scene: MovingScene) -> str:
-    """Writes a caption: speeds are left out 3 times in 10, the background once in 20.
-
-    Args:
-        rng: where the choice of words comes from.
-        scene: what to describe.
-
-    Returns:
-        Lower-case words separated by single blanks.
-    """
-    first = scene.actors[0]
+def write_caption(rng: np.random.Generator, scene: Scene) -> str:
+    """The caption of a clip: speeds are left out 3 times in 10, the background once in 20."""
+    first, *others = scene.objects
     words = f"{_noun(rng, first)} {_doing(rng, first)}"
-    if scene.is_hit:
-        words += f" and hits {_noun(rng, scene.actors[1])}"
-    elif len(scene.actors) > 1:
-        words += f" and {_noun(rng, scene.actors[1])} {_doing(rng, scene.actors[1])}"
+    for other in others:
+        if scene.is_hit:
+            words += f" and hits {_noun(rng, other)}"
+        else:
+            words += f" and {_noun(rng, other)} {_doing(rng, other)}"
     if rng.random() < 0.05:
         return words
     if scene.background == "night":
@@ -83,78 +43,28 @@ def write_caption(rng: np.random.Generator, scene: MovingScene) -> str:
     return f"{where} {words}" if rng.random() < 0.1 else f"{words} {where}"
 
 
-def _noun(rng: np.random.Generator, actor: Actor) -> str:
-    article = "a " if rng.random() < 0.85 else "the "
-    return f"{article}{actor.colour} {actor.shape}"
+def _noun(rng: np.random.Generator, thing: Thing) -> str:
+    return f"{'a' if rng.random() < 0.85 else 'the'} {thing.colour} {thing.shape}"
 
 
-def _doing(rng: np.random.Generator, actor: Actor) -> str:
-    if not actor.direction:
-        return actor.event or "rests"
-    pace = f"{actor.speed} " if actor.speed and rng.random() < 0.7 else ""
-    moves = f"moves {pace}{actor.direction}"
-    if actor.event == "appears":
+def _doing(rng: np.random.Generator, thing: Thing) -> str:
+    if not thing.direction:
+        return thing.event or "rests"
+    pace = f"{thing.speed} " if thing.speed and rng.random() < 0.7 else ""
+    moves = f"moves {pace}{thing.direction}"
+    if thing.event == "appears":
         return f"appears and {moves}"
-    return f"{moves} and vanishes" if actor.event else moves
+    return f"{moves} and vanishes" if thing.event else moves
 
 
 def read_caption(caption: str) -> Reading:
-    """Reads a caption of the language.
-
-    Args:
-        caption: words; capitals, commas and full stops do not matter.
-
-    Returns:
-        Objects, whether one hits the other, and the background.
+    """Reads a caption of a clip; capitals, commas and full stops do not matter.
 
     Raises:
         OptionError: the words are not a sentence of the language.
     """
-    objects: list[dict[str, str]] = []
-    colour, background, is_hit = "", None, False
-    for word in split_words(caption):
-        if word in COLOURS:
-            colour = word
-        elif word in SHAPES:
-            if not colour:
-                raise _unreadable(caption, f"a colour before '{word}'")
-            objects.append({"colour": colour, "shape": word})
-            colour = ""
-        elif word in BACKGROUNDS:
-            background = word
-        elif word in (*DIRECTIONS, *SPEEDS, *_VERBS):
-            if not objects:
-                raise _unreadable(caption, f"an object before '{word}'")
-            is_hit |= word == "hits"
-            objects[-1] |= _facts(word)
-        elif word not in _FILLER:
-            raise _unreadable(caption, f"a word of the language instead of '{word}'")
-    if not 1 <= len(objects) <= 2 or (is_hit and len(objects) < 2):
-        raise _unreadable(caption, "one or two objects")
-    named = [
-        Wanted(
-            colour=each["colour"],
-            shape=each["shape"],
-            direction=each.get("direction", ""),
-            speed=each.get("speed", ""),
-            event=each.get("event", ""),
-        )
-        for each in objects
-    ]
-    return Reading(tuple(named), is_hit, background)
-
-
-def _facts(word: str) -> dict[str, str]:
-    """What a word says of the object before it."""
-    if word in DIRECTIONS:
-        return {"direction": word}
-    if word in SPEEDS:
-        return {"speed": word}
-    return {"event": word} if word in EVENTS else {}
-
-
-def _unreadable(caption: str, expected: str) -> OptionError:
-    return OptionError(
-        f"caption: expected {expected}, received {show(caption)}. "
-        "Write for example 'a red circle moves left over grass'."
-    )
+    example = "a red circle moves left over grass"
+    reading = read_words(caption, _KINDS, example)
+    if len(reading.objects) > 2 or (reading.is_hit and len(reading.objects) < 2):
+        raise unreadable(caption, "one or two objects", example)
+    return reading

@@ -30,37 +30,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmaccel.checks import check_int
-from mmaccel.demo.recall.words import (
-    ANSWERED,
-    BOS,
-    EOS,
-    EQUALS,
-    FILLER,
-    IDS,
-    ITEM,
-    KEY,
-    LETTER,
-    N_FILLERS,
-    N_ITEMS,
-    N_KEYS,
-    N_LETTERS,
-    N_NAMES,
-    N_SPANS,
-    N_VALUES,
-    NAME,
-    NUMBER,
-    SPAN,
-    VALUE,
-)
+from mmaccel.demo.recall.words import ANSWERED, BOS, COUNTS, EOS, EQUALS, IDS
 
-TRAIN_SEED = 31
-VALIDATION_SEED = 32
-EVALUATION_SEED = 33
+TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 31, 32, 33
 SHORTEST = 64
-NEEDLES = 3
-MOST_TIMES = 3  # an item comes
+_NEEDLES = 3
+_MOST_TIMES = 3  # an item comes
 _MOST_ASSIGNED = 4  # times that a name is assigned
 _SPAN_LETTERS = (4, 8)
+
+Statement = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -100,73 +79,71 @@ def make_document(seed: int, index: int, length: int) -> Document:
     check_int("length", length, SHORTEST, hint="2048 is what the embedded model was measured at")
     rng = np.random.default_rng((seed, index, length))
     facts, asked = _draw_facts(rng, min(max(length // 16, 8), 64))
-    names, asked_last = _draw_assignments(rng, min(max(length // 64, 2), 16))
+    assignments, names = _draw_assignments(rng, min(max(length // 64, 2), 16))
     spans, asked_copy = _draw_spans(rng, min(max(length // 256, 2), 6))
     items, asked_count = _draw_items(rng, min(max(length // 32, 4), 14))
-    statements = [*facts, *names, *spans, *items]
-    order = rng.permutation(len(statements))
+    statements = [*facts, *assignments, *spans, *items]
     # assignments of a name are equal until here: their order is that of the permutation
-    ordered = [statements[k] for k in order]
+    ordered = [statements[k] for k in rng.permutation(len(statements))]
     tokens = [BOS, *_spread(rng, ordered, length - 1)]
-    questions = [*asked, *_ask_last(ordered, asked_last), *asked_copy, *asked_count]
+    last = {statement[0]: statement[1:] for statement in ordered}
+    questions = [*asked, *(_ask("last", name, *last[name]) for name in names)]
+    questions += [*asked_copy, *asked_count]
     shuffled = rng.permutation(len(questions))
     return Document(tuple(tokens), tuple(questions[k] for k in shuffled))
 
 
-Statement = tuple[int, ...]
-
-
-def _pick(rng: np.random.Generator, first: int, count: int, n: int) -> list[int]:
-    """`n` different ids of the `count` from `first` on."""
-    found: list[int] = (first + rng.permutation(count)[:n]).tolist()
+def _pick(rng: np.random.Generator, letter: str, n: int) -> list[int]:
+    """`n` different words of a letter, as ids."""
+    found: list[int] = (IDS[f"{letter}0"] + rng.permutation(COUNTS[letter])[:n]).tolist()
     return found
+
+
+def _draw(rng: np.random.Generator, letter: str, n: int) -> list[int]:
+    """`n` words of a letter, as ids."""
+    found: list[int] = (IDS[f"{letter}0"] + rng.integers(COUNTS[letter], size=n)).tolist()
+    return found
+
+
+def _ask(task: str, word: int, *answer: int) -> Question:
+    """A question about one word."""
+    return Question(task, (IDS[task], word, EQUALS, word), (*answer, EOS))
 
 
 def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
     """Facts about n keys: about half are asked together, the others alone."""
-    keys = _pick(rng, KEY, N_KEYS, n)
-    values = (VALUE + rng.integers(N_VALUES, size=n)).tolist()
-    facts: list[Statement] = list(zip(keys, values, strict=True))
-    groups = max(1, n // (2 * NEEDLES))
+    facts: list[Statement] = list(zip(_pick(rng, "k", n), _draw(rng, "v", n), strict=True))
+    n_groups = max(1, n // (2 * _NEEDLES))
     asked = []
-    for g in range(groups):
-        some = facts[g * NEEDLES : (g + 1) * NEEDLES]
-        keys_asked = keys[g * NEEDLES : (g + 1) * NEEDLES]
-        prompt = (IDS["needles"], *keys_asked, EQUALS, keys_asked[0])
+    for g in range(n_groups):
+        some = facts[g * _NEEDLES : (g + 1) * _NEEDLES]
+        keys = [key for key, _ in some]
         both = [word for fact in some for word in fact]
+        prompt = (IDS["needles"], *keys, EQUALS, keys[0])
         asked.append(Question("needles", prompt, (*both[1:], EOS)))
-    for key, value in zip(keys[groups * NEEDLES :], values[groups * NEEDLES :], strict=True):
-        asked.append(Question("recall", (IDS["recall"], key, EQUALS, key), (value, EOS)))
+    asked += [_ask("recall", *fact) for fact in facts[n_groups * _NEEDLES :]]
     return facts, asked
 
 
 def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[int]]:
     """Assignments of n names, and the names that are asked."""
     statements: list[Statement] = []
-    names = _pick(rng, NAME, N_NAMES, n)
+    names = _pick(rng, "x", n)
     for name in names:
         times = int(rng.integers(2, _MOST_ASSIGNED + 1))
-        statements += [(name, value) for value in _pick(rng, VALUE, N_VALUES, times)]
+        statements += [(name, value) for value in _pick(rng, "v", times)]
     return statements, names
-
-
-def _ask_last(ordered: list[Statement], names: list[int]) -> list[Question]:
-    last = {statement[0]: statement[1] for statement in ordered if len(statement) == 2}
-    return [
-        Question("last", (IDS["last"], name, EQUALS, name), (last[name], EOS)) for name in names
-    ]
 
 
 def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
     """Spans; all are asked."""
-    letters = _pick(rng, LETTER, N_LETTERS, N_LETTERS)
+    letters = _pick(rng, "l", COUNTS["l"])
     statements, asked = [], []
-    for name in _pick(rng, SPAN, N_SPANS, n):
+    for name in _pick(rng, "s", n):
         size = int(rng.integers(_SPAN_LETTERS[0], _SPAN_LETTERS[1] + 1))
-        passage = tuple(letters[:size])
-        letters = letters[size:]
+        passage, letters = letters[:size], letters[size:]
         statements.append((name, *passage))
-        asked.append(Question("copy", (IDS["copy"], name, EQUALS, name), (*passage, EOS)))
+        asked.append(_ask("copy", name, *passage))
     return statements, asked
 
 
@@ -174,23 +151,22 @@ def _draw_items(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     """Items, each as often as it comes; all are asked."""
     statements: list[Statement] = []
     asked = []
-    for item in _pick(rng, ITEM, N_ITEMS, n):
-        times = int(rng.integers(1, MOST_TIMES + 1))
+    for item in _pick(rng, "i", n):
+        times = int(rng.integers(1, _MOST_TIMES + 1))
         statements += [(item,)] * times
-        asked.append(Question("count", (IDS["count"], item, EQUALS, item), (NUMBER + times, EOS)))
+        asked.append(_ask("count", item, IDS[f"n{times}"]))
     return statements, asked
 
 
 def _spread(rng: np.random.Generator, statements: list[Statement], length: int) -> list[int]:
     """The statements in order, fillers between them, `length` ids in all."""
     free = length - sum(map(len, statements))
-    fillers = (FILLER + rng.integers(N_FILLERS, size=free)).tolist()
+    fillers = _draw(rng, "f", free)
     ends = np.sort(rng.integers(free + 1, size=len(statements))).tolist()
     tokens: list[int] = []
     begin = 0
     for end, statement in zip(ends, statements, strict=True):
-        tokens += fillers[begin:end]
-        tokens += statement
+        tokens += [*fillers[begin:end], *statement]
         begin = end
     return tokens + fillers[begin:]
 

@@ -1,17 +1,19 @@
-"""Scenes: captions, written from a scene and read back.
+"""Captions of scenes, written from a scene and read back.
 
-The language: `[the|a|an] [size] colour shape`, a relation, a second object, optionally `and`
-relation and a third object (both relations speak of the first object), and `on the grass` or
-`at night`, first or last. Every caption written here can be read by `read_caption`.
+The language of stills: `[the|a|an] [size] colour shape`, a relation, a second object, optionally
+`and`, a relation and a third object (both relations speak of the first object), and `on the grass`
+or `at night`, first or last. Clips have words of their own, see `mmaccel.demo.moving_scenes`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES, Scene, SceneObject
+from mmaccel.checks import show
+from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES, Scene, Thing
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
@@ -23,27 +25,34 @@ _RELATION_WORDS: dict[str, tuple[str, ...]] = {
     "inside": ("inside", "inside", "in"),
 }
 _SIZE_WORDS = {"small": ("small", "small", "little"), "large": ("large", "large", "big")}
-_RELATION_OF = {
-    "above": "above",
-    "over": "above",
-    "below": "below",
-    "under": "below",
-    "left": "left of",
-    "right": "right of",
-    "inside": "inside",
-    "in": "inside",
+
+Kinds = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""Words by what they say something about, with what they say where it is not themselves; "" has
+those that say nothing."""
+
+_KINDS: Kinds = {
+    "colour": COLOURS,
+    "shape": SHAPES,
+    "background": BACKGROUNDS,
+    "size": {"small": "small", "little": "small", "large": "large", "big": "large"},
+    "relation": {
+        **{"above": "above", "over": "above", "below": "below", "under": "below"},
+        **{"left": "left of", "right": "right of", "inside": "inside", "in": "inside"},
+    },
+    "": ("a", "an", "the", "to", "of", "is", "and", "on", "at"),
 }
-_SIZE_OF = {"small": "small", "little": "small", "large": "large", "big": "large"}
-_FILLER = ("a", "an", "the", "to", "of", "is")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One object a caption asks for; `size` is None where the caption does not say."""
+    """One object a caption asks for; None or "" is what the caption does not say."""
 
     colour: str
     shape: str
-    size: str | None
+    size: str | None = None
+    direction: str = ""
+    speed: str = ""
+    event: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,18 +62,11 @@ class Reading:
     objects: tuple[Wanted, ...]
     relations: tuple[str, ...]
     background: str | None
+    is_hit: bool
 
 
 def write_caption(rng: np.random.Generator, scene: Scene) -> str:
-    """Writes a caption: sizes are left out 3 times in 10, the background once in 20.
-
-    Args:
-        rng: where the choice of words comes from.
-        scene: what to describe.
-
-    Returns:
-        Lower-case words separated by single blanks.
-    """
+    """The caption of a still: sizes are left out 3 times in 10, the background once in 20."""
     words = _noun(rng, scene.objects[0])
     for k, relation in enumerate(scene.relations, start=1):
         if k == 2:
@@ -79,7 +81,7 @@ def write_caption(rng: np.random.Generator, scene: Scene) -> str:
     return f"{place} {words}" if rng.random() < 0.2 else f"{words} {place}"
 
 
-def _noun(rng: np.random.Generator, thing: SceneObject) -> str:
+def _noun(rng: np.random.Generator, thing: Thing) -> str:
     size = f"{rng.choice(_SIZE_WORDS[thing.size])} " if rng.random() < 0.7 else ""
     rest = f"{size}{thing.colour} {thing.shape}"
     draw = rng.random()
@@ -89,47 +91,60 @@ def _noun(rng: np.random.Generator, thing: SceneObject) -> str:
 
 
 def read_caption(caption: str) -> Reading:
-    """Reads a caption of the scenes language.
-
-    Args:
-        caption: words; capitals, commas and full stops do not matter.
-
-    Returns:
-        Objects, relations and background.
+    """Reads a caption of a still; capitals, commas and full stops do not matter.
 
     Raises:
         OptionError: the words are not a sentence of the language.
     """
-    objects: list[Wanted] = []
+    example = "a red circle above a small blue square on grass"
+    reading = read_words(caption, _KINDS, example)
+    if len(reading.relations) != len(reading.objects) - 1 or len(reading.objects) > 3:
+        expected = "one relation for each object after the first, three objects at most"
+        raise unreadable(caption, expected, example)
+    return reading
+
+
+def read_words(caption: str, kinds: Kinds, example: str) -> Reading:
+    """Reads the words of a caption; a shape ends the noun of an object, which later facts are of.
+
+    Raises:
+        OptionError: an unknown word, a shape without a colour, no object, a fact of none.
+    """
+    objects: list[dict[str, str]] = []
+    noun: dict[str, str] = {}
     relations: list[str] = []
-    background = colour = size = None
+    background, is_hit = None, False
     for word in split_words(caption):
-        if word in _SIZE_OF:
-            size = _SIZE_OF[word]
-        elif word in COLOURS:
-            colour = word
-        elif word in SHAPES:
-            if colour is None:
-                raise _unreadable(caption, f"a colour before '{word}'")
-            objects.append(Wanted(colour, word, size))
-            colour = size = None
-        elif word in BACKGROUNDS:
-            background = word
-        elif word in _RELATION_OF:
-            relations.append(_RELATION_OF[word])
-        elif word not in (*_FILLER, "and", "on", "at"):
-            raise _unreadable(caption, f"a word of the language instead of '{word}'")
+        kind = next((kind for kind, words in kinds.items() if word in words), None)
+        if kind is None:
+            raise unreadable(caption, f"a word of the language instead of '{word}'", example)
+        words = kinds[kind]
+        value = words[word] if isinstance(words, Mapping) else word
+        if kind in ("colour", "size"):
+            noun[kind] = value
+        elif kind == "shape":
+            if "colour" not in noun:
+                raise unreadable(caption, f"a colour before '{word}'", example)
+            objects.append({**noun, "shape": word})
+            noun = {}
+        elif kind == "background":
+            background = value
+        elif kind == "relation":
+            relations.append(value)
+        elif kind == "hit":
+            is_hit = True
+        elif kind:
+            if not objects:
+                raise unreadable(caption, f"an object before '{word}'", example)
+            objects[-1][kind] = value
     if not objects:
-        raise _unreadable(caption, "at least one object, such as 'a red circle'")
-    if len(relations) != len(objects) - 1 or len(objects) > 3:
-        raise _unreadable(
-            caption, "one relation for each object after the first, three objects at most"
-        )
-    return Reading(tuple(objects), tuple(relations), background)
+        raise unreadable(caption, "at least one object, such as 'a red circle'", example)
+    named = tuple(Wanted(**each) for each in objects)
+    return Reading(named, tuple(relations), background, is_hit)
 
 
-def _unreadable(caption: str, expected: str) -> OptionError:
+def unreadable(caption: str, expected: str, example: str) -> OptionError:
+    """That a caption is no sentence of a language."""
     return OptionError(
-        f"caption: expected {expected}, received '{caption}'. "
-        "Write for example 'a red circle above a small blue square on grass'."
+        f"caption: expected {expected}, received {show(caption)}. Write for example '{example}'."
     )

@@ -17,8 +17,9 @@ caption true. Nothing is learned, so a verdict can be checked by hand. It is fou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -28,22 +29,48 @@ from torch.nn.functional import avg_pool2d, pad
 
 from mmaccel.demo.scenes.caption import Reading, read_caption
 from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES
-from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, shape_depth
+from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, DEPTH
 from mmaccel.errors import ShapeError
 
-_CORE = 9  # pixels of core an object must have
-# The next five were set with a margin to what real images show after the tokenizer (500 of them).
-_SECOND = 25  # pixels of core that make a second piece of an asked colour an object of its own
-_GROUND = 0.8  # share of the pixels outside objects that show the ground asked for
+CORE = 9  # pixels of core an object must have
+SURPLUS = 25  # pixels of core that make an object of a piece that nobody asked for
+GROUND = 0.8  # share of the pixels outside objects that show the ground asked for
+# The next three were set with a margin to what real images show after the tokenizer (500 of them).
 _EXPLAINED = 0.1  # of the variance around a piece, by the shape laid over it
 _EXTENT = 1.2  # of a piece, in diameters of the shape laid over it
 _OVERLAP = {"circle": 0.72, "square": 0.65, "triangle": 0.6, "star": 0.6, "ring": 0.5}
 _NEAR = 5.0  # pixels: least distance of two objects whose direction is checked
 
+_HALF = 19  # templates are 39 pixels wide
+_SHIFT = 3
+_CLOSE = 0.12  # of intersection over union
+_RADII = tuple(np.arange(6.0, 15.01, 0.5).tolist())
+_TURNS = (-0.11, 0.0, 0.11)
+_LARGE_FROM = 11.0  # pixels; small objects end at 9.2, large ones begin at 12.9
+
+NAMES = COLOURS + BACKGROUNDS
+_OBJECT_LIGHT = (0.58, 1.25)
+_BACKGROUND_LIGHT = {
+    "grass": (0.2, 1.9),
+    "sand": (0.45, 1.3),
+    "water": (0.3, 1.7),
+    "snow": (0.45, 1.25),
+    "night": (0.2, 2.5),
+}
+
+
+class Judgement:
+    """A dataclass of verdicts, all bool."""
+
+    @property
+    def whole(self) -> bool:
+        """The whole caption is true."""
+        return all(vars(self).values())
+
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is right about one image; `whole` means all the others are."""
+class Verdict(Judgement):
+    """What is right about one image."""
 
     background: bool
     colours: bool
@@ -51,22 +78,13 @@ class Verdict:
     sizes: bool
     relations: bool
 
-    @property
-    def whole(self) -> bool:
-        """The whole caption is true."""
-        return self.background and self.colours and self.shapes and self.sizes and self.relations
-
 
 def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges images.
+    """Judges images; what a caption leaves open cannot be wrong.
 
     Args:
         images: [B, 3, 64, 64] float in 0..1.
-        captions: B captions of the scenes language, no colour twice in one caption.
-
-    Returns:
-        One verdict per image. A background, size or colour that the caption leaves open
-        cannot be wrong.
+        captions: B of them, no colour twice in one.
 
     Raises:
         ShapeError: not B images.
@@ -86,53 +104,47 @@ def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
 
 def score_images(images: Tensor, captions: Sequence[str]) -> dict[str, float]:
     """Shares of right verdicts, by name, each 0..1 (arguments as `check_images`)."""
-    verdicts = check_images(images, captions)
-    rows = [{**asdict(v), "whole": v.whole} for v in verdicts]
-    return {name: sum(r[name] for r in rows) / len(rows) for name in rows[0]}
+    return sum_up(check_images(images, captions))
 
 
-def ground_share(labels: np.ndarray, ground: str) -> float:
-    """Share of the pixels that show no object which show a ground; labels [h, w] from
-    `classify_pixels`.
-    """
-    is_ground = ~np.isin(labels, [NAMES.index(c) for c in COLOURS])
-    return float((labels == NAMES.index(ground)).sum() / max(is_ground.sum(), 1))
-
-
-def count_objects(labels: np.ndarray, colour: str) -> int:
-    """How many objects of a colour an image has; labels [h, w] from `classify_pixels`."""
-    cores = [core_size(piece) for piece in find_pieces(labels == NAMES.index(colour))]
-    return int(any(core >= _CORE for core in cores[:1])) + sum(c >= _SECOND for c in cores[1:])
+def sum_up(verdicts: Sequence[Judgement]) -> dict[str, float]:
+    """Shares of right verdicts, by name, each 0..1."""
+    rows = [{**vars(verdict), "whole": verdict.whole} for verdict in verdicts]
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def _judge(image: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
-    ground = wanted.background
-    background = ground is None or ground_share(labels, ground) >= _GROUND
+    background = has_ground(labels, wanted.background)
     colours = [o.colour for o in wanted.objects]
-    counts = {colour: count_objects(labels, colour) for colour in COLOURS}
+    pieces = {colour: find_pieces(labels == NAMES.index(colour)) for colour in COLOURS}
+    counts = {colour: _count_objects(found) for colour, found in pieces.items()}
     if not all(counts[colour] for colour in colours):
         return Verdict(background, False, False, False, False)
     fits = []
     for colour in colours:
         others = np.isin(labels, [NAMES.index(c) for c in colours if c != colour])
-        fits.append(fit_shape(image, largest_piece(labels == NAMES.index(colour)), others))
+        fits.append(fit_shape(image, pieces[colour][0], others))
     return Verdict(
         background,
         all(counts[colour] == (colour in colours) for colour in COLOURS),
-        all(is_shape(f, o.shape) for f, o in zip(fits, wanted.objects, strict=True)),
-        all(o.size in (None, f.size) for f, o in zip(fits, wanted.objects, strict=True)),
-        all(_stands(r, fits[0], f) for r, f in zip(wanted.relations, fits[1:], strict=True)),
+        all(fit.is_shape(o.shape) for fit, o in zip(fits, wanted.objects, strict=True)),
+        all(o.size in (None, fit.size) for fit, o in zip(fits, wanted.objects, strict=True)),
+        all(_stands(r, fits[0], fit) for r, fit in zip(wanted.relations, fits[1:], strict=True)),
     )
 
 
-def is_shape(fit: Fit, shape: str) -> bool:
-    """Whether a piece of the image is that shape: the best fit, and a good one."""
-    return (
-        fit.shape == shape
-        and fit.overlap >= _OVERLAP[shape]
-        and fit.explained >= _EXPLAINED
-        and fit.extent <= _EXTENT
-    )
+def has_ground(labels: np.ndarray, ground: str | None) -> bool:
+    """Whether most pixels [h, w] that show no object show the ground asked for, if any is."""
+    if ground is None:
+        return True
+    is_ground = ~np.isin(labels, [NAMES.index(c) for c in COLOURS])
+    return bool((labels == NAMES.index(ground)).sum() / max(is_ground.sum(), 1) >= GROUND)
+
+
+def _count_objects(pieces: Sequence[np.ndarray]) -> int:
+    """How many objects the pieces of a colour are, the largest first."""
+    cores = [core_size(piece) for piece in pieces]
+    return int(any(core >= CORE for core in cores[:1])) + sum(c >= SURPLUS for c in cores[1:])
 
 
 def _stands(relation: str, first: Fit, second: Fit) -> bool:
@@ -147,19 +159,14 @@ def _stands(relation: str, first: Fit, second: Fit) -> bool:
     return relation == ("left of" if right > 0 else "right of")
 
 
-_HALF = 19  # templates are 39 pixels wide
-_SHIFT = 3
-_CLOSE = 0.12  # of intersection over union
-_RADII = tuple(np.arange(6.0, 15.01, 0.5).tolist())
-_TURNS = (-0.11, 0.0, 0.11)
-LARGE_FROM = 11.0  # pixels; small objects end at 9.2, large ones begin at 12.9
-
-
 @dataclass(frozen=True)
 class Fit:
-    """A shape laid over a piece; `explained` is the share of the variance it explains,
-    `overlap` its intersection with the piece over their union, both 0..1; `extent` is the longer
-    side of the piece in diameters of the shape.
+    """A shape laid over a piece; x and y are pixels from the image's top left.
+
+    Attributes:
+        explained: share of the variance that it explains, 0..1.
+        overlap: its intersection with the piece over their union, 0..1.
+        extent: the longer side of the piece in diameters of the shape.
     """
 
     shape: str
@@ -173,18 +180,30 @@ class Fit:
     @property
     def size(self) -> str:
         """`small` or `large`."""
-        return "large" if self.radius >= LARGE_FROM else "small"
+        return "large" if self.radius >= _LARGE_FROM else "small"
+
+    def is_shape(self, shape: str) -> bool:
+        """Whether the piece is that shape: the best fit, and a good one."""
+        return (
+            self.shape == shape
+            and self.overlap >= _OVERLAP[shape]
+            and self.explained >= _EXPLAINED
+            and self.extent <= _EXTENT
+        )
 
 
 @lru_cache(maxsize=1)
 def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
     """Labels, hard masks [K, n] and masks with soft edges [K, n]."""
     axis = torch.arange(-_HALF, _HALF + 1, dtype=torch.float32)
+    dx, dy = axis[None, None, :], axis[None, :, None]
     labels, hard, soft = [], [], []
     for shape in SHAPES:
         for radius in _RADII:
             for turn in _TURNS if shape in ("square", "star", "triangle") else (0.0,):
-                depth = shape_depth(shape, axis[None, None, :], axis[None, :, None], radius, turn)
+                u = dx * math.cos(turn) + dy * math.sin(turn)
+                v = dy * math.cos(turn) - dx * math.sin(turn)
+                depth = DEPTH[shape](u, v, torch.tensor(radius, dtype=torch.float32))
                 labels.append((shape, radius))
                 hard.append((depth > 0).float().flatten())
                 cover = (depth + 0.5).clamp(0, 1)
@@ -193,15 +212,12 @@ def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
 
 
 def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
-    """Fits a shape to a piece of an image.
+    """The best fit of a shape to a piece of an image.
 
     Args:
         image: [3, h, w] float in 0..1.
         mask: [h, w] bool, where the piece was found; at least one pixel.
         hidden: [h, w] bool, pixels that show another object; they count neither way.
-
-    Returns:
-        The best fit; x and y are pixels from the image's top left.
     """
     labels, hard, soft = _templates()
     rows, columns = np.nonzero(mask)
@@ -210,43 +226,33 @@ def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     reach = 0.5 * max(np.ptp(rows), np.ptp(columns)) * 1.2 + 2
     ys, xs = np.ogrid[: mask.shape[0], : mask.shape[1]]
     near = (ys - cy) ** 2 + (xs - cx) ** 2 < reach**2
-    free = ~(grow(hidden) & ~grow(mask))
+    free = ~(_grow(hidden) & ~_grow(mask))
     planes = np.stack([mask, free | mask, free & near]).astype(np.float32)
-    layers = torch.cat([torch.from_numpy(planes), image])
-    margin = _HALF + _SHIFT
-    layers = pad(layers, (margin, margin, margin, margin))
+    margin, side = _HALF + _SHIFT, 2 * _HALF + 1
+    layers = pad(torch.cat([torch.from_numpy(planes), image]), (margin,) * 4)
     layers = layers[:, cy : cy + 2 * margin + 1, cx : cx + 2 * margin + 1]
-    side = 2 * _HALF + 1
-    places = [(oy, ox) for oy in range(2 * _SHIFT + 1) for ox in range(2 * _SHIFT + 1)]
-    cuts = torch.stack([layers[:, oy : oy + side, ox : ox + side].flatten(1) for oy, ox in places])
+    cuts = layers.unfold(1, side, 1).unfold(2, side, 1)  # [5, places, places, side, side]
+    cuts = cuts.permute(1, 2, 0, 3, 4).flatten(3).flatten(0, 1)  # [P, 5, n]
     both, area = cuts[:, 0] @ hard.T, cuts[:, 1] @ hard.T  # [P, K]
     overlap = both / (area + cuts[:, 0].sum(1, keepdim=True) - both)
-    best = (-1.0, 0, 0)
+    found = []
     for place, close in enumerate(overlap >= overlap.max() - _CLOSE):
         chosen = close.nonzero()[:, 0]
         if len(chosen):
             explained = _explained(soft[chosen], cuts[place, 2], cuts[place, 3:])
             top = int(explained.argmax())
-            if float(explained[top]) > best[0]:
-                best = (float(explained[top]), place, int(chosen[top]))
-    share, place, top = best
+            found.append((float(explained[top]), place, int(chosen[top])))
+    share, place, top = max(found, key=lambda each: each[0])
     shape, radius = labels[top]
-    oy, ox = places[place]
+    oy, ox = divmod(place, 2 * _SHIFT + 1)
     x, y = cx + ox - _SHIFT + 0.5, cy + oy - _SHIFT + 0.5
     extent = max(float(np.ptp(rows)), float(np.ptp(columns))) / (2 * radius)
     return Fit(shape, x, y, radius, share, float(overlap[place, top]), extent)
 
 
 def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
-    """Coefficient of determination of a linear fit in the mask, all channels together.
-
-    Args:
-        masks: [K, n].
-        weight: [n], 1 where a pixel counts, else 0.
-        colours: [3, n].
-
-    Returns:
-        [K].
+    """Coefficients of determination [K] of linear fits in masks [K, n], all channels of `colours`
+    [3, n] together, where `weight` [n] is not 0.
     """
     counted = weight > 0
     m = masks[:, counted]
@@ -256,26 +262,9 @@ def _explained(masks: Tensor, weight: Tensor, colours: Tensor) -> Tensor:
     return (m @ x.T).square().sum(1) / spread / x.square().sum().clamp(min=1e-6)
 
 
-NAMES = COLOURS + BACKGROUNDS
-_OBJECT_LIGHT = (0.58, 1.25)
-_BACKGROUND_LIGHT = {
-    "grass": (0.2, 1.9),
-    "sand": (0.45, 1.3),
-    "water": (0.3, 1.7),
-    "snow": (0.45, 1.25),
-    "night": (0.2, 2.5),
-}
-
-
 def classify_pixels(images: Tensor, names: Sequence[str] = NAMES) -> np.ndarray:
-    """Names the pixels.
-
-    Args:
-        images: [B, 3, h, w] float in 0..1.
-        names: colours and grounds that can be there, some of `NAMES`.
-
-    Returns:
-        [B, h, w] int64, indices into `NAMES`.
+    """Names the pixels of images [B, 3, h, w] float in 0..1, by colours and grounds that can be
+    there: [B, h, w] int64, indices into `NAMES`.
     """
     smooth = avg_pool2d(pad(images.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     pixel = (0.5 * smooth + 0.5 * images).permute(0, 2, 3, 1)  # [B, h, w, 3]
@@ -290,14 +279,7 @@ def classify_pixels(images: Tensor, names: Sequence[str] = NAMES) -> np.ndarray:
 
 
 def find_pieces(mask: np.ndarray) -> list[np.ndarray]:
-    """The pieces of a mask, pixels touching by edges or corners, the largest first.
-
-    Args:
-        mask: [h, w] bool.
-
-    Returns:
-        Masks [h, w] bool; none where the mask is empty.
-    """
+    """The pieces of a mask [h, w] bool, pixels touching by edges or corners, the largest first."""
     pieces = []
     rest = mask.copy()
     while rest.any():
@@ -306,18 +288,13 @@ def find_pieces(mask: np.ndarray) -> list[np.ndarray]:
         size = 0
         while piece.sum() > size:
             size = int(piece.sum())
-            piece = grow(piece) & rest
+            piece = _grow(piece) & rest
         rest &= ~piece
         pieces.append(piece)
     return sorted(pieces, key=lambda piece: -int(piece.sum()))
 
 
-def largest_piece(mask: np.ndarray) -> np.ndarray:
-    """The largest piece of a mask, [h, w] bool; all False where the mask is empty."""
-    return next(iter(find_pieces(mask)), np.zeros_like(mask))
-
-
-def grow(mask: np.ndarray) -> np.ndarray:
+def _grow(mask: np.ndarray) -> np.ndarray:
     """The mask and every pixel that touches it, [h, w] bool."""
     wide = np.pad(mask, 1)
     h, w = mask.shape

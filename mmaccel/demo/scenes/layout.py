@@ -1,14 +1,15 @@
-"""Scenes: what is in an image, and where.
+"""Scenes: what is in an image or a clip, and where in every frame; a still has one frame.
 
-A scene is one to three objects on a background. It is drawn from a counter-based generator
-keyed by (seed, index), so scene 17 of seed 3 is the same scene on every machine, whatever was
-drawn before it.
+A scene is one to three objects on a ground. It is drawn from a counter-based generator keyed by
+(seed, index), so scene 17 of seed 3 is the same scene on every machine, whatever was drawn before
+it. Clips (`mmaccel.demo.moving_scenes`) and busy scenes (`mmaccel.demo.scenes_vqa`) are scenes too.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,10 @@ CANVAS = 64
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "white")
 SHAPES = ("circle", "square", "triangle", "star", "ring")
 SIZES = ("small", "large")
-RELATIONS = ("above", "below", "left of", "right of", "inside")
 BACKGROUNDS = ("grass", "sand", "water", "snow", "night")
 TEXTURES = ("plain", "stripes", "speckles")
+VERTICAL, HORIZONTAL = ("above", "below"), ("left of", "right of")
+RELATIONS = (*VERTICAL, *HORIZONTAL, "inside")
 
 _HOLLOW = ("circle", "square", "ring")  # shapes with space for a small object inside
 _MARGIN = 2.4
@@ -27,39 +29,65 @@ _RADIUS = {"small": (8.0, 9.2), "large": (12.9, 14.2)}
 _RADIUS_INNER = (6.6, 7.2)
 _RADIUS_OUTER = (13.9, 14.7)
 
+Point = tuple[float, float]
+
 
 @dataclass(frozen=True)
-class SceneObject:
-    """One object: its words (colour, shape, size) and its place in pixels."""
+class Thing:
+    """One object; lengths are pixels, and what its world has no word for is left out.
+
+    Attributes:
+        track: x and y of its centre in each frame.
+        angle: how far it is turned, radians.
+        seen: whether it is there, of each frame.
+        direction, speed: "" at rest.
+        event: "appears", "vanishes" or "".
+        dot: colour of the dot on it, whose centre is `dot_x`, `dot_y`.
+    """
 
     colour: str
     shape: str
-    size: str
-    x: float
-    y: float
+    track: tuple[Point, ...]
     radius: float
     angle: float
-    texture: str
-    texture_phase: float
+    texture: str = "plain"
+    texture_phase: float = 0.0
+    seen: tuple[bool, ...] = (True,)
+    size: str = ""
+    direction: str = ""
+    speed: str = ""
+    event: str = ""
+    dot: str | None = None
+    dot_x: float = 0.0
+    dot_y: float = 0.0
+
+    @property
+    def x(self) -> float:
+        """Of its centre in the first frame."""
+        return self.track[0][0]
+
+    @property
+    def y(self) -> float:
+        """Of its centre in the first frame."""
+        return self.track[0][1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One scene: objects, the relation of the first object to each other one, background and light.
+    """One scene.
 
     Attributes:
-        objects: one to three objects; colours differ from each other.
+        objects: the first is painted last.
         relations: `relations[k]` says how `objects[0]` stands to `objects[k + 1]`.
-        background: one of `BACKGROUNDS`.
+        is_hit: the first object hits the second, which rests until then.
         light: direction the light comes from, radians.
-        relief: strength of the background's texture, 0.6..1.4.
-        phase: phase of the background's pattern, radians.
-        tilt: direction of the background's pattern, radians.
+        relief, phase, tilt: strength, phase and direction of the ground's pattern.
         grain: standard deviation of the film grain, in 0..1 of full range.
     """
 
-    objects: tuple[SceneObject, ...]
-    relations: tuple[str, ...]
+    objects: tuple[Thing, ...]
+    relations: tuple[str, ...] = ()
+    is_hit: bool = False
     background: str
     light: float
     relief: float
@@ -68,20 +96,15 @@ class Scene:
     grain: float
 
 
-def generator(seed: int, index: int) -> np.random.Generator:
-    """The random generator of image `index` of `seed` (Philox, counter-based)."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
+def generator(seed: int, index: int, which: int = 0) -> np.random.Generator:
+    """Random generator number `which` of image `index` of `seed` (Philox, counter-based)."""
+    key = np.array([seed, index], dtype=np.uint64)
+    counter = np.array([0, 0, 0, which], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def draw_scene(rng: np.random.Generator) -> Scene:
-    """Draws one scene.
-
-    Args:
-        rng: a generator from `generator(seed, index)`.
-
-    Returns:
-        A scene whose objects do not overlap, except where one is inside another.
-    """
+    """A still whose objects do not overlap, except where one is inside another."""
     n_objects = int(rng.choice(3, p=(0.30, 0.50, 0.20))) + 1
     relations = _draw_relations(rng, n_objects)
     shapes = [str(s) for s in rng.choice(SHAPES, n_objects)]
@@ -92,30 +115,33 @@ def draw_scene(rng: np.random.Generator) -> Scene:
         shapes[1] = str(rng.choice(_HOLLOW))
         radii[0], radii[1] = float(rng.uniform(*_RADIUS_INNER)), float(rng.uniform(*_RADIUS_OUTER))
     places = _draw_places(rng, relations, radii)
-    objects = tuple(
-        SceneObject(
-            colours[k],
-            shapes[k],
-            sizes[k],
-            places[k][0],
-            places[k][1],
-            radii[k],
-            float(rng.uniform(-0.16, 0.16)),
-            str(rng.choice(TEXTURES)),
-            float(rng.uniform(0, math.tau)),
-        )
+    objects = [
+        Thing(colours[k], shapes[k], (places[k],), radii[k], size=sizes[k], **draw_look(rng))
         for k in range(n_objects)
-    )
-    return Scene(
-        objects,
-        relations,
-        str(rng.choice(BACKGROUNDS)),
-        float(rng.uniform(0, math.tau)),
-        float(rng.uniform(0.6, 1.4)),
-        float(rng.uniform(0, math.tau)),
-        float(rng.uniform(-0.5, 0.5)),
-        float(rng.uniform(0.010, 0.028)),
-    )
+    ]
+    ground = draw_ground(rng, relief=(0.6, 1.4), grain=(0.010, 0.028))
+    return Scene(objects=tuple(objects), relations=relations, **ground)
+
+
+def draw_look(rng: np.random.Generator) -> dict[str, Any]:
+    """Turn and texture of an object."""
+    return {
+        "angle": float(rng.uniform(-0.16, 0.16)),
+        "texture": str(rng.choice(TEXTURES)),
+        "texture_phase": float(rng.uniform(0, math.tau)),
+    }
+
+
+def draw_ground(rng: np.random.Generator, relief: Point, grain: Point) -> dict[str, Any]:
+    """What a scene has besides its objects; the ranges are each world's own."""
+    return {
+        "background": str(rng.choice(BACKGROUNDS)),
+        "light": float(rng.uniform(0, math.tau)),
+        "relief": float(rng.uniform(*relief)),
+        "phase": float(rng.uniform(0, math.tau)),
+        "tilt": float(rng.uniform(-0.5, 0.5)),
+        "grain": float(rng.uniform(*grain)),
+    }
 
 
 def _draw_relations(rng: np.random.Generator, n_objects: int) -> tuple[str, ...]:
@@ -124,10 +150,9 @@ def _draw_relations(rng: np.random.Generator, n_objects: int) -> tuple[str, ...]
     first = str(rng.choice(RELATIONS))
     if n_objects == 2:
         return (first,)
-    vertical, horizontal = ("above", "below"), ("left of", "right of")
     if first == "inside":
-        return (first, str(rng.choice(vertical + horizontal)))
-    return (first, str(rng.choice(horizontal if first in vertical else vertical)))
+        return (first, str(rng.choice(VERTICAL + HORIZONTAL)))
+    return (first, str(rng.choice(HORIZONTAL if first in VERTICAL else VERTICAL)))
 
 
 def _draw_sizes(rng: np.random.Generator, relations: tuple[str, ...], n_objects: int) -> list[str]:
@@ -142,7 +167,7 @@ def _draw_sizes(rng: np.random.Generator, relations: tuple[str, ...], n_objects:
 
 def _draw_places(
     rng: np.random.Generator, relations: tuple[str, ...], radii: list[float]
-) -> list[tuple[float, float]]:
+) -> list[Point]:
     """Places for the objects, redrawn until the second and third stand apart."""
     while True:
         places = _propose(rng, relations, radii)
@@ -155,29 +180,23 @@ def _draw_places(
 
 def _propose(
     rng: np.random.Generator, relations: tuple[str, ...], radii: list[float]
-) -> list[tuple[float, float]]:
-    anchor = 1 if relations and relations[0] == "inside" else 0
-    place = [[_free(rng, r), _free(rng, r)] for r in radii]
-    for k, relation in enumerate(relations, start=1):
-        if relation == "inside":
-            continue
-        axis = 1 if relation in ("above", "below") else 0
+) -> list[Point]:
+    is_inside = relations[:1] == ("inside",)
+    anchor = 1 if is_inside else 0
+    edges = [_MARGIN + radius for radius in radii]
+    place = [rng.uniform(_MARGIN + r, CANVAS - _MARGIN - r, 2).tolist() for r in radii]
+    beside = [(k, r) for k, r in enumerate(relations, start=1) if r != "inside"]
+    for k, relation in beside:
+        axis = 1 if relation in VERTICAL else 0
         first, last = (anchor, k) if relation in ("above", "left of") else (k, anchor)
         slack = CANVAS - 2 * _MARGIN - 2 * radii[first] - 2 * radii[last] - _GAP
         low, high = sorted(rng.uniform(0, max(slack, 0.0), 2))
-        place[first][axis] = _MARGIN + radii[first] + low
+        place[first][axis] = edges[first] + low
         place[last][axis] = _MARGIN + 2 * radii[first] + _GAP + radii[last] + high
-    for k, relation in enumerate(relations, start=1):  # stay near the anchor's row or column
-        if relation == "inside":
-            continue
-        across = 0 if relation in ("above", "below") else 1
+    for k, relation in beside:  # stay near the anchor's row or column
+        across = 0 if relation in VERTICAL else 1
         wanted = place[anchor][across] + rng.uniform(-7, 7)
-        edge = _MARGIN + radii[k]
-        place[k][across] = float(np.clip(wanted, edge, CANVAS - edge))
-    if anchor == 1:
+        place[k][across] = float(np.clip(wanted, edges[k], CANVAS - edges[k]))
+    if is_inside:
         place[0] = [place[1][0] + rng.uniform(-0.7, 0.7), place[1][1] + rng.uniform(-0.7, 0.7)]
     return [(float(x), float(y)) for x, y in place]
-
-
-def _free(rng: np.random.Generator, radius: float) -> float:
-    return float(rng.uniform(_MARGIN + radius, CANVAS - _MARGIN - radius))

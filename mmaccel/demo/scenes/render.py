@@ -1,9 +1,9 @@
 """Scenes: from a description to pixels.
 
 Shapes are signed distances (antialiased by one pixel), lit from one side, with a cast shadow, a
-texture of their own and film grain over everything. A batch is drawn at once; every step is
-elementwise, so an image does not depend on its batch. `draw_background` and `paint` serve canvases
-of any side (`mmaccel.demo.scenes_vqa` draws larger ones).
+texture of their own and film grain over everything. The ground, its light and its texture stay
+while objects and their shadows move; every frame has grain of its own. A batch is drawn at once, on
+torch's default device; every step is elementwise, so that no frame depends on its batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, SHAPES, TEXTURES, Scene, SceneObject
+from mmaccel.demo.scenes.layout import CANVAS, SHAPES, TEXTURES, Scene, Thing
 
 COLOUR_RGB: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.10, 0.12),
@@ -36,164 +36,141 @@ BACKGROUND_RGB: dict[str, tuple[float, float, float]] = {
 }
 _SHADOW = 3.0  # pixels
 
-
-def draw_noise(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The noise of one image: grain [64, 64], middle [32, 32], low [8, 8], normal, float32."""
-    return (
-        rng.standard_normal((CANVAS, CANVAS), dtype=np.float32),
-        rng.standard_normal((32, 32), dtype=np.float32),
-        rng.standard_normal((8, 8), dtype=np.float32),
-    )
+Noise = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def render(
-    scenes: Sequence[Scene], noises: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> Tensor:
-    """Draws a batch of scenes.
+def draw_noise(rng: np.random.Generator, n_frames: int = 1, side: int = CANVAS) -> Noise:
+    """Noise of one scene: grain [F, side, side], middle [32, 32], low [8, 8], normal, float32."""
+    shapes = ((n_frames, side, side), (32, 32), (8, 8))
+    grain, middle, low = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+    return grain, middle, low
 
-    Args:
-        scenes: B scenes.
-        noises: one `draw_noise` triple per scene.
 
-    Returns:
-        Images [B, 3, 64, 64], uint8.
+def render(scenes: Sequence[Scene], noises: Sequence[Noise]) -> Tensor:
+    """Draws B scenes of F frames: [B, F, 3, 64, 64] uint8."""
+    picture = Picture(scenes, noises)
+    for slot in reversed(range(max(len(scene.objects) for scene in scenes))):
+        picture.paint(slot)  # the first object last: it may be inside the second
+    return picture.develop()
+
+
+class Picture:
+    """Frames of B scenes while they are drawn, first the ground.
+
+    Attributes:
+        frames: [B, F, 3, side, side], 0..1 and beyond.
     """
-    grain, middle, low = (torch.from_numpy(np.stack(f)) for f in zip(*noises, strict=True))
-    axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
-    ys = axis[:, None]
-    xs = axis[None, :]
-    light = column([s.light for s in scenes])
-    lx = light.cos()
-    ly = light.sin()
-    speckle = resize(middle, CANVAS)
-    image = draw_background(scenes, xs, ys, middle, resize(low, CANVAS))
-    tone = 1 + 0.14 * ((xs - 32) * lx + (ys - 32) * ly) / 32
-    image = image * tone[:, None]
-    for slot in (2, 1, 0):  # the first object is painted last: it may be inside the second
-        rows = [b for b, s in enumerate(scenes) if len(s.objects) > slot]
-        if rows:
-            r = torch.tensor(rows, dtype=torch.int64)
-            image[r], _ = paint(
-                image[r],
-                [scenes[b].objects[slot] for b in rows],
-                xs,
-                ys,
-                lx[r],
-                ly[r],
-                speckle[r],
-            )
-    image = image + (column([s.grain for s in scenes]) * grain)[:, None]
-    return (image.clamp(0, 1) * 255).round().to(torch.uint8)
+
+    def __init__(self, scenes: Sequence[Scene], noises: Sequence[Noise]) -> None:
+        self.scenes = scenes
+        self.grain, middle, low = (torch.as_tensor(np.stack(n)) for n in zip(*noises, strict=True))
+        n_frames, side = self.grain.shape[1:3]
+        axis = torch.arange(side, dtype=torch.float32) + 0.5
+        self.xs, self.ys = axis[None, :], axis[:, None]
+        light = _column([scene.light for scene in scenes])
+        self.light = light.cos(), light.sin()
+        self.speckle = _resize(middle, side)
+        ground = _draw_ground(scenes, self.xs, self.ys, middle, _resize(low, side))
+        half = side / 2
+        across = (self.xs - half) * self.light[0] + (self.ys - half) * self.light[1]
+        ground = ground * (1 + 0.14 * across / half)[:, None]
+        self.frames = ground[:, None].repeat(1, n_frames, 1, 1, 1)
+
+    def paint(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Paints object number `slot` of every scene and frame that shows one, with its shadow.
+
+        Returns:
+            N numbers of frames, among B times F, and how much of their pixels the object covers,
+            [N, side, side] in 0..1.
+        """
+        n_frames = self.frames.shape[1]
+        shown = [
+            (b * n_frames + frame, scene.objects[slot], scene.objects[slot].track[frame])
+            for b, scene in enumerate(self.scenes)
+            for frame in range(n_frames)
+            if slot < len(scene.objects) and scene.objects[slot].seen[frame]
+        ]
+        rows = torch.tensor([row for row, _, _ in shown], dtype=torch.int64)
+        things = [thing for _, thing, _ in shown]
+        dx = self.xs - _column([x for _, _, (x, _) in shown])
+        dy = self.ys - _column([y for _, _, (_, y) in shown])
+        lx, ly = (way[rows // n_frames] for way in self.light)
+        shadow, _ = _cover(things, dx + _SHADOW * lx, dy + _SHADOW * ly)
+        cover, depth = _cover(things, dx, dy)
+        colour = torch.tensor([COLOUR_RGB[thing.colour] for thing in things], dtype=torch.float32)
+        texture = _column([TEXTURES.index(thing.texture) for thing in things])
+        phase = _column([thing.texture_phase for thing in things])
+        stripes = 0.08 * ((self.xs * phase.cos() + self.ys * phase.sin()) * 1.1 + phase).sin()
+        speckles = 0.07 * self.speckle[rows // n_frames]
+        pattern = torch.where(texture == 1, stripes, torch.where(texture == 2, speckles, 0.0))
+        radius = _column([thing.radius for thing in things])
+        shade = 0.92 + 0.20 * (dx * lx + dy * ly) / radius + pattern
+        shade = torch.where(depth < 1.3, 0.80 * shade, shade)  # a darker rim
+        frames = self.frames.flatten(0, 1)
+        below = frames[rows] * (1 - 0.42 * shadow)[:, None]
+        frames[rows] = (
+            below * (1 - cover)[:, None] + colour[..., None, None] * (shade * cover)[:, None]
+        )
+        return rows, cover
+
+    def develop(self) -> Tensor:
+        """The frames with their grain, [B, F, 3, side, side] uint8."""
+        strength = _column([scene.grain for scene in self.scenes])[:, None]
+        noisy = self.frames + (strength * self.grain)[:, :, None]
+        return (noisy.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def column(values: Sequence[float]) -> Tensor:
+def _column(values: Sequence[float]) -> Tensor:
     """Numbers as [B, 1, 1] float32."""
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
-def resize(field: Tensor, side: int) -> Tensor:
+def _resize(field: Tensor, side: int) -> Tensor:
     """A field [B, h, w] brought to [B, side, side], bilinear."""
     return interpolate(field[:, None], (side, side), mode="bilinear", align_corners=False)[:, 0]
 
 
-def draw_background(
+def _draw_ground(
     scenes: Sequence[Scene], xs: Tensor, ys: Tensor, middle: Tensor, low: Tensor
 ) -> Tensor:
-    """The grounds of scenes.
-
-    Args:
-        scenes: B scenes.
-        xs, ys: centres of pixels, [1, side] and [side, 1].
-        middle: noise [B, 32, 32].
-        low: noise, brought to [B, side, side].
-
-    Returns:
-        [B, 3, side, side], 0.1 and more.
-    """
+    """The grounds of scenes, [B, 3, side, side], from noise [B, 32, 32] and [B, side, side]."""
     side = xs.shape[-1]
-    base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes], dtype=torch.float32)[
-        :, :, None, None
-    ]
-    kind = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes], dtype=torch.int64)
+    base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes], dtype=torch.float32)
     relief = torch.zeros(len(scenes), side, side, dtype=torch.float32)
-    phase = column([s.phase for s in scenes])
-    tilt = column([s.tilt for s in scenes])
-    for k, name in enumerate(BACKGROUNDS):
-        r = (kind == k).nonzero()[:, 0]
-        if len(r) == 0:
-            continue
-        p, t, lo, mid = phase[r], tilt[r], low[r], middle[r]
-        if name == "grass":  # blades: fine across, coarse along
-            relief[r] = 0.30 * resize(mid[:, :10, :], side) + 0.10 * lo
-        elif name == "sand":  # ripples bent by the low noise
-            wave = (xs * t.sin() + ys * t.cos()) * 0.75 + p + 1.2 * lo
-            relief[r] = 0.085 * wave.sin() + 0.03 * resize(mid, side) + 0.03 * lo
-        elif name == "water":  # long waves and glints
-            wave = ys * 0.62 + (xs * 0.10) * t.sin() + p + 1.6 * lo
-            relief[r] = 0.17 * wave.sin() + 0.12 * resize(mid[:, :, :6], side)
-        elif name == "snow":
-            relief[r] = 0.06 * lo + 0.04 * resize(mid[:, :16, :16], side)
+    for b, scene in enumerate(scenes):
+        phase, tilt = _column([scene.phase]), _column([scene.tilt])
+        lo, mid = low[b : b + 1], middle[b : b + 1]
+        if scene.background == "grass":  # blades: fine across, coarse along
+            pattern = 0.30 * _resize(mid[:, :10, :], side) + 0.10 * lo
+        elif scene.background == "sand":  # ripples bent by the low noise
+            wave = (xs * tilt.sin() + ys * tilt.cos()) * 0.75 + phase + 1.2 * lo
+            pattern = 0.085 * wave.sin() + 0.03 * _resize(mid, side) + 0.03 * lo
+        elif scene.background == "water":  # long waves and glints
+            wave = ys * 0.62 + (xs * 0.10) * tilt.sin() + phase + 1.6 * lo
+            pattern = 0.17 * wave.sin() + 0.12 * _resize(mid[:, :, :6], side)
+        elif scene.background == "snow":
+            pattern = 0.06 * lo + 0.04 * _resize(mid[:, :16, :16], side)
         else:  # night: a dim glow and stars
-            stars = (resize(mid, side) - 1.35).clamp(min=0)
-            relief[r] = 0.25 * lo + 5.0 * stars
-    strength = column([s.relief for s in scenes])
-    return base * (1 + strength * relief)[:, None].clamp(min=0.1)
+            stars = (_resize(mid, side) - 1.35).clamp(min=0)
+            pattern = 0.25 * lo + 5.0 * stars
+        relief[b] = pattern[0]
+    strength = _column([scene.relief for scene in scenes])
+    return base[..., None, None] * (1 + strength * relief)[:, None].clamp(min=0.1)
 
 
-def paint(
-    image: Tensor,
-    objects: Sequence[SceneObject],
-    xs: Tensor,
-    ys: Tensor,
-    lx: Tensor,
-    ly: Tensor,
-    speckle: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Paints one object, with its shadow, over each image.
-
-    Args:
-        image: [B, 3, side, side].
-        objects: B objects.
-        xs, ys: centres of pixels, [1, side] and [side, 1].
-        lx, ly: direction of the light, [B, 1, 1].
-        speckle: noise of speckled objects, [B, side, side].
-
-    Returns:
-        The images, and how much of each pixel the object covers, [B, side, side] in 0..1.
+def _cover(things: Sequence[Thing], dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], `dx`, `dy` from the
+    objects' centres.
     """
-    x, y, radius = (column([getattr(o, f) for o in objects]) for f in ("x", "y", "radius"))
-    angle = column([o.angle for o in objects])
-    kind = torch.tensor([SHAPES.index(o.shape) for o in objects], dtype=torch.int64)
-    shadow = _coverage(kind, xs - x + _SHADOW * lx, ys - y + _SHADOW * ly, radius, angle)[0]
-    cover, depth = _coverage(kind, xs - x, ys - y, radius, angle)
-    colour = torch.tensor([COLOUR_RGB[o.colour] for o in objects], dtype=torch.float32)[
-        :, :, None, None
-    ]
-    texture = torch.tensor([TEXTURES.index(o.texture) for o in objects], dtype=torch.int64)[
-        :, None, None
-    ]
-    phase = column([o.texture_phase for o in objects])
-    stripes = 0.08 * ((xs * phase.cos() + ys * phase.sin()) * 1.1 + phase).sin()
-    pattern = torch.where(texture == 1, stripes, torch.where(texture == 2, 0.07 * speckle, 0.0))
-    shade = 0.92 + 0.20 * ((xs - x) * lx + (ys - y) * ly) / radius + pattern
-    shade = torch.where(depth < 1.3, 0.80 * shade, shade)  # a darker rim
-    image = image * (1 - 0.42 * shadow)[:, None]
-    return image * (1 - cover)[:, None] + colour * (shade * cover)[:, None], cover
-
-
-def _coverage(
-    kind: Tensor, dx: Tensor, dy: Tensor, radius: Tensor, angle: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Coverage 0..1 and depth under the edge in pixels, both [B, side, side]."""
-    c = angle.cos()
-    s = angle.sin()
-    u = dx * c + dy * s
-    v = dy * c - dx * s
+    radius = _column([thing.radius for thing in things])
+    angle = _column([thing.angle for thing in things])
+    u = dx * angle.cos() + dy * angle.sin()
+    v = dy * angle.cos() - dx * angle.sin()
     depth = torch.empty_like(u)
-    for k, name in enumerate(SHAPES):
-        r = (kind == k).nonzero()[:, 0]
-        if len(r):
-            depth[r] = _DEPTH[name](u[r], v[r], radius[r])
+    for shape in SHAPES:
+        rows = [k for k, thing in enumerate(things) if thing.shape == shape]
+        if rows:
+            depth[rows] = DEPTH[shape](u[rows], v[rows], radius[rows])
     return (depth + 0.5).clamp(0, 1), depth
 
 
@@ -211,10 +188,8 @@ def _square(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
 
 
 def _triangle(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    inner = 0.56 * r
     v = v - 0.22 * r
-    side = math.sqrt(3) / 2
-    return inner - torch.maximum(v, side * u.abs() - 0.5 * v)
+    return 0.56 * r - torch.maximum(v, math.sqrt(3) / 2 * u.abs() - 0.5 * v)
 
 
 def _star(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
@@ -230,11 +205,5 @@ def _star(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     return (py * ex - (px - outer) * ey) / (ex * ex + ey * ey).sqrt()
 
 
-_DEPTH = {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "ring": _ring}
-
-
-def shape_depth(shape: str, dx: Tensor, dy: Tensor, radius: float, angle: float) -> Tensor:
-    """Depth under a shape's edge in pixels, negative outside; `dx`, `dy` from its centre."""
-    u = dx * math.cos(angle) + dy * math.sin(angle)
-    v = dy * math.cos(angle) - dx * math.sin(angle)
-    return _DEPTH[shape](u, v, torch.tensor(radius, dtype=torch.float32))
+DEPTH = {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "ring": _ring}
+"""Depth under a shape's edge in pixels, negative outside, at (u, v) from its centre, by radius."""

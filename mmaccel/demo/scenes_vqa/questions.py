@@ -8,17 +8,20 @@ red star.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from mmaccel.demo.scenes.layout import COLOURS, SHAPES, SIZES
-from mmaccel.demo.scenes_vqa.layout import CANVAS, BusyScene, Thing
+from mmaccel.demo.scenes.layout import COLOURS, HORIZONTAL, SHAPES, SIZES, VERTICAL, Thing
+from mmaccel.demo.scenes_vqa.layout import CANVAS, BusyScene
 
-DIRECTIONS = ("left of", "right of", "above", "below")
+DIRECTIONS = (*HORIZONTAL, *VERTICAL)
 _CLEAR = 5.0  # pixels by which a relation must hold
 _NEARER = 5.0  # pixels by which the nearest object must be nearer than the next
+
+Answers = dict[str, str]  # question -> its one right answer
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,12 @@ class Question:
 def ask(
     rng: np.random.Generator, scene: BusyScene, per_kind: int | Mapping[str, int] = 1
 ) -> list[Question]:
-    """Asks about a scene.
-
-    Args:
-        rng: where the choice comes from.
-        scene: what is asked about.
-        per_kind: most questions of each kind, or a number a kind; fewer where the scene has no
-            more.
-
-    Returns:
-        Questions, no two alike, in an order of `rng`.
-    """
+    """Questions, no two alike, at most `per_kind` of each kind, or a number a kind."""
     found: dict[str, Question] = {}
-    for kind, list_texts in KINDS.items():
+    for kind, list_answers in KINDS.items():
         by_answer: dict[str, list[str]] = {}
         most = per_kind if isinstance(per_kind, int) else per_kind[kind]
-        for text, answer in (list_texts(scene) if most else {}).items():
+        for text, answer in (list_answers(scene) if most else {}).items():
             by_answer.setdefault(answer, []).append(text)
         answers = list(by_answer)
         for _ in range(most if answers else 0):  # each answer that occurs is equally likely
@@ -59,124 +52,106 @@ def ask(
     return [questions[k] for k in rng.permutation(len(questions))]
 
 
-def _colours(scene: BusyScene) -> dict[str, str]:
-    texts = {}
-    for thing in scene.things:
-        if _is_only(scene, shape=thing.shape):
-            texts[f"what colour is the {thing.shape}?"] = thing.colour
-        elif _is_only(scene, shape=thing.shape, size=thing.size):
-            texts[f"what colour is the {thing.size} {thing.shape}?"] = thing.colour
-    return texts
+def _looks(scene: BusyScene, asked: str, known: str, text: str) -> Answers:
+    """Of objects that are the only ones of a colour or shape, or of it and a size."""
+    answers = {}
+    for thing in scene.objects:
+        noun = {known: getattr(thing, known)}
+        if _number(scene, **noun) == 1:
+            answers[text.format(noun[known])] = str(getattr(thing, asked))
+        elif _number(scene, size=thing.size, **noun) == 1:
+            answers[text.format(f"{thing.size} {noun[known]}")] = str(getattr(thing, asked))
+    return answers
 
 
-def _shapes(scene: BusyScene) -> dict[str, str]:
-    texts = {}
-    for thing in scene.things:
-        if _is_only(scene, colour=thing.colour):
-            texts[f"what shape is the {thing.colour} object?"] = thing.shape
-        elif _is_only(scene, colour=thing.colour, size=thing.size):
-            texts[f"what shape is the {thing.size} {thing.colour} object?"] = thing.shape
-    return texts
-
-
-def _sizes(scene: BusyScene) -> dict[str, str]:
-    return {f"is the {_noun(t)} small or large?": t.size for t in scene.things}
-
-
-def _counts(scene: BusyScene) -> dict[str, str]:
-    counts = {"objects": len(scene.things)}
+def _counts(scene: BusyScene) -> Answers:
+    counts = {"objects": len(scene.objects)}
     counts |= {f"{size} objects": _number(scene, size=size) for size in SIZES}
     counts |= {f"{colour} objects": _number(scene, colour=colour) for colour in COLOURS}
     counts |= {f"{shape}s": _number(scene, shape=shape) for shape in SHAPES}
     return {f"how many {what} are there?": str(n) for what, n in counts.items()}
 
 
-def _sides(scene: BusyScene) -> dict[str, str]:
-    texts = {}
-    for thing in scene.things:
+def _sides(scene: BusyScene) -> Answers:
+    answers = {}
+    for thing in scene.objects:
         for low, high, way in (("left", "right", thing.x), ("above", "below", thing.y)):
             if abs(way - CANVAS / 2) >= _CLEAR:  # of the middle of the image
                 text = f"is the {_noun(thing)} {low} or {high}?"
-                texts[text] = low if way < CANVAS / 2 else high
-    return texts
+                answers[text] = low if way < CANVAS / 2 else high
+    return answers
 
 
-def _relations(scene: BusyScene) -> dict[str, str]:
-    texts = {}
-    for a in scene.things:
-        for b in scene.things:
+def _relations(scene: BusyScene) -> Answers:
+    answers = {}
+    for a in scene.objects:
+        for b in scene.objects:
             for direction in DIRECTIONS:
                 along, _ = _leads(b, a, direction)
                 if abs(along) >= _CLEAR:
                     text = f"is the {_noun(a)} {direction} the {_noun(b)}?"
-                    texts[text] = "yes" if along > 0 else "no"
-    return texts
+                    answers[text] = "yes" if along > 0 else "no"
+    return answers
 
 
-def _neighbours(scene: BusyScene) -> dict[str, str]:
-    texts = {}
-    for thing in scene.things:
+def _neighbours(scene: BusyScene) -> Answers:
+    answers = {}
+    for thing in scene.objects:
         for direction in DIRECTIONS:
-            nearest = find_nearest(scene, thing, direction)
+            nearest = _find_nearest(scene, thing, direction)
             if nearest is not None:
-                texts[f"which object is {direction} the {_noun(thing)}?"] = _noun(nearest)
-    return texts
+                answers[f"which object is {direction} the {_noun(thing)}?"] = _noun(nearest)
+    return answers
 
 
-def _existences(scene: BusyScene) -> dict[str, str]:
-    here = {(t.colour, t.shape) for t in scene.things}
-    texts = {}
-    for colour in {t.colour: None for t in scene.things}:
-        for shape in {t.shape: None for t in scene.things}:
-            article = "an" if colour == "orange" else "a"
-            answer = "yes" if (colour, shape) in here else "no"
-            texts[f"is there {article} {colour} {shape}?"] = answer
-    return texts
+def _existences(scene: BusyScene) -> Answers:
+    here = {_noun(thing) for thing in scene.objects}
+    answers = {}
+    for colour in dict.fromkeys(thing.colour for thing in scene.objects):
+        article = "an" if colour == "orange" else "a"
+        for shape in dict.fromkeys(thing.shape for thing in scene.objects):
+            is_here = f"{colour} {shape}" in here
+            answers[f"is there {article} {colour} {shape}?"] = "yes" if is_here else "no"
+    return answers
 
 
-def _numbers(scene: BusyScene) -> dict[str, str]:
-    return {f"what number is on the {s.colour} sign?": str(s.number) for s in scene.signs}
-
-
-def _dots(scene: BusyScene) -> dict[str, str]:
-    return {f"what colour is the dot on the {_noun(t)}?": t.dot for t in scene.things if t.dot}
-
-
-KINDS: dict[str, Callable[[BusyScene], dict[str, str]]] = {
-    "colour": _colours,
-    "shape": _shapes,
-    "size": _sizes,
+KINDS: dict[str, Callable[[BusyScene], Answers]] = {
+    "colour": lambda scene: _looks(scene, "colour", "shape", "what colour is the {}?"),
+    "shape": lambda scene: _looks(scene, "shape", "colour", "what shape is the {} object?"),
+    "size": lambda scene: {f"is the {_noun(t)} small or large?": t.size for t in scene.objects},
     "count": _counts,
     "relation": _relations,
     "neighbour": _neighbours,
     "exists": _existences,
-    "sign": _numbers,
-    "dot": _dots,
+    "sign": lambda scene: {
+        f"what number is on the {s.colour} sign?": str(s.number) for s in scene.signs
+    },
+    "dot": lambda scene: {
+        f"what colour is the dot on the {_noun(t)}?": t.dot for t in scene.objects if t.dot
+    },
     "side": _sides,
 }
 
 
-def find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None:
+def _find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None:
     """The nearest object in a direction from a thing; None where that is not clear.
 
     An object lies in a direction if it is at least as far along it as across. One that is nearly
     so, and not clearly farther away than the nearest, makes it unclear.
     """
     inside, doubtful = [], []
-    for other in scene.things:
+    for other in scene.objects:
         along, across = _leads(thing, other, direction)
-        if along <= 0:
-            continue
-        far = float(np.hypot(along, across))
-        if across <= 0.9 * along:
+        far = math.hypot(along, across)
+        if along > 0 and across <= 0.9 * along:
             inside.append((far, other))
-        elif across <= 1.3 * along:
+        elif along > 0 and across <= 1.3 * along:
             doubtful.append(far)
     if not inside:
         return None
     inside.sort(key=lambda pair: pair[0])
-    rivals = doubtful + [far for far, _ in inside[1:]]
     nearest, other = inside[0]
+    rivals = doubtful + [far for far, _ in inside[1:]]
     return other if all(far >= nearest + _NEARER for far in rivals) else None
 
 
@@ -185,7 +160,7 @@ def _leads(start: Thing, end: Thing, direction: str) -> tuple[float, float]:
     dx = end.x - start.x
     dy = end.y - start.y
     along = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[direction]
-    return along, abs(dy if direction in ("left of", "right of") else dx)
+    return along, abs(dy if direction in HORIZONTAL else dx)
 
 
 def _noun(thing: Thing) -> str:
@@ -193,8 +168,4 @@ def _noun(thing: Thing) -> str:
 
 
 def _number(scene: BusyScene, **wanted: str) -> int:
-    return sum(all(getattr(t, k) == v for k, v in wanted.items()) for t in scene.things)
-
-
-def _is_only(scene: BusyScene, **wanted: str) -> bool:
-    return _number(scene, **wanted) == 1
+    return sum(all(getattr(t, k) == v for k, v in wanted.items()) for t in scene.objects)

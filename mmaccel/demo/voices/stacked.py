@@ -5,7 +5,7 @@
         spoken = voices.speak("the red bird sings", seed=0)
 
 The frame of 160 ms holds four frames of the codec's stacked layout one after the other, each of
-four books; `scripts.training.voices_depth` trains the model.
+four books.
 """
 
 from __future__ import annotations
@@ -47,43 +47,23 @@ class Spoken:
 
 
 class StackedVoices:
-    """The temporal and the depth decoder, with the text's side and the codec of `voices`.
-
-    Args:
-        model: `CsmForConditionalGeneration`.
-        speech: the flat model of the same codec and words.
+    """The temporal and the depth decoder, a `CsmForConditionalGeneration`, with the text's side and
+    the codec of the flat model of `voices`.
     """
 
     def __init__(self, model: Any, speech: VoicesSpeech) -> None:
         self.model = model
         self._speech = speech
         self._codec = speech.codec
-        self.stack = model.config.num_codebooks // self._codec.books
-        self.frame_seconds = 2 * self.stack * self._codec.hop / self._codec.sample_rate
+        stack = model.config.num_codebooks // self._codec.books
+        self.frame_seconds = 2 * stack * self._codec.hop / self._codec.sample_rate
 
-    def speak(
-        self,
-        text: str,
-        voice: str | None = None,
-        seed: int = 0,
-        *,
-        max_seconds: float = 6.0,
-        temperature: float = 1.0,
-    ) -> Spoken:
-        """Speaks a text: `generate` and `render`.
-
-        Args:
-            text, voice, seed, max_seconds, temperature: as of `generate`.
-        """
-        made = self.generate(text, voice, seed, max_seconds=max_seconds, temperature=temperature)
+    def speak(self, text: str, voice: str | None = None, seed: int = 0, **options: Any) -> Spoken:
+        """Speaks a text; arguments as of `generate`."""
+        made = self.generate(text, voice, seed, **options)
         ends = (made[:, 0] == self.model.config.codebook_eos_token_id).nonzero()
         codes = made[: int(ends[0])] if len(ends) else made
-        return Spoken(
-            codes=codes,
-            waveform=self.render(codes),
-            sample_rate=self._codec.sample_rate,
-            is_finished=len(ends) > 0,
-        )
+        return Spoken(codes, self.render(codes), self._codec.sample_rate, len(ends) > 0)
 
     @torch.no_grad()
     def generate(
@@ -115,34 +95,25 @@ class StackedVoices:
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
         if not isinstance(seed, int):
             raise OptionError(f"seed: expected one integer for one text, received {show(seed)}")
-        ids = (
-            torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
-            - self._codec.flat_size
-        )
-        n_frames = self._count_frames(max_seconds, ids.shape[1])
-        choice: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
-        if temperature > 0:
-            for part in ("", "depth_decoder_"):
-                choice |= {f"{part}do_sample": True, f"{part}temperature": float(temperature)}
-                choice[f"{part}top_k"] = 0
-        devices = [self.model.device] if self.model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            made: Tensor = self.model.generate(
-                ids.to(self.model.device), max_new_tokens=n_frames, **choice
-            )[0]
-        return made
-
-    def _count_frames(self, seconds: float, n_prompt: int) -> int:
-        most = self.model.config.max_position_embeddings - n_prompt
-        n_frames = int(seconds / self.frame_seconds)
+        prompt = torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
+        most = self.model.config.max_position_embeddings - prompt.shape[1]
+        n_frames = int(max_seconds / self.frame_seconds)
         if not 1 <= n_frames <= most:
             raise OptionError(
                 f"max_seconds: expected {self.frame_seconds:g}, one frame, to "
                 f"{most * self.frame_seconds:g}, as many as the model has positions, received "
-                f"{seconds:g}"
+                f"{max_seconds:g}"
             )
-        return n_frames
+        choice: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
+        if temperature > 0:
+            sampled = {"do_sample": True, "temperature": float(temperature), "top_k": 0}
+            choice = sampled | {f"depth_decoder_{name}": value for name, value in sampled.items()}
+        device = self.model.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            ids = (prompt - self._codec.flat_size).to(device)
+            made: Tensor = self.model.generate(ids, max_new_tokens=n_frames, **choice)[0]
+        return made
 
     @torch.no_grad()
     def render(self, codes: Tensor) -> Tensor:
@@ -150,15 +121,14 @@ class StackedVoices:
         if not len(codes):
             return torch.zeros(0, dtype=torch.float32)
         stacked = codes.clamp(max=self._codec.book_size - 1).view(1, -1, self._codec.books)
-        sound: Tensor = self._codec.decode_stacked(stacked.to(ready(self._codec)))[0]
-        return check_sound(sound, 0)
+        return check_sound(self._codec.decode_stacked(stacked.to(ready(self._codec)))[0], 0)
 
 
 def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:
     """Opens the embedded model, float32.
 
     Args:
-        folder: "voices", or a folder that `python -m scripts.training voices-export` wrote.
+        folder: "voices", or one that `python -m scripts.training voices` wrote.
         device: where both models run; see `TextToSpeech.from_pretrained`.
 
     Raises:
@@ -171,7 +141,7 @@ def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedV
     if not (home / FOLDER / "config.json").is_file():
         raise OptionError(
             f"folder: expected one with {FOLDER}/config.json, received {home}; "
-            "`python -m scripts.training voices-depth` trains it"
+            "`python -m scripts.training voices` trains it"
         )
     speech: Any = pipe.speech
     model: Any = CsmForConditionalGeneration.from_pretrained(home / FOLDER, dtype=torch.float32)

@@ -51,15 +51,8 @@ class GTest:
 
 
 def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
-    """How often every sequence occurs.
-
-    Args:
-        tokens: `[N, L]` int64 in 0..V-1.
-        vocab_size: V.
-
-    Returns:
-        `[V ** L]` int64, in the order of `itertools.product(range(V), repeat=L)`.
-    """
+    """How often every sequence occurs, `[V ** L]` int64 in the order of
+    `itertools.product(range(V), repeat=L)`, in tokens `[N, L]` int64."""
     code = torch.zeros_like(tokens[:, 0])
     for column in tokens.unbind(1):
         code = code * vocab_size + column
@@ -74,38 +67,62 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
     Args:
         counts: `[K]` int64.
         distribution: `[K]` float, summing to 1.
-        smallest: expected counts below which a cell is pooled.
+        smallest: see above.
 
     Returns:
         The test; `p_value` is 0 if a cell of probability 0 was hit.
     """
     distribution, n = distribution.double(), int(counts.sum())
-    total = float(distribution.sum())
     distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
     if bool((counts[distribution <= 0] > 0).any()):
         return GTest(math.inf, int((distribution > 0).sum()) - 1, 0.0, n, distance, floor)
-    distribution = distribution / total  # scipy compares the sums to 8 digits
-    pool = pool_cells(distribution * n, smallest)
+    expected = distribution / distribution.sum() * n  # scipy compares the sums to 8 digits
+    pool = pool_cells(expected, smallest)
     n_pools = int(pool.max()) + 1
-    observed = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, counts.double())
-    expected = torch.zeros(n_pools, dtype=torch.float64).index_add_(0, pool, distribution * n)
+    zeros = torch.zeros(n_pools, dtype=torch.float64)
+    observed = zeros.index_add(0, pool, counts.double())
+    expected = zeros.index_add(0, pool, expected)
     found = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
     statistic = max(0.0, float(found.statistic))
     correction = williams_correction(expected / n, n)
-    p_value = _p_value(statistic / correction, n_pools - 1)
-    return GTest(statistic, n_pools - 1, p_value, n, distance, floor, correction)
+    return _finish(statistic, n_pools - 1, n, distance, floor, correction)
+
+
+def compare_counts(first: Tensor, second: Tensor) -> GTest:
+    """Compare two samplers by how often each came into every cell (Sokal and Rohlf, section 17.4,
+    with Williams' correction for tables).
+
+    Args:
+        first, second: `[K]` int64, no cell empty in both.
+    """
+    table = torch.stack([first, second]).double()  # [2, K]
+    rows, columns, n = table.sum(1), table.sum(0), float(table.sum())
+    chances = columns / n
+    variance = chances * (1 - chances) * (1 / rows).sum()
+    floor = float((2 / math.pi * variance).sqrt().sum() / 2)  # of normal differences
+    distance = total_variation(table[0] / rows[0], table[1] / rows[1])
+    degrees = table.shape[1] - 1
+    if not degrees:
+        return _finish(0.0, 0, int(n), distance, floor, 1.0)
+    found = import_stats().chi2_contingency(
+        table.numpy(), correction=False, lambda_="log-likelihood"
+    )
+    spread = (n * float((1 / rows).sum()) - 1) * (n * float((1 / columns).sum()) - 1)
+    correction = 1 + spread / (6 * n * degrees)
+    return _finish(float(found.statistic), degrees, int(n), distance, floor, correction)
+
+
+def _finish(
+    statistic: float, degrees: int, n: int, distance: float, floor: float, correction: float
+) -> GTest:
+    """A test with its probability; 1 of a single pool, which leaves no degrees."""
+    tail = float(import_stats().chi2.sf(statistic / correction, degrees)) if degrees else 1.0
+    return GTest(statistic, degrees, tail, n, distance, floor, correction)
 
 
 def williams_correction(distribution: Tensor, n_samples: int) -> float:
-    """What G is larger by, on average, than the chi-square it is compared with (Williams, 1976).
-
-    Args:
-        distribution: `[K]` float, of the pools; none 0.
-        n_samples: N.
-
-    Returns:
-        1 + (sum 1 / p - 1) / (6 N (K - 1)); 1 of a single pool.
-    """
+    """What G of N samples is larger by, on average, than the chi-square it is compared with
+    (Williams, 1976): 1 + (sum 1 / p - 1) / (6 N (K - 1)) of pools `[K]`."""
     degrees = len(distribution) - 1
     return 1 + (float((1 / distribution).sum()) - 1) / (6 * n_samples * degrees) if degrees else 1.0
 
@@ -122,21 +139,15 @@ def combine(tests: Sequence[GTest]) -> GTest:
     if not math.isfinite(statistic):
         return GTest(statistic, degrees, 0.0, n, distance, floor)
     corrected = sum(test.statistic / test.correction for test in tests)
-    tail, correction = _p_value(corrected, degrees), statistic / (corrected or 1.0)
-    return GTest(statistic, degrees, tail, n, distance, floor, correction or 1.0)
+    correction = statistic / corrected if corrected else 1.0
+    return _finish(statistic, degrees, n, distance, floor, correction)
 
 
 def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
-    """Which pool each cell belongs to.
-
-    Args:
-        expected: `[K]` expected counts.
-        smallest: what a pool has to expect.
-
-    Returns:
-        `[K]` int64, pools numbered from 0. What is left at the end joins the last pool.
+    """Which pool each cell belongs to, `[K]` int64 from 0, so that a pool expects `smallest` of
+    `expected` `[K]`. What is left at the end joins the last pool.
     """
-    order = expected.argsort()
+    order = expected.argsort(stable=True)
     pools, pool, mass = [], 0, 0.0
     for value in expected[order].tolist():
         if mass >= smallest:
@@ -154,14 +165,10 @@ def total_variation(first: Tensor, second: Tensor) -> float:
 
 
 def sampling_floor(distribution: Tensor, n_samples: int) -> float:
-    """Expected total variation between a distribution and N samples of it: what noise alone gives.
+    """Expected total variation between a distribution `[K]` and N samples of it: noise alone.
 
     Sum of binomial mean deviations, by De Moivre's closed form (P. Diaconis, S. Zabell, "Closed
     Form Summation for Classical Distributions", Statistical Science 1991, section 1).
-
-    Args:
-        distribution: `[K]` float.
-        n_samples: N.
     """
     chances = distribution.double().clamp(0, 1)
     p = chances[(chances > 0) & (chances < 1)].numpy()
@@ -171,19 +178,11 @@ def sampling_floor(distribution: Tensor, n_samples: int) -> float:
 
 
 def first_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Where two token arrays part.
-
-    Args:
-        first: `[B, L]` int64.
-        second: `[B, L]` int64.
-
-    Returns:
-        `[B]` int64, first differing index of each row; L where there is none.
-    """
+    """First differing index of each row of two `[B, L]` int64, `[B]`; L where there is none."""
     return (first == second).long().cumprod(1).sum(1)
 
 
-def power(total_variation: float, n_samples: int, degrees: int, level: float) -> float:
+def power(total_variation: float, n_samples: float, degrees: int, level: float) -> float:
     """Least probability to reject any distribution at this total variation from the tested one.
 
     The noncentrality N sum (p' - p)^2 / p is at least 4 N TV^2 (Cauchy and Schwarz), whatever
@@ -191,10 +190,12 @@ def power(total_variation: float, n_samples: int, degrees: int, level: float) ->
 
     Args:
         total_variation: of the wrong distribution from the right one, in 0..1.
-        n_samples: N.
+        n_samples: N; of two samples of N and M, N M / (N + M).
         degrees: of the test.
         level: p-value below which the test rejects.
     """
+    if not degrees:
+        return 0.0
     stats = import_stats()
     noncentrality = 4 * n_samples * total_variation**2
     return float(stats.ncx2.sf(stats.chi2.isf(level, degrees), degrees, noncentrality))
@@ -212,8 +213,3 @@ def import_stats() -> Any:
     ):
         from scipy import stats
     return stats
-
-
-def _p_value(statistic: float, degrees: int) -> float:
-    """P(chi-square with `degrees` > statistic); 1 of a single pool, which leaves no degrees."""
-    return float(import_stats().chi2.sf(statistic, degrees)) if degrees else 1.0

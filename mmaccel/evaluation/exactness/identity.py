@@ -19,13 +19,72 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.exactness.g_test import first_divergence
-from mmaccel.pipelines.text_to_image.outputs import ImageOutput
+from mmaccel.evaluation.quality.features import Extract
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput, join
 from mmaccel.results import EXACT_DTYPE
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, spread_seeds
 from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _MAX_GAP = 4  # a gap of so many times the largest difference seen still counts as rounding
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        pipe: a `TextToImage`, of images or of `ContinuedTexts`.
+        policy: to be reported on.
+        plain: what it is compared with.
+        captions: B prompts.
+        seed: of the first; prompt k has seed + k.
+        params: of the sampled checks.
+        batch_size: rows decoded together.
+        dtype: of the generator, as on the command line.
+        samples: sequences of the toy; 0 leaves the test out.
+        extract: features of images; None leaves the permutation test out.
+        library: a `BaselineDecoding` to compare with; None leaves the comparison out.
+    """
+
+    pipe: Any
+    policy: Any
+    plain: Any
+    captions: Sequence[str]
+    seed: int
+    params: SamplingParams
+    batch_size: int
+    dtype: str = EXACT_DTYPE
+    samples: int = 50_000
+    extract: Extract | None = None
+    library: Any = None
+
+    @property
+    def width(self) -> int:
+        """Of a window's pass."""
+        window = getattr(self.policy, "window", None)
+        return window if isinstance(window, int) and window > 1 else 16
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
+        alone, because rounding cannot be told from a mistake there.
+        """
+        is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
+        return self.policy.exactness == "bitwise" and is_decidable
+
+    def seeds(self, shift: int = 0) -> list[int]:
+        """One per prompt, of 64 bits."""
+        return [(seed + shift) % 2**64 for seed in spread_seeds(self.seed, len(self.captions))]
+
+    def run(self, policy: Any, batch_size: int, shift: int = 0) -> ImageOutput:
+        """All prompts under a policy, or by the library, with seeds moved by `shift`."""
+        seeds = self.seeds(shift)
+        source, own = (self.library, None) if policy is self.library else (self.pipe, policy)
+        made = source.stream(
+            self.captions, self.params, policy=own, seed=seeds, batch_size=batch_size
+        )
+        return join(list(made))
 
 
 @dataclass(frozen=True)
@@ -56,37 +115,14 @@ class Check:
         return {**asdict(self), "is_broken": self.is_broken}
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """How the rows that are compared were decoded.
-
-    Attributes:
-        pipe: a `TextToImage`.
-        params: of the runs.
-        width: of a window's pass, to measure rounding with; None measures none.
-        dtype: of the model.
-    """
-
-    pipe: Any
-    params: SamplingParams
-    width: int | None
-    dtype: str = EXACT_DTYPE
-
-    @property
-    def can_be_explained(self) -> bool:
-        """Whether rounding can be measured."""
-        is_window = self.pipe.model.kind == "window"
-        return self.width is not None and is_window and self.params.processor is None
-
-
 def compare_rows(
     name: str,
-    decoding: Decoding,
+    plan: Plan,
     plain: ImageOutput,
     made: ImageOutput,
-    seeds: Sequence[int],
     *,
     guaranteed: bool,
+    explain: bool = True,
 ) -> Check:
     """Tokens of two runs of the same prompts and seeds.
 
@@ -95,35 +131,34 @@ def compare_rows(
 
     Args:
         name: of the check.
-        decoding: of both runs; without a width divergences are unexplained, as where the draws of a
-            run do not come from the plain loop's noise.
+        plan: of both runs.
         plain: what the other run is compared with.
         made: the other run.
-        seeds: one per row, as the runs had them.
         guaranteed: whether the tokens have to be the same.
+        explain: whether the draws of both come from the plain loop's noise, so that rounding can
+            explain a divergence.
     """
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
     rows = (parts < length).nonzero()[:, 0].tolist()
+    can_explain = explain and plan.pipe.model.kind == "window" and plan.params.processor is None
     found = []
-    for row in rows if decoding.can_be_explained else []:
-        noise = Noise.from_seed([seeds[row]], 1, decoding.pipe.model.device)
-        slot = int(parts[row])
-        caption = plain.prompts[row]
-        other = int(made.tokens[row, slot])
-        parting = explain_divergence(
-            decoding, caption, plain.tokens[row], slot, other=other, noise=noise
-        )
-        found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
-    is_rounding = bool(found) and all(f["is_rounding"] for f in found)
+    for row in rows if can_explain else []:
+        slot, seed = int(parts[row]), plan.seeds()[row]
+        caption, other = plain.prompts[row], int(made.tokens[row, slot])
+        parting = explain_divergence(plan, caption, plain.tokens[row], slot, other=other, seed=seed)
+        found.append({"row": row, "caption": caption, "seed": seed, **asdict(parting)})
+    is_rounding = bool(found) and all(parting["is_rounding"] for parting in found)
     said = f"{total - len(rows)} of {total} rows the same"
     if rows:
         said += f", the others up to token {int(parts[rows].min())}"
-        if found:
-            # the row that rounding explains least is reported
-            shown = next((own for own in found if not own["is_rounding"]), found[0])
-            said += f" ({_describe(shown)})"
-        said += ": rounding explains it" if is_rounding else ""
+    if found:  # the row that rounding explains least
+        worst = next((parting for parting in found if not parting["is_rounding"]), found[0])
+        gap = "a token of probability 0" if worst["gap"] is None else f"gap {worst['gap']:.2g}"
+        is_wide = worst["rounding"] > worst["limit"]
+        over = f", more than {worst['limit']:.2g}: no rounding" if is_wide else ""
+        said += f" ({gap} there, rounding {worst['rounding']:.2g}{over})"
+    said += ": rounding explains it" if is_rounding else ""
     figures = {
         "rows": total,
         "same": total - len(rows),
@@ -134,27 +169,6 @@ def compare_rows(
         "tokens_per_pass": made.stats.tokens_per_pass,
     }
     return Check(name, guaranteed, not rows or is_rounding, said, figures)
-
-
-def _describe(parting: dict[str, Any]) -> str:
-    """Why a row diverges, in words."""
-    gap, rounding = parting["gap"], parting["rounding"]
-    reason = "a token of probability 0" if gap is None else f"gap {gap:.2g} there"
-    over = rounding > parting["limit"]
-    more = f", more than {parting['limit']:.2g}: no rounding" if over else ""
-    return f"{reason}, rounding {rounding:.2g}{more}"
-
-
-def cut_rows(made: ImageOutput, count: int) -> ImageOutput:
-    """The first rows of a run; its stats stay those of all."""
-    return ImageOutput(
-        made.images[:count],
-        made.tokens[:count],
-        made.passes[:count],
-        made.stats,
-        made.prompts[:count],
-        made.first,
-    )
 
 
 @dataclass(frozen=True)
@@ -178,80 +192,62 @@ class Divergence:
 
 
 def explain_divergence(
-    decoding: Decoding, caption: str, tokens: Tensor, slot: int, *, other: int, noise: Noise
+    plan: Plan, caption: str, tokens: Tensor, slot: int, *, other: int, seed: int
 ) -> Divergence:
-    """Measure the slot where a run diverged from the plain loop.
+    """Measure the slot where a run over a window, without a processor, diverged.
 
     Args:
-        decoding: of the run, over a window; without a processor.
-        caption: of the row.
+        plan: of the run.
+        caption, seed: of the row.
         tokens: `[L]` int64, of the plain loop.
         slot: where the other run diverges.
         other: its token there.
-        noise: of the row, B of 1.
 
     Cost: L passes of one token and L / width of a window.
     """
-    assert decoding.width is not None
-    pipe, params = decoding.pipe, decoding.params
-    width = min(decoding.width, len(tokens))
-    single = forced_scores(pipe, caption, tokens[: slot + 1], params, noise, 1)
-    wide = forced_scores(pipe, caption, tokens, params, noise, width)[: slot + 1]
+    single = forced_scores(plan, caption, tokens[: slot + 1], seed, 1)
+    wide = forced_scores(plan, caption, tokens, seed, min(plan.width, len(tokens)))[: slot + 1]
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
-    limit = math.sqrt(torch.finfo(getattr(torch, decoding.dtype)).eps) * float(
-        single[both].abs().max()
-    )
-    both_tokens = [other, int(tokens[slot])]
-    gaps = [
-        float(scores[slot].max() - scores[slot, both_tokens].min()) for scores in (single, wide)
-    ]
+    digits = math.sqrt(torch.finfo(getattr(torch, plan.dtype)).eps)
+    limit = digits * float(single[both].abs().max())
+    pair = [other, int(tokens[slot])]
+    gaps = [float(scores[slot].max() - scores[slot, pair].min()) for scores in (single, wide)]
     gap = next((own for own in gaps if math.isfinite(own)), None)  # cut by one of them alone
     is_rounding = gap is not None and rounding <= limit and gap <= _MAX_GAP * rounding
     return Divergence(slot, gap, rounding, limit, is_rounding)
 
 
 @torch.no_grad()
-def forced_scores(
-    pipe: Any, caption: str, tokens: Tensor, params: SamplingParams, noise: Noise, width: int
-) -> Tensor:
-    """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
-
-    Args:
-        pipe: a `TextToImage` over a window.
-        caption, noise: as in `explain_divergence`.
-        params: without a processor.
-        tokens: `[L]` int64.
-        width: tokens forwarded in one pass.
+def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: int) -> Tensor:
+    """Scores plus frozen noise at every slot of tokens `[L]`, the last of which is not processed,
+    in passes of `width` tokens.
 
     Returns:
         `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
         the params leave one token, before truncation.
     """
+    params, model, images = plan.params, plan.pipe.model, plan.pipe.image_model
+    noise = Noise.from_seed([seed], 1, model.device)
     temperature = params.temperature  # 0 draws no noise
     if temperature == 0:
         params = SamplingParams(params.guidance_scale)
-    model = pipe.model
     found = []
     with alone(model):
-        prompt = pipe.image_model.prompt(
-            [pipe.image_model.encode(caption)], params.guidance_scale != 1
-        )
+        prompt = images.prompt([images.encode(caption)], params.guidance_scale != 1)
         rows, longest = prompt.tokens.shape
         model.reserve(rows, longest + len(tokens))
         if longest > 1:
             model.prefill(Pass(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths)))
         last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
         own = tokens.to(last.device)
-        token_buffer = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
+        entered = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
         for first in range(0, len(tokens), width):
-            part = token_buffer[:, first : first + width].contiguous()
+            part = entered[:, first : first + width].contiguous()
             logits = model.forward(Pass(part, prompt.lengths - 1 + first))
             slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
-            empty = torch.zeros_like(slots[:, :0])
-            scores = params.apply(
-                logits, prompt.branches, empty, slots, slots, prompt.layout
-            )  # [1, W, V]; no processor reads the tokens
+            none = torch.zeros_like(slots[:, :0])  # which no processor reads
+            scores = params.apply(logits, prompt.branches, none, slots, slots, prompt.layout)
             drawn = noise.frozen(slots, scores.shape[-1], temperature)
-            found.append((scores + drawn)[0].cpu())
+            found.append((scores + drawn)[0].cpu())  # [W, V]
     return torch.cat(found)

@@ -26,11 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmaccel.errors import NumericsError, OptionError, ShapeError
+from mmaccel.errors import NumericsError, OptionError
 from mmaccel.evaluation.quality.frechet import Array, check_features, check_pair
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8
+Groups = tuple[Sequence[int], Sequence[int]]
+"""A group number for each item of both sets; labels are permuted within a group alone."""
 
 
 @dataclass(frozen=True)
@@ -58,35 +60,31 @@ def permutation_test(
     first: npt.ArrayLike,
     second: npt.ArrayLike,
     *,
-    groups: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: Groups | None = None,
     permutations: int = 999,
     seed: int = 0,
 ) -> PermutationTest:
     """Test whether two sets have one distribution.
 
     Args:
-        first: `[N, D]`, at least 2 items, independent of each other and of `second`.
-        second: `[M, D]`, at least 2 items.
-        groups: N and M group numbers; labels are then permuted within a group alone. None: one
-            group.
-        permutations: labellings to draw.
+        first, second: `[N, D]` and `[M, D]`, at least 2 items each, all independent.
+        groups: see `Groups`; None: one group.
+        permutations: labellings to draw; fewer than 19 cannot reject at 5 %.
         seed: of the draws.
 
     Raises:
-        ShapeError, NumericsError: as `check_pair`, or groups of another length.
-        OptionError: fewer than 19 permutations, or groups that leave nothing to permute.
+        ShapeError, NumericsError: as `check_pair`.
+        OptionError: groups that leave nothing to permute.
 
     Cost: O((N + M)^2 (D + permutations)).
     """
     one, other = check_pair(first, second)
-    if permutations < 19:
-        raise OptionError(
-            f"permutations: expected at least 19, received {permutations}; fewer cannot reject at "
-            "5 %, 999 are usual"
-        )
-    labels = np.arange(len(one) + len(other)) < len(one)
-    members = _members(len(one), len(other), groups)
-    if all(len(set(labels[own])) < 2 for own in members):
+    total = len(one) + len(other)
+    labels = np.arange(total) < len(one)
+    numbers = np.zeros(total) if groups is None else np.concatenate(groups)
+    members = [np.flatnonzero(numbers == own) for own in np.unique(numbers)]
+    sizes = [(len(own), int(labels[own].sum())) for own in members]
+    if all(n_first in (0, n) for n, n_first in sizes):
         raise OptionError(
             "groups: expected a group with items of both sets, received none; "
             "give items of one prompt the same number"
@@ -97,7 +95,10 @@ def permutation_test(
         drawn[1:, own] = rng.permuted(drawn[1:, own], axis=1)
     found = _statistics(kernel, drawn)
     p_value = float((found >= found[0] - 1e-12 * abs(found[0])).mean())
-    least = max(1 / (permutations + 1), _least(labels, members))
+    # of all labellings one is as extreme as any, or two where all labels may be swapped
+    extreme = 1 + all(n == 2 * n_first for n, n_first in sizes)
+    least = min(1.0, extreme / math.prod(math.comb(*size) for size in sizes))
+    least = max(1 / (permutations + 1), least)
     return PermutationTest(float(found[0]), p_value, len(one), len(other), permutations, least)
 
 
@@ -110,7 +111,9 @@ def gaussian_kernel(items: Array) -> Array:
     """
     items = items - items.mean(0)  # distances stay, and keep their digits far from 0
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = _squared_distances(items)
+        squares = (items * items).sum(1)
+        apart = np.maximum(squares[:, None] + squares[None] - 2 * items @ items.T, 0.0)
+    np.fill_diagonal(apart, 0.0)
     if not np.isfinite(apart).all():
         raise NumericsError(
             f"features: expected distances that float64 can hold, received features of up to "
@@ -121,48 +124,18 @@ def gaussian_kernel(items: Array) -> Array:
     return kernel
 
 
-def _squared_distances(items: Array) -> Array:
-    squares = (items * items).sum(1)
-    apart: Array = np.maximum(squares[:, None] + squares[None] - 2 * items @ items.T, 0.0)
-    np.fill_diagonal(apart, 0.0)
-    return apart
-
-
 def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
-    """Unbiased squared discrepancies `[P]` of labellings `[P, N + M]`."""
+    """Unbiased squared discrepancies `[P]` of labellings `[P, N + M]`; the kernel's diagonal is
+    1."""
     one = labels.astype(np.float64)
-    n, m = one[0].sum(), len(kernel) - one[0].sum()
-    own = np.diag(kernel)
+    n = one[0].sum()
+    m = len(kernel) - n
     sums = one @ kernel  # [P, N + M]
     within = (sums * one).sum(1)
     across = (sums * (1 - one)).sum(1)
     rest = kernel.sum() - within - 2 * across
-    within, rest = within - one @ own, rest - (1 - one) @ own
-    found: Array = within / (n * (n - 1)) + rest / (m * (m - 1)) - 2 * across / (n * m)
+    found: Array = (within - n) / (n * (n - 1)) + (rest - m) / (m * (m - 1)) - 2 * across / (n * m)
     return found
-
-
-def _members(
-    n: int, m: int, groups: tuple[Sequence[int], Sequence[int]] | None
-) -> list[npt.NDArray[np.intp]]:
-    """Items of each group, counted over both sets."""
-    if groups is None:
-        return [np.arange(n + m)]
-    if (len(groups[0]), len(groups[1])) != (n, m):
-        raise ShapeError(
-            f"groups: expected {n} and {m} numbers, received {len(groups[0])} and "
-            f"{len(groups[1])}; give one for every item"
-        )
-    number = np.concatenate([np.asarray(groups[0]), np.asarray(groups[1])])
-    return [np.flatnonzero(number == own) for own in np.unique(number)]
-
-
-def _least(labels: npt.NDArray[np.bool_], members: Sequence[npt.NDArray[np.intp]]) -> float:
-    """Share of labellings that are as extreme as any: of all that there are, one, or two where
-    each group has as many of both sets, so that all labels may be swapped."""
-    sizes = [(len(own), int(labels[own].sum())) for own in members]
-    total = math.prod(math.comb(n, k) for n, k in sizes)
-    return min(1.0, (1 + all(n == 2 * k for n, k in sizes)) / total)
 
 
 @dataclass(frozen=True)
@@ -186,7 +159,7 @@ def measure_power(
     features: npt.ArrayLike,
     sizes: tuple[int, int],
     *,
-    groups: tuple[Sequence[int], Sequence[int]] | None = None,
+    groups: Groups | None = None,
     level: float = 0.01,
     shifts: Sequence[float] = SHIFTS,
     trials: int = 50,
@@ -195,43 +168,32 @@ def measure_power(
 ) -> Power:
     """How often a test of these sizes rejects, were one set shifted.
 
-    Both sets of every repetition are drawn from `features` with replacement; the second is moved
-    along their first principal direction. Shifts are tested in rising order up to one that is seen.
+    Both sets of every trial are drawn from `features` `[K, D]` with replacement; the second is
+    moved along their first principal direction. Shifts are tested in rising order up to one that is
+    seen.
 
     Args:
-        features: `[K, D]`, the distribution of the trials.
-        sizes: items of a repetition's two sets.
-        groups: within which labels are permuted, as in `permutation_test`.
-        level: p-value at which the test rejects.
+        features, sizes: see above.
+        groups: see `Groups`.
+        level: p-value at which the test rejects; 1 / (permutations + 1) or more.
         shifts: in standard deviations of that direction, rising.
-        trials: tests for each shift.
-        permutations: of each test; 1 / (permutations + 1) has to be at most `level`.
+        trials, permutations: tests for each shift, and labellings of each.
         seed: of everything drawn.
-
-    Raises:
-        OptionError: too few permutations for the level.
     """
-    if (permutations + 1) * level < 1:
-        raise OptionError(
-            f"permutations: expected at least {int(np.ceil(1 / level)) - 1} for level {level:g}, "
-            f"received {permutations}; no test of fewer can reject"
-        )
     pool, rng = check_features(features), np.random.default_rng(seed)
-    centred = pool - pool.mean(0)
-    _, spread, axes = np.linalg.svd(centred, full_matrices=False)
+    _, spread, axes = np.linalg.svd(pool - pool.mean(0), full_matrices=False)
     step = axes[0] * spread[0] / np.sqrt(len(pool) - 1)  # [D], one standard deviation
     chances: dict[float, float] = {}
-    for shift in shifts:
+    for shift in map(float, shifts):
         rejected = 0
         for _ in range(trials):
-            one = pool[rng.integers(len(pool), size=sizes[0])]
-            other = pool[rng.integers(len(pool), size=sizes[1])] + shift * step
-            seeds = int(rng.integers(2**32))
+            one, other = (pool[rng.integers(len(pool), size=size)] for size in sizes)
+            own_seed = int(rng.integers(2**32))
             test = permutation_test(
-                one, other, groups=groups, permutations=permutations, seed=seeds
+                one, other + shift * step, groups=groups, permutations=permutations, seed=own_seed
             )
             rejected += test.p_value <= level
-        chances[float(shift)] = rejected / trials
-        if chances[float(shift)] >= POWER:
-            return Power(level, chances, float(shift), trials)
+        chances[shift] = rejected / trials
+        if chances[shift] >= POWER:
+            return Power(level, chances, shift, trials)
     return Power(level, chances, None, trials)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,33 +52,21 @@ def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> 
         ShapeError: embeddings that are not two of `[B, D]`.
         NumericsError: an embedding that is not finite or is 0.
     """
-    scores = torch.cat([_score(pixels, texts, embed) for pixels, texts in batches])
+    parts = []
+    for pixels, texts in batches:
+        seen, read = embed(pixels, texts)
+        if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
+            raise ShapeError(
+                f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
+                f"{list(read.shape)}; return one row for each image and text"
+            )
+        both = torch.stack([seen.double().cpu(), read.double().cpu()])
+        if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
+            raise NumericsError(
+                "embeddings: expected finite vectors other than 0, received one that is not; "
+                "check what the callable returns"
+            )
+        parts.append(100 * cosine_similarity(both[0], both[1]).clamp(min=0))
+    scores = torch.cat(parts)
     spread = float(scores.std()) if len(scores) > 1 else math.nan
     return ClipScore(float(scores.mean()), 1.96 * spread / math.sqrt(len(scores)), scores)
-
-
-def _score(pixels: Tensor, texts: list[str], embed: Embed) -> Tensor:
-    """`[B]` float64."""
-    found: Any = embed(pixels, texts)
-    pair = found if isinstance(found, tuple | list) else [found]
-    if len(pair) != 2 or not all(isinstance(own, Tensor) for own in pair):
-        kinds = ", ".join(type(own).__name__ for own in pair[:4])
-        raise ShapeError(
-            f"embeddings: expected two tensors, of images and of texts, received {len(pair)} "
-            f"({kinds}); return (images [{len(texts)}, D], texts [{len(texts)}, D])"
-        )
-    seen, read = pair
-    if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
-        raise ShapeError(
-            f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
-            f"{list(read.shape)}; return one row for each image and text"
-        )
-    if seen.is_complex() or read.is_complex():
-        raise ShapeError("embeddings: expected real numbers, received complex ones; take a part")
-    both = torch.stack([seen.double().cpu(), read.double().cpu()])
-    if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
-        raise NumericsError(
-            "embeddings: expected finite vectors other than 0, received one that is not; "
-            "check what the callable returns"
-        )
-    return 100 * cosine_similarity(both[0], both[1]).clamp(min=0)

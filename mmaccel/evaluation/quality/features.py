@@ -13,7 +13,7 @@ pytorch-fid's. torchmetrics resizes with antialiasing by default and gives other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,67 +21,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
-from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.checks import importing, show
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.frechet import Array, check_features
-from mmaccel.limits import MAX_WIDTH
 from mmaccel.own_code import import_named, reason
 
-Extract = Callable[[Tensor], Tensor]
-"""Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`."""
-Hear = Callable[[Tensor, int], Tensor]
-"""One sound `[samples]` float32 in -1..1, and its rate in Hz, to features `[N, D]` of N windows."""
+Extract = Callable[..., Tensor]
+"""Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
+`[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows."""
 
 
-def open_extractor(name: str, weights: Path | None = None) -> Extract:
+def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") -> Extract:
     """An extractor by name.
 
     Args:
-        name: "scenes", "inception" or "module:function".
+        name: `own`, "module:function", or for images "inception".
         weights: a file; for inception alone.
+        own: the network that ships: "scenes", "moving-scenes" or "voices".
 
     Raises:
         OptionError: another name, or weights too many or too few.
         MissingBackendError: inception without torch-fidelity.
     """
-    from mmaccel.demo.scenes.features import extract_features
-
     if (weights is not None) != (name == "inception"):
         wanted = "a file for inception" if weights is None else f"none for {name}"
         raise OptionError(
             f"weights: expected {wanted}, received {None if weights is None else str(weights)!r}; "
             "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
         )
-    if name == "scenes":
-        return extract_features
-    if name == "inception":
-        assert weights is not None
+    if name == own:
+        from mmaccel.demo.moving_scenes.features import extract_clip_features
+        from mmaccel.demo.scenes.features import extract_features
+
+        networks: dict[str, Extract] = {
+            "scenes": extract_features,
+            "moving-scenes": extract_clip_features,
+            "voices": _hear_voices,
+        }
+        return networks[own]
+    if weights is not None:
         return open_inception(weights)
-    return load_callable(name, "features", "scenes, inception or module:function")
-
-
-def open_clip_extractor(name: str) -> Extract:
-    """An extractor of clips by name: "moving-scenes" or "module:function".
-
-    Raises:
-        OptionError: another name.
-    """
-    from mmaccel.demo.moving_scenes.features import extract_clip_features
-
-    if name == "moving-scenes":
-        return extract_clip_features
-    return load_callable(name, "features", "moving-scenes or module:function", "clips")
-
-
-def open_sound_extractor(name: str) -> Hear:
-    """An extractor of sound by name: "voices" or "module:function".
-
-    Raises:
-        OptionError: another name.
-    """
-    if name == "voices":
-        return _hear_voices
-    return load_callable(name, "features", "voices or module:function", "samples")
+    known = f"{own}, inception" if own == "scenes" else own
+    return load_callable(name, "features", f"{known} or module:function")
 
 
 def _hear_voices(sound: Tensor, rate: int) -> Tensor:
@@ -101,7 +82,7 @@ def _hear_voices(sound: Tensor, rate: int) -> Tensor:
 
 
 def load_callable(
-    name: str, option: str, wanted: str = "module:function", items: str = "images"
+    name: str, option: str, wanted: str = "module:function", items: str = "items"
 ) -> Callable[..., Any]:
     """Import a callable of the user's; see `mmaccel.own_code.import_named`.
 
@@ -133,115 +114,44 @@ def load_callable(
     return call
 
 
-def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
-    """Features `[N, D]` float64 of all images or clips.
+@torch.no_grad()
+def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
+    """Features `[N, D]` float64 of all images, clips or windows of sound.
 
     Args:
-        batches: see `Extract`.
+        batches: arguments of `extract`, or tuples of them.
         extract: see there.
 
     Raises:
-        ShapeError: what the extractor returns is not `[B, D]`, or D changes.
+        ShapeError: what the extractor returns is not `[B, D]`.
         NumericsError: features that are not finite.
     """
-    parts: list[Array] = []
+    parts = []
     for batch in batches:
-        with torch.no_grad():
-            found = _to_array(extract(batch))
-        if found.ndim != 2 or len(found) != len(batch):
-            raise ShapeError(
-                f"features: expected [{len(batch)}, D] for a batch of {len(batch)}, received "
-                f"{list(found.shape)}; return one row for each item"
-            )
-        parts.append(_check_part(found, parts))
+        found = extract(*batch) if isinstance(batch, tuple) else extract(batch)
+        parts.append(check_features(torch.as_tensor(found).detach().cpu().double(), least=1))
     return np.concatenate(parts)
 
 
-def extract_sounds(sounds: Iterable[tuple[Tensor, int]], hear: Hear) -> Array:
-    """Features `[N, D]` float64 of the windows of all sounds.
-
-    Args:
-        sounds: waveforms and their rates.
-        hear: see `Hear`.
-
-    Raises:
-        ShapeError: what the extractor returns is not `[N, D]`, or D changes.
-        NumericsError: features that are not finite.
-    """
-    parts: list[Array] = []
-    for waveform, rate in sounds:
-        with torch.no_grad():
-            found = _to_array(hear(waveform, rate))
-        parts.append(_check_part(found, parts))
-    return np.concatenate(parts)
-
-
-def _check_part(found: Array, before: Sequence[Array]) -> Array:
-    """Features of a batch or a sound, `[N, D]`, D as in those before.
-
-    Raises:
-        ShapeError, NumericsError: see `extract_all`.
-    """
-    checked = check_features(found, least=1)
-    width = checked.shape[1]
-    if width > MAX_WIDTH:
-        raise ShapeError(
-            f"features: expected a width of at most {MAX_WIDTH}, received {width}, "
-            "whose covariance takes its square in memory; pool, or project to fewer"
-        )
-    if before and width != before[0].shape[1]:
-        raise ShapeError(
-            f"features: expected a width of {before[0].shape[1]} for every batch, received "
-            f"{width}; pool over what depends on the size of an item"
-        )
-    return checked
-
-
-def _to_array(made: Any) -> Array:
-    """What an extractor returned as float64 on the CPU.
-
-    Raises:
-        ShapeError: no tensor, and nothing of which one can be made.
-    """
-    try:
-        given = torch.as_tensor(made).detach().cpu()
-        found: Array = np.asarray(given if given.is_complex() else given.double())  # refused later
-    except Exception as error:  # of whatever the user's code returned
-        raise ShapeError(
-            f"features: expected a tensor [B, D], received {type(made).__name__}; return one row "
-            "for each item"
-        ) from error
-    return found
-
-
-def open_inception(weights: Path) -> Callable[[Tensor], Tensor]:
-    """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32.
-
-    Args:
-        weights: a file of torch-fidelity's, a plain state dict.
+def open_inception(weights: Path) -> Extract:
+    """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32, by weights in a file of
+    torch-fidelity's, a plain state dict.
 
     Raises:
         OptionError: no such file, or other tensors in it.
         MissingBackendError: torch-fidelity is not installed.
     """
-    if not weights.is_file():
-        raise OptionError(f"weights: expected a file, received {str(weights)!r}; check the path")
     network_class = import_inception()
     try:
         torch.load(weights, map_location="cpu", weights_only=True)  # runs no code of the file
         network: Any = network_class("inception-v3-compat", ["2048"], str(weights)).eval()
     except Exception as error:  # of whatever a file holds
         raise OptionError(
-            f"weights: expected the state dict of torch-fidelity's Inception, received "
+            f"weights: expected a file with the state dict of torch-fidelity's Inception, received "
             f"{str(weights)!r} ({reason(error)}); take "
             "weights-inception-2015-12-05-6726825d.pth of its releases"
         ) from error
-
-    def extract(pixels: Tensor) -> Tensor:
-        features: Tensor = network(pixels)[0]
-        return features
-
-    return extract
+    return lambda pixels: network(pixels)[0]
 
 
 def import_inception() -> Any:
@@ -250,11 +160,9 @@ def import_inception() -> Any:
     Raises:
         MissingBackendError: torch-fidelity is not installed.
     """
-    try:
+    with importing(
+        "inception: expected torch-fidelity, which cannot be imported; pip install "
+        "torch-fidelity, or give --features module:function"
+    ):
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    except ImportError as error:
-        raise MissingBackendError(
-            f"inception: expected torch-fidelity, which cannot be imported ({reason(error)}); pip "
-            "install torch-fidelity, or give --features module:function"
-        ) from error
     return FeatureExtractorInceptionV3

@@ -52,19 +52,12 @@ class Frechet:
 
 
 def check_features(features: npt.ArrayLike, name: str = "features", least: int = 2) -> Array:
-    """Features as `[N, D]` float64.
-
-    Args:
-        features: `[N, D]`, any real dtype.
-        name: what errors call them.
-        least: items there have to be.
+    """Features as `[N, D]` float64, of at least `least` items.
 
     Raises:
-        ShapeError: other dimensions, complex numbers, or too few items.
+        ShapeError: other dimensions, or too few items.
         NumericsError: NaN or infinity.
     """
-    if np.iscomplexobj(features):
-        raise ShapeError(f"{name}: expected real numbers, received complex ones; take their parts")
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] < least or array.shape[1] < 1:
         raise ShapeError(
@@ -86,8 +79,7 @@ def check_pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Arra
     Raises:
         ShapeError, NumericsError: as `check_features`, or unlike widths.
     """
-    one = check_features(first, "first")
-    other = check_features(second, "second")
+    one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ShapeError(
             f"features: expected the same width on both sides, received {one.shape[1]} and "
@@ -97,11 +89,7 @@ def check_pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Arra
 
 
 def frechet_of(first: npt.ArrayLike, second: npt.ArrayLike) -> Frechet:
-    """Distance of two sets.
-
-    Args:
-        first: `[N, D]`, at least 2 items.
-        second: `[M, D]`, at least 2 items.
+    """Distance of two sets `[N, D]` and `[M, D]` of at least 2 items.
 
     Raises:
         ShapeError, NumericsError: as `check_pair`.
@@ -110,14 +98,8 @@ def frechet_of(first: npt.ArrayLike, second: npt.ArrayLike) -> Frechet:
     """
     one, other = check_pair(first, second)
     width = one.shape[1]
-    is_few = min(len(one), len(other)) <= width
-    return Frechet(
-        distance=_distance(one, other),
-        n_first=len(one),
-        n_second=len(other),
-        width=width,
-        bias=BIAS + FEW if is_few else BIAS,
-    )
+    bias = BIAS + FEW if min(len(one), len(other)) <= width else BIAS
+    return Frechet(_distance(one, other), len(one), len(other), width, bias)
 
 
 def frechet_floor(
@@ -125,36 +107,21 @@ def frechet_floor(
 ) -> float:
     """What noise alone gives at these numbers of items: mean distance of random splits of all items
     together into two sets of the same sizes.
-
-    Args:
-        first, second: `[N, D]` and `[M, D]`.
-        splits, seed: how many, and of what seed.
     """
     one, other = check_pair(first, second)
     pool = np.concatenate([one, other])
     rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(splits):
-        order = rng.permutation(len(pool))
-        found.append(_distance(pool[order[: len(one)]], pool[order[len(one) :]]))
-    return float(np.mean(found))
+    mixed = [pool[rng.permutation(len(pool))] for _ in range(splits)]
+    return float(np.mean([_distance(each[: len(one)], each[len(one) :]) for each in mixed]))
 
 
 def _distance(one: Array, other: Array) -> float:
     """Of `[N, D]` and `[M, D]`."""
     apart = one.mean(0) - other.mean(0)
-    first = _covariance(one)
-    second = _covariance(other)
+    first, second = (np.atleast_2d(np.cov(items, rowvar=False)) for items in (one, other))
     cross = _root(first).T @ _root(second)  # [rank, rank]
     shared = np.linalg.svd(cross, compute_uv=False).sum() if cross.size else 0.0
     return max(0.0, float(apart @ apart + np.trace(first) + np.trace(second) - 2 * shared))
-
-
-def _covariance(items: Array) -> Array:
-    """`[D, D]` of `[N, D]`, with N - 1 in the denominator."""
-    centred = items - items.mean(0)
-    covariance: Array = centred.T @ centred / (len(items) - 1)
-    return covariance
 
 
 def _root(covariance: Array) -> Array:

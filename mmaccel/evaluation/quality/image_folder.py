@@ -93,10 +93,15 @@ def read_facts(file: Path) -> dict[str, Any]:
             text = getattr(image, "text", {}).get("mmaccel")
     elif file.with_suffix(".json").is_file():
         text = read_whole(file.with_suffix(".json"), "facts")
+    return _parse(text)
+
+
+def _parse(text: str | bytes | None) -> dict[str, Any]:
+    """A JSON object; empty of anything else."""
     try:
-        facts = parse_json(text) if isinstance(text, str | bytes) and text else {}
+        facts = parse_json(text) if text else {}
     except ValueError:
-        facts = {}
+        return {}
     return facts if isinstance(facts, dict) else {}
 
 
@@ -123,13 +128,18 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
         part, rows = items[k : k + batch_size], []
         for item in part:  # before pixels are decoded
             with open_picture(item.file) as image:
-                size = image.size
+                size, mode = image.size, image.mode
             first = first or (item.file, size)
             if size != first[1]:
                 raise ShapeError(
                     f"images: expected one size, received {first[1][0]}x{first[1][1]} "
                     f"({first[0].name}) and {size[0]}x{size[1]} ({item.file.name}); "
                     "put each size into a folder of its own"
+                )
+            if mode.startswith(("I", "F")):  # which Pillow would cut at 255 and not scale
+                raise OptionError(
+                    f"image: expected 8 bits a channel, received mode {mode} in "
+                    f"{str(item.file)!r}; convert it first, to the range you mean"
                 )
         if size[0] * size[1] * len(part) > MAX_KEPT:
             raise OptionError(
@@ -138,7 +148,6 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
             )
         for item in part:
             with open_image(item.file) as image:
-                _check_depth(image, item.file)
                 pixels = np.asarray(image.convert("RGB"))
             rows.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
         yield torch.stack(rows)
@@ -154,7 +163,7 @@ def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
         OptionError: a file that is no clip, or one of more than 256 frames.
         ShapeError: clips of unlike sizes or lengths; with two of them.
     """
-    first: tuple[Path, tuple[int, ...]] | None = None
+    first: tuple[Path, list[int]] | None = None
     for k in range(0, len(items), batch_size):
         rows = []
         for item in items[k : k + batch_size]:
@@ -162,78 +171,49 @@ def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
             wanted = item.facts.get("frames")
             if len(frames) == 1 and isinstance(wanted, int) and 1 < wanted <= _MOST_FRAMES:
                 frames = frames * wanted
-            clip = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
-            if len(clip) > _MOST_FRAMES:
+            if len(frames) > _MOST_FRAMES:
                 raise OptionError(
                     f"clip: expected at most {_MOST_FRAMES} frames, received more in "
                     f"{str(item.file)!r}; cut it"
                 )
-            first = first or (item.file, clip.shape)
-            if clip.shape != first[1]:
+            clip = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
+            shape = [*clip.shape[:3]]
+            first = first or (item.file, shape)
+            if shape != first[1]:
                 raise ShapeError(
-                    f"clips: expected one size and length, received {_describe(first[1])} "
-                    f"({first[0].name}) and {_describe(clip.shape)} ({item.file.name}); put each "
-                    "kind into a folder of its own"
+                    f"clips: expected one [frames, height, width], received {first[1]} "
+                    f"({first[0].name}) and {shape} ({item.file.name}); put each kind into a "
+                    "folder of its own"
                 )
             rows.append(torch.from_numpy(clip).permute(0, 3, 1, 2))
         yield torch.stack(rows)
-
-
-def _describe(shape: tuple[int, ...]) -> str:
-    frames, height, width, _ = shape
-    return f"{frames} frames of {width}x{height}"
-
-
-def _check_depth(image: Any, file: Path) -> None:
-    """Refuse what Pillow would cut at 255 and not scale."""
-    if image.mode.startswith(("I", "F")):
-        raise OptionError(
-            f"image: expected 8 bits a channel, received mode {image.mode} in {str(file)!r}; "
-            "convert it first, to the range you mean"
-        )
 
 
 def read_list(file: Path) -> dict[str, dict[str, Any]]:
     """`prompts.jsonl` by file name; empty where there is none.
 
     Raises:
-        OptionError: a line that is no object with `file` and `prompt`, a file named twice, or one
-            that is not there; with the line's number.
+        OptionError: a line that is no object with `prompt` and the `file` of its folder, each once;
+            with the line's number.
     """
     listed: dict[str, dict[str, Any]] = {}
-    if not file.is_file():
-        return listed
-    for number, line in enumerate(read_lines(file, "text"), 1):
+    for number, line in enumerate(read_lines(file, "text") if file.is_file() else (), 1):
+        facts = _parse(line)
+        name, prompt, seed = (facts.get(key) for key in ("file", "prompt", "seed"))
+        is_told = isinstance(name, str) and isinstance(prompt, str)
         if not line.strip():
             continue
-        try:
-            facts = parse_json(line)
-        except ValueError:
-            facts = None
-        _check_line(file, number, line, facts)
-        if facts["file"] in listed:
+        if (
+            not is_told
+            or not (seed is None or type(seed) is int)
+            or Path(name).name != name
+            or not (file.parent / name).is_file()
+            or name in listed
+        ):
             raise OptionError(
-                f"{file.name}: expected each file once, received {facts['file']!r} again on line "
-                f"{number}; take one of the lines out"
+                f'{file.name}: expected {{"file": "…", "prompt": "…", "seed": 0}} on each line, '
+                f"each file of the folder once, received {line[:60]!r} on line {number}; correct it"
+                ", or take it out (seed may be left out)"
             )
-        listed[facts["file"]] = facts
+        listed[name] = facts
     return listed
-
-
-def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
-    """Refuse a line that is no object with texts `file`, of a file next to it, and `prompt`."""
-    is_described = isinstance(facts, dict) and all(
-        isinstance(facts.get(name), str) for name in ("file", "prompt")
-    )
-    seed = facts.get("seed") if is_described else None
-    if not is_described or not (seed is None or type(seed) is int):
-        raise OptionError(
-            f'{file.name}: expected {{"file": "…", "prompt": "…", "seed": 0}} on each line, '
-            f"received {line[:60]!r} on line {number}; correct it (seed may be left out)"
-        )
-    name = facts["file"]
-    if Path(name).name != name or not (file.parent / name).is_file():
-        raise OptionError(
-            f"{file.name}: expected the name of a file in its folder, received {name[:60]!r} on "
-            f"line {number}; correct it, or take the line out"
-        )

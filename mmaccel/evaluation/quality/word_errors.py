@@ -13,11 +13,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from mmaccel.checks import importing
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.limits import MAX_MARKS
 
 _FORMS = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2010": "-", "\u2011": "-"})
 
@@ -60,65 +58,24 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
     """Edits between two utterances, words being what stands between blanks; a composed character
     and its parts are one.
 
-    Args:
-        reference: what was to be said.
-        heard: the transcript.
-
     Raises:
         MissingBackendError: jiwer is not installed.
-        OptionError: more than `MAX_MARKS` marks in a row.
     """
-    jiwer = _import_jiwer()
-    reference = _compose(reference)
-    found = jiwer.process_words(reference, _compose(heard))
-    return WordErrors(
-        substitutions=found.substitutions,
-        deletions=found.deletions,
-        insertions=found.insertions,
-        words=len(reference.split()),
-    )
-
-
-def _compose(text: str) -> str:
-    """A text of composed characters, with one blank between words."""
-    return " ".join(_normalize("NFC", text).split())
-
-
-def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """`unicodedata.normalize`, whose time is the square of the number of marks in a row.
-
-    Raises:
-        OptionError: more than `MAX_MARKS` marks in a row.
-    """
-    if len(text) > MAX_MARKS and not text.isascii():
-        marks = 0
-        for char in text:
-            marks = marks + 1 if unicodedata.combining(char) else 0
-            if marks > MAX_MARKS:
-                raise OptionError(
-                    f"utterance: expected at most {MAX_MARKS} combining marks in a row, received "
-                    "more; it is no text, take the line out"
-                )
-    return unicodedata.normalize(form, text)
-
-
-def _import_jiwer() -> Any:
     with importing(
         "word error rate: expected jiwer, received no such package; pip install "
         "'mmaccel[evaluation]'"
     ):
         import jiwer
-    return jiwer
+    texts = [" ".join(unicodedata.normalize("NFC", text).split()) for text in (reference, heard)]
+    found = jiwer.process_words(*texts)
+    edits = (found.substitutions, found.deletions, found.insertions)
+    return WordErrors(*edits, words=len(reference.split()))
 
 
 def sum_word_errors(parts: Sequence[WordErrors]) -> WordErrors:
     """Edits and words of several utterances together."""
-    return WordErrors(
-        substitutions=sum(part.substitutions for part in parts),
-        deletions=sum(part.deletions for part in parts),
-        insertions=sum(part.insertions for part in parts),
-        words=sum(part.words for part in parts),
-    )
+    names = WordErrors.__dataclass_fields__
+    return WordErrors(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def compare_transcripts(references: Sequence[str], heard: Sequence[str]) -> list[WordErrors]:
@@ -142,12 +99,10 @@ def simplify(text: str) -> str:
     For transcripts that differ in such things alone; a rate of simplified texts is another rate and
     is to be called so.
     """
-    text = _normalize("NFKC", text.casefold()).translate(_FORMS)
+    text = unicodedata.normalize("NFKC", text.casefold()).translate(_FORMS)
     chars = []
     for k, char in enumerate(text):
         is_inside = text[k - 1 : k].isalnum() and text[k + 1 : k + 2].isalnum()
         is_mark = unicodedata.category(char)[0] in "PS"
-        if is_mark and not (char in "'-" and is_inside):
-            char = " "
-        chars.append(char)
+        chars.append(" " if is_mark and not (char in "'-" and is_inside) else char)
     return " ".join("".join(chars).split())

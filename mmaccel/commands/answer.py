@@ -1,0 +1,214 @@
+"""The run of `mmaccel answer`: a question, and a picture of the patches that stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmaccel.catalog import REDUCERS
+from mmaccel.commands.files import (
+    check_file,
+    check_folder,
+    new_report,
+    not_written,
+    open_folder,
+    write_json,
+)
+from mmaccel.commands.options import pick_seed, say_drawn, set_threads
+from mmaccel.commands.process import resume_collector
+from mmaccel.commands.terminal import make_table, say, wide_console
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.loading import load_keywords, place
+from mmaccel.options import given
+from mmaccel.outputs.image_files import image_name
+from mmaccel.outputs.whole_files import check_target, write_whole
+from mmaccel.pipelines.image_to_text.loading import check_model
+from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
+from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_images
+from mmaccel.pipelines.loading.hub import is_hub_id
+from mmaccel.reduction.visual_tokens.contract import check_reducers
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.image_to_text.types import Answers
+
+
+def answer_question(flags: Any) -> None:
+    """Answer with fewer visual tokens, with all, or both; print it, and draw what stayed.
+
+    Args:
+        flags: a `mmaccel.commands.media.Answer`.
+
+    Raises:
+        OptionError: a flag or an input outside its domain, before any work.
+        UnsupportedModelError: the tokens have no known places, and the picture was asked for.
+        OSError: a file cannot be written.
+    """
+    layers = flags.layer.read()
+    seed, is_drawn = pick_seed(flags.seed if flags.sampling.temperature else flags.seed or 0)
+    set_threads(flags.threads)
+    load = place(flags.load)
+    names, question = _split_inputs(flags.inputs)
+    policy_name, policy = flags.method.choose("window")
+    methods = flags.visual.read()
+    reducers = check_reducers(methods) if methods else ()
+    for option, value in (("--compare", flags.compare), ("--out", flags.out)):
+        if value and not reducers:
+            raise OptionError(
+                f"{option}: expected --visual-tokens with it, received none; name a method "
+                "such as --visual-tokens dart --keep 0.22"
+            )
+    choose_sampling(**given(flags.sampling))
+    check_questions(question)
+    (images,) = read_images(names, 1)
+    check_places(question, len(images))
+    picture = _name_picture(flags, names, question, reducers, seed) if reducers else None
+    if picture is not None:
+        check_target(picture, "--out")
+        check_folder(picture.parent)
+    check_file("--json", flags.json_file)
+    if not is_hub_id(flags.model):
+        check_model(flags.model, load.trust_remote_code)
+    pipe = _open(flags.model, load, policy, reducers, layers)
+    resume_collector()
+    if picture is not None:
+        open_folder(picture.parent)
+    if is_drawn:
+        say_drawn(seed)
+    pipes = {_title(reducers): pipe}
+    if flags.compare:
+        pipes = {_title(()): pipe.with_methods(policy=policy, **layers), **pipes}
+        for each in pipes.values():  # so that neither is measured with what a first run loads
+            each(images, question, max_new_tokens=1)
+    sampling = given(flags.sampling)
+    made: dict[str, Answers] = {
+        title: each(images, question, max_new_tokens=flags.max_tokens, seed=seed, **sampling)
+        for title, each in pipes.items()
+    }
+    _show(made)
+    drawn = None if picture is None else _draw(made[_title(reducers)], picture, flags.out)
+    say(list(made.values())[-1].stats)
+    report = new_report(
+        load.device,
+        model=flags.model,
+        dtype=str(load.dtype),
+        images=names,
+        question=question,
+        policy=policy_name,
+        picture=None if drawn is None else str(drawn),
+        runs=[_describe(title, answers) for title, answers in made.items()],
+    )
+    write_json(flags.json_file, report)
+
+
+def _open(
+    model: str, load: Any, policy: Any, reducers: Sequence[Any], layers: Mapping[str, Any]
+) -> ImageToText:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return ImageToText.from_pretrained(
+        model, policy=policy, visual_tokens=reducers or None, **layers, **load_keywords(load)
+    )
+
+
+def _name_picture(
+    flags: Any, names: Sequence[str], question: str, reducers: Sequence[Any], seed: int
+) -> Path:
+    """The file of the picture; another question, image or method has another name.
+
+    Raises:
+        OptionError: a name of another format.
+    """
+    out: Path | None = flags.out
+    if out is None:
+        own = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
+        return Path("out") / image_name(seed, question, _title(reducers).split()[0], own)
+    if out.suffix.lower() != ".png":
+        raise OptionError(
+            f"--out: expected a name that ends in .png, received {str(out)!r}; change its end"
+        )
+    return out
+
+
+def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
+    """Write the picture; None where the tokens have no known places, and no picture was asked."""
+    try:
+        drawn = answers[0].draw_kept()
+    except UnsupportedModelError as error:
+        if asked is not None:
+            raise
+        say(f"note: no picture; {error}")
+        return None
+    try:
+        write_whole(picture, partial(drawn.save, format="PNG"))
+    except OSError as error:
+        raise not_written(picture.name, picture.parent, "the answer is", error) from error
+    say(f"the patches that stay: {picture}")
+    return picture
+
+
+def _split_inputs(inputs: Sequence[str]) -> tuple[list[str], str]:
+    """Image files, and the question behind them.
+
+    Raises:
+        OptionError: no image, or no question.
+    """
+    *files, question = inputs
+    if os.path.isfile(question):
+        raise OptionError(
+            f"question: expected it after the images, received the file {question!r}; write it last"
+        )
+    if not files:
+        raise OptionError(
+            f"image: expected at least one file before the question, received {question!r} alone; "
+            "write the image first"
+        )
+    return files, question
+
+
+def _title(reducers: Sequence[Any]) -> str:
+    """What a run keeps, in the words of the command line."""
+    names = {entry.target.split(":")[1]: name for name, entry in REDUCERS.items()}
+    parts = [
+        f"{names.get(m.name, m.name)} {m.n_keep if m.keep is None else format(m.keep, 'g')}"
+        for m in reducers
+    ]
+    return ", ".join(parts) or "all tokens"
+
+
+def _show(made: Mapping[str, Answers]) -> None:
+    """Print the answers, and what they cost."""
+    answers = {title: each[0] for title, each in made.items()}
+    for title, found in answers.items():
+        cut = "" if found.is_finished else " … (cut, see --max-tokens)"
+        say(f"{title}: {found.text}{cut}" if len(made) > 1 else f"{found.text}{cut}")
+    heads = ("visual tokens", "tokens", "forward passes", "s to first", "s")
+    table = make_table("", *heads)
+    for title, each in made.items():
+        found = answers[title]
+        table.add_row(
+            title, f"{found.n_kept} of {found.n_visual}", str(len(found.tokens)),
+            str(found.passes), f"{each.first_seconds:.2f}", f"{each.seconds:.2f}",
+        )  # fmt: skip
+    wide_console().print(table)
+
+
+def _describe(title: str, answers: Answers) -> dict[str, Any]:
+    """A run, ready for JSON."""
+    found = answers[0]
+    return {
+        "visual_tokens": title,
+        "text": found.text,
+        "is_finished": found.is_finished,
+        "tokens": len(found.tokens),
+        "passes": found.passes,
+        "seconds": answers.seconds,
+        "first_seconds": answers.first_seconds,
+        "n_visual": found.n_visual,
+        "n_kept": found.n_kept,
+        "images": [{"n_visual": each.n_all, "n_kept": each.n_kept} for each in found.images],
+        "stats": answers.stats.to_dict(),
+    }

@@ -1,0 +1,222 @@
+"""`mmaccel evaluate pictures | clips | speech`: distances from other folders, prompts read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmaccel.commands.flags import as_command
+from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
+from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.options import option
+
+ItemsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--items", help="write a line for each item here", parser=parse_path, metavar="FILE"
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What a folder is compared with, and where the report goes."""
+
+    folder: Annotated[Path, typer.Argument(help="WAV files, such as those of mmaccel speak")]
+    against: Annotated[
+        str | None, typer.Option(help="a folder of WAV files", parser=str, metavar="FOLDER")
+    ] = None
+    features: str = option("voices", "voices or module:function")
+    seed: Annotated[int, typer.Option(help="of subsets and splits", callback=read_seed)] = 0
+    json_file: JsonFile = None
+
+    def measure(
+        self,
+        kind: Any,
+        batch_size: int = 1,
+        *,
+        count: int | None = None,
+        items_file: Path | None = None,
+        weights: Path | None = None,
+        clip: str | None = None,
+    ) -> None:
+        """Measure, write and print.
+
+        Args:
+            kind: of `mmaccel.evaluation.quality.report`.
+            batch_size: items extracted together.
+            count: items that are drawn; None: as many as the folder has.
+            items_file: takes a line for each item.
+            weights: of inception.
+            clip: names the embedding of a CLIP score.
+        """
+        from mmaccel.commands.files import check_file, new_report, write_json, write_lines
+        from mmaccel.commands.terminal import print_rows, say
+        from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
+        from mmaccel.evaluation.quality.image_folder import list_items
+        from mmaccel.evaluation.quality.report import (
+            measure_clip,
+            measure_distances,
+            sum_verdicts,
+        )
+
+        check_count("batch-size", batch_size, MAX_BATCH)
+        if count is not None:
+            check_count("count", count, MAX_IMAGES)
+            if self.against != kind.own:
+                raise OptionError(
+                    f"--count: expected --against {kind.own} with it, received --against "
+                    f"{self.against}; of a folder all {kind.unit} are used"
+                )
+        is_compared = self.features != kind.own or weights is not None or kind.draw is None
+        if self.against is None and is_compared:
+            raise OptionError(
+                f"--against: expected a folder of {kind.unit} to compare with, received none; give "
+                "one"
+            )
+        check_file("--json", self.json_file)
+        check_file("--items", items_file)
+        items = list_items(self.folder, kind.suffixes)
+        embed = None if clip is None else load_callable(clip, "clip", items="images")
+        if clip is not None and all(item.prompt is None for item in items):
+            raise OptionError(
+                "clip: expected images with captions, received none; make them with mmaccel "
+                "generate, or write prompts.jsonl next to them"
+            )
+        report: dict[str, Any] = new_report(folder=str(self.folder), n=len(items))
+        if self.against is not None:
+            extract = open_extractor(self.features, weights, kind.own)
+            is_drawn = kind.draw is not None and self.against == kind.own
+            others = [] if is_drawn else list_items(Path(self.against), kind.suffixes)
+            n_others = (count or len(items)) if is_drawn else len(others)
+            if min(len(items), n_others) < 2:
+                raise OptionError(
+                    f"{kind.unit}: expected at least 2 on both sides, received {len(items)} and "
+                    f"{n_others}; a covariance needs two"
+                )
+            own = extract_all(kind.read(items, batch_size), extract)
+            drawn = kind.draw(n_others, batch_size) if is_drawn else kind.read(others, batch_size)
+            theirs = extract_all(drawn, extract)
+            report |= {"against": self.against, "n_against": n_others, "features": self.features}
+            report |= measure_distances(own, theirs, self.seed)
+        verdicts = kind.check_prompts(items, batch_size)
+        if kind.judge is not None:
+            report["captions"] = sum_verdicts(verdicts)
+        scores: dict[str, float] = {}
+        if embed is not None:
+            found = measure_clip(items, embed, batch_size)
+            scores = found.pop("scores")
+            report["clip"] = {"by": clip, **found}
+        write_json(self.json_file, report)
+        lines = [
+            {
+                "file": item.file.name,
+                "prompt": item.prompt,
+                "seed": item.seed,
+                "verdict": verdict,
+                "clip": scores.get(item.file.name),
+            }
+            for item, verdict in zip(items, verdicts, strict=True)
+        ]
+        write_lines(items_file, lines)
+        heads = ("figure", "value", "n", "method")
+        rows = [dict(zip(heads, row)) for row in _list_figures(report, kind.distance)]
+        if rows:
+            print_rows(report["folder"], {head: f"{{{head}}}" for head in heads}, rows)
+        compared = f"no distances: give --against a folder, or {kind.own}"
+        if "frechet" in report:
+            width = report["frechet"]["width"]
+            compared = f"features {self.features} of width {width}, against {self.against}"
+        say(f"{len(items)} {kind.unit}, {compared}.")
+
+
+def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, ...]]:
+    """Rows of the table: figure, value, n, method."""
+    if "frechet" in report:
+        frechet, kid = report["frechet"], report["kid"]
+        sizes = f"{frechet['n_first']} and {frechet['n_second']}"
+        yield distance, f"{frechet['distance']:.4f}", sizes, frechet["bias"]
+        yield "its floor", f"{frechet['floor']:.4f}", sizes, "random splits of both"
+        yield "KID", f"{kid['value']:.6f}", sizes, kid["bias"]
+        spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
+        of = f"{kid['subsets']} subsets of {kid['subset_size']}"
+        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are equal
+            yield "KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of
+    captions = report.get("captions")
+    for name, share in captions["shares"].items() if captions else ():
+        low, high = (100 * bound for bound in captions["intervals"][name])
+        value = f"{100 * share:.1f} %"
+        yield f"prompt: {name}", value, str(captions["n"]), f"{low:.1f}…{high:.1f} %"
+    if "clip" in report:
+        clip = report["clip"]
+        half = "" if clip["half_width"] is None else f" ± {clip['half_width']:.2f}"
+        yield "CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures(Compared):
+    """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
+    carry them."""
+
+    folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")]
+    against: str | None = option(None, "a folder, or scenes: drawn images no training saw")
+    features: str = option("scenes", "scenes, inception or module:function")
+    weights: Path | None = option(None, "of inception")
+    clip: str | None = option(None, "module:function; images and texts to two embeddings")
+    count: int | None = option(None, "images of --against scenes; by default as many")
+    batch_size: int = option(64, "images extracted together")
+    items_file: ItemsFile = None
+
+    def run(self) -> None:
+        """Measure."""
+        from mmaccel.evaluation.quality.report import PICTURES
+
+        self.measure(
+            PICTURES,
+            self.batch_size,
+            count=self.count,
+            items_file=self.items_file,
+            weights=self.weights,
+            clip=self.clip,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clips(Compared):
+    """FVD-own, the Fréchet distance over features trained here, and KID; prompts of moving scenes
+    are read back where clips carry them. No published FVD compares with it."""
+
+    folder: Annotated[Path, typer.Argument(help="clips, such as those of mmaccel animate")]
+    against: str | None = option(None, "a folder, or moving-scenes: drawn clips no training saw")
+    features: str = option("moving-scenes", "moving-scenes or module:function")
+    count: int | None = option(None, "clips of --against moving-scenes; by default as many")
+    batch_size: int = option(16, "clips extracted together")
+    items_file: ItemsFile = None
+
+    def run(self) -> None:
+        """Measure."""
+        from mmaccel.evaluation.quality.report import CLIPS
+
+        self.measure(CLIPS, self.batch_size, count=self.count, items_file=self.items_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech(Compared):
+    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
+    with it."""
+
+    def run(self) -> None:
+        """Measure."""
+        from mmaccel.evaluation.quality.report import SPEECH
+
+        self.measure(SPEECH)
+
+
+pictures = as_command(Pictures, pauses=False)
+clips = as_command(Clips, pauses=False)
+speech = as_command(Speech, pauses=False)

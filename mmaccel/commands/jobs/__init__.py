@@ -1,1 +1,0 @@
-"""The runs of `generate`, `speak`, `animate` and `answer`, which import torch."""

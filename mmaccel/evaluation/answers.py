@@ -1,0 +1,353 @@
+"""Answers to the same questions by every side, batch by batch, and what each cost.
+
+What a side has answered is kept as a record of lists, one entry a round, ready for JSON: a run that
+was stopped goes on with the first round that a side lacks. `right` has a character for each
+question, "1" where its answer was right; `sessions` the run that measured the round.
+
+Intervals are those of `mmaccel.evaluation.shares`. They take questions for independent; several
+about one image are not quite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import compress
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, ClassVar
+
+from mmaccel.checks import check_number
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.measure import Case, Columns, Line, Panel, Row, draw, measure
+from mmaccel.evaluation.questions import ALL, Question
+from mmaccel.evaluation.shares import paired_difference, share_of
+from mmaccel.handle import attach
+from mmaccel.options import read_text
+
+Record = dict[str, Any]
+Groups = dict[str, Callable[[], list["Side"]]]
+"""Sides that have a method in common, made when they are tried."""
+
+
+class AskedModel(ABC):
+    """A model that is asked questions, under methods of one kind, and how its records are told.
+
+    Attributes:
+        option: of the levels, fractions that stay.
+        rows: name of the rows in a report.
+        kind: name of the kinds of questions there.
+        level: name of a side's level there.
+        whole: name of the first side in comparisons.
+        chance: the side that draws what stays by chance.
+        easy: sides that tell which questions are easy, the best first: informative ones are those
+            of VTC-Bench ("Are we using the right benchmark: an evaluation framework for visual
+            token compression methods", arXiv:2510.07143), which the first side answers rightly and
+            plain downsampling to the same level does not.
+        same: what has to be the same in a report to go on from.
+        counted: figures that are means over questions; None where they mean nothing.
+        timed: seconds of a batch that are medians a question, over full batches.
+        per_pass: figures that are medians over full batches.
+        more: further figures of a record.
+        columns: of the table.
+        panels: of the plot: what the axis shows, and its value of a row.
+        note: says what the columns are.
+        fields: of a question to names in a line of a file.
+        first: the side that does nothing.
+        demo: the name of the model that has questions of its own.
+        short: tokens of its answers at most.
+        model, is_demo: of transformers, and whether it is the demo's.
+    """
+
+    option: ClassVar[str]
+    rows: ClassVar[str]
+    kind: ClassVar[str]
+    level: ClassVar[str]
+    whole: ClassVar[str]
+    chance: ClassVar[str]
+    easy: ClassVar[Sequence[str]] = ()
+    same: ClassVar[Sequence[str]]
+    counted: ClassVar[Sequence[str]]
+    timed: ClassVar[Sequence[str]]
+    per_pass: ClassVar[Sequence[str]] = ()
+    more: ClassVar[Sequence[str]] = ()
+    columns: ClassVar[Columns]
+    panels: ClassVar[Mapping[str, Callable[[Row], float]]]
+    note: ClassVar[str]
+    fields: ClassVar[Mapping[str, str]]
+    first: ClassVar[Side]
+    demo: ClassVar[str]
+    short: ClassVar[int]
+    model: Any
+    is_demo: bool
+
+    @classmethod
+    def figures(cls) -> list[str]:
+        """Lists of a record."""
+        own = [*cls.counted, *cls.timed, *cls.per_pass, *cls.more]
+        return list(dict.fromkeys(["seconds", *own]))
+
+    @classmethod
+    def new_record(cls) -> Record:
+        """A record of nothing."""
+        return {"right": "", "sessions": [], **{name: [] for name in cls.figures()}}
+
+    @staticmethod
+    @abstractmethod
+    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+        """Sides by what is said of one that cannot be, of methods as they were typed, the controls
+        first; without any: all.
+
+        Raises:
+            OptionError: an unknown name.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def slots(made: Any) -> dict[str, Any]:
+        """Options of `attach` for what `Side.make` returns."""
+
+    def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
+        """Facts about the prompts for the report, after a look at their lengths.
+
+        Raises:
+            UnsupportedModelError: prompts that have no room in the model.
+        """
+        return {}
+
+    @abstractmethod
+    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
+        """What a round's sides take, made once for all: from its questions with a seed each, and
+        the sides that lack it."""
+
+    @abstractmethod
+    def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> Mapping[str, Any]:
+        """`texts` and `figures` of a side."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to answer the questions.
+
+    Attributes:
+        key: what it is called in a report.
+        name: of the method.
+        level: the fraction that stays; None where the method fixes it.
+        make: what is done to the model, for prompts of so many tokens.
+        facts: further ones of its row.
+    """
+
+    key: str
+    name: str
+    level: float | None
+    make: Callable[[int], Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def try_sides(
+    asked: AskedModel, groups: Groups, n_tokens: int
+) -> tuple[list[Side], dict[str, str]]:
+    """What a model can be measured with, for prompts of so many tokens; the first side of a group
+    tells of all.
+
+    Returns:
+        The sides, and the reasons why groups are left out.
+
+    Raises:
+        UnsupportedModelError: `attach` does not serve the model, or none of the groups.
+    """
+    with attach(asked.model, "autoregressive", strict=True):
+        pass
+    sides, left_out = [asked.first], {}
+    for name, make in groups.items():
+        try:
+            own = make()
+            with attach(asked.model, "autoregressive", **asked.slots(own[0].make(n_tokens))):
+                sides += own
+        except (UnsupportedModelError, OptionError) as error:
+            left_out[name] = " ".join(str(error).split())
+    if len(sides) == 1:
+        raise UnsupportedModelError(
+            f"model: expected one that takes a method, received a {type(asked.model).__name__}: "
+            f"{next(iter(left_out.values()))}"
+        )
+    return sides, left_out
+
+
+def parse_levels(option: str, texts: Sequence[str]) -> list[float]:
+    """Fractions in (0, 1), each once.
+
+    Raises:
+        OptionError: anything else, or none.
+    """
+    levels = []
+    for text in texts or [""]:
+        level = read_text(option, text, float)
+        hint = "write for example 0.5,0.22; all is always measured"
+        check_number(option, text if level == 1 else level, 0, 1, hint, above_low=True)
+        levels.append(level)
+    return list(dict.fromkeys(levels))
+
+
+def measure_answers(
+    asked: AskedModel,
+    questions: Sequence[Question],
+    sides: Sequence[Side],
+    records: dict[str, Record],
+    *,
+    batch: int,
+    max_new_tokens: int,
+    seed: int = 0,
+    session: int = 0,
+) -> Iterator[str]:
+    """Fill the records, round by round; yields the key of the side that has answered a batch.
+
+    Args:
+        asked: the model.
+        questions: all of them.
+        sides: who answers.
+        records: by the sides' keys; changed.
+        batch: questions answered together.
+        max_new_tokens: of an answer.
+        seed: question k has seed + k, for methods that draw.
+        session: number of this run, for the records.
+    """
+    done = {side.key: len(records[side.key]["seconds"]) for side in sides}
+    n_rounds = -(-len(questions) // batch)
+
+    @lru_cache(maxsize=1)
+    def prepare(index: int) -> Any:
+        part = questions[index * batch : (index + 1) * batch]
+        seeds = [seed + index * batch + k for k in range(len(part))]
+        return asked.prepare(part, seeds, [side for side in sides if done[side.key] <= index])
+
+    def answer(side: Side, inputs: Any) -> Mapping[str, Any]:
+        return asked.answer(side, inputs, max_new_tokens)
+
+    begun = min(done.values())
+    if begun < n_rounds:  # warms up
+        answer(next(side for side in sides if done[side.key] == begun), prepare(begun))
+    cases = [Case(side.key, partial(answer, side), prepare) for side in sides]
+    device = asked.model.device
+    for run in measure(cases, n_rounds, warm_up=0, device=device, done=done):
+        record, first = records[run["side"]], run["index"] * batch
+        part = questions[first : first + batch]
+        right = (one.is_right(text) for one, text in zip(part, run["texts"], strict=True))
+        record["right"] += "".join("01"[verdict] for verdict in right)
+        record["sessions"].append(session)
+        for name in asked.figures():
+            value = run[name]
+            record[name].append(round(value, 6) if isinstance(value, float) else value)
+        yield run["side"]
+
+
+def summarise(
+    topic: type[AskedModel],
+    sides: Sequence[Side],
+    records: Mapping[str, Record],
+    kinds: Sequence[str],
+    batch: int,
+    *,
+    only_answered: bool = False,
+) -> list[Row]:
+    """A row for each side that has answered something, ready for JSON.
+
+    Args:
+        topic: the class of the model, which names what rows have.
+        sides: all sides, the whole one first.
+        records: by their keys.
+        kinds: of each question.
+        batch: questions of a round; the last may have fewer.
+        only_answered: whether only questions count that the first side answers rightly.
+
+    Returns:
+        Rows with: `side`, `method`, the level, `questions`; `accuracy`, by kind and under "all";
+        the topic's figures; `sessions`, the runs that measured it; `to_…` the first side and
+        `to_random`, paired differences of accuracy; `informative`, the share of right answers to
+        informative questions. None where there is nothing to compare with.
+    """
+    counted = [right == "1" or not only_answered for right in records[sides[0].key]["right"]]
+    names, kinds = sorted(set(kinds)), [*compress(kinds, counted)]
+    verdicts = {side.key: "".join(compress(records[side.key]["right"], counted)) for side in sides}
+    at = {(side.name, side.level): verdicts[side.key] for side in sides}
+    whole = verdicts[sides[0].key]
+    rows = []
+    for side in sides:
+        right, record = verdicts[side.key], records[side.key]
+        if not right:
+            continue
+        by_kind = {name: "" for name in names}
+        for verdict, kind in zip(right, kinds, strict=False):
+            by_kind[kind] += verdict
+        is_whole = side is sides[0]
+        chance = "" if side.name == topic.chance else at.get((topic.chance, side.level), "")
+        easy = [at[name, side.level] for name in topic.easy if at.get((name, side.level))]
+        row = {
+            "side": side.key,
+            **side.facts,
+            topic.level: side.level,
+            "questions": len(right),
+            "accuracy": {kind: share_of(own) for kind, own in (by_kind | {ALL: right}).items()},
+            **_costs(topic, record, batch),
+            "sessions": sorted(set(record["sessions"])),
+            f"to_{topic.whole}": None if is_whole else paired_difference(right, whole),
+            "to_random": None if is_whole else paired_difference(right, chance),
+        }
+        if topic.easy:
+            informative = keep_informative(right, whole, easy[0]) if easy and not is_whole else ""
+            row["informative"] = share_of(informative)
+        rows.append(row)
+    return rows
+
+
+def _costs(topic: type[AskedModel], record: Record, batch: int) -> dict[str, float | None]:
+    answered = len(record["right"])
+    sizes = [min(batch, answered - k * batch) for k in range(len(record["seconds"]))]
+    full = [k for k, size in enumerate(sizes) if size == sizes[0]]
+    costs: dict[str, float | None] = {}
+    for name in topic.counted:
+        known = [(x, float(size)) for x, size in zip(record[name], sizes) if x is not None]
+        values, weights = zip(*known) if known else ((), ())
+        costs[name] = fmean(values, weights=weights) if known else None
+    for name in topic.timed:
+        costs[name] = median(record[name][k] / sizes[k] for k in full)
+    for name in topic.per_pass:
+        costs[name] = median(record[name][k] for k in full)
+    return costs
+
+
+def keep_informative(right: str, whole: str, downsampled: str) -> str:
+    """Of `right` the informative questions: `whole` has "1" and `downsampled` "0"."""
+    every = zip(right, whole, downsampled, strict=False)
+    return "".join(r for r, w, d in every if w == "1" and d == "0")
+
+
+def draw_rows(topic: type[AskedModel], file: Path, report: Row) -> None:
+    """Write accuracy against what sides keep and cost, as PNG."""
+
+    def right(row: Row, bound: str = "right") -> float:
+        return 100 * float(row["accuracy"][ALL][bound])
+
+    first, *others = report[topic.rows]
+    panels = []
+    for label, x_of in topic.panels.items():
+        lines = []
+        for method in dict.fromkeys(row["method"] for row in others):
+            own = sorted((row for row in others if row["method"] == method), key=x_of)
+            lines.append(Line(method, [x_of(row) for row in own], [right(row) for row in own]))
+        level = (right(first, "low"), right(first), right(first, "high"))
+        panels.append(Panel(label, "right answers, %", lines, level))
+    title = f"{Path(report['model']).name}, {report['questions']} questions"
+    draw(file, f"{title}; across: {first['method']} with its 95 % interval", panels)
+
+
+def digest_weights(model: Any) -> str:
+    """Tells one model from another: by names, shapes and some numbers of its parameters."""
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        some = weight.detach().flatten()[:: max(1, weight.numel() // 16)].float().cpu()
+        found.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
+    return found.hexdigest()[:16]

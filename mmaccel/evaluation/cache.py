@@ -1,0 +1,530 @@
+"""What smaller caches and sparse attention cost in answers about long texts, and what they save.
+
+A budget is a fraction of the prompt. A method that evicts keeps so many of its entries; one that
+chooses what a pass attends to reads so many of its blocks. A method whose budget is fixed by its
+own fields is measured once. The controls are always among the sides: entries drawn by chance, and
+the last ones alone.
+
+Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt, after
+which entries are evicted, then one token a pass. The prompts of a round are processed once for all
+sides (`SharedPrompts`): a method that keeps everything records what methods may look at, keys,
+values, the queries of the last entries and, where some method wants it, the attention of all. Each
+side begins with these keys and values, and evicts by itself. Selectors that choose what a prompt's
+queries see have no part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from operator import itemgetter
+from statistics import fmean, median
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmaccel.catalog import DEMO_WEIGHTS, METHODS, find_own, load, make, read_named
+from mmaccel.checks import show, suggest
+from mmaccel.contracts import Pass
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.answers import AskedModel, Groups, Side
+from mmaccel.evaluation.measure import synchronise
+from mmaccel.evaluation.questions import TEXT_FIELDS, Question
+from mmaccel.evaluation.tables import CACHE_COLUMNS
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
+from mmaccel.pipelines.layers.eviction import Observed, Observer
+from mmaccel.pipelines.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
+from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.sources import find_model
+from mmaccel.pipelines.loading.tasks import check_task
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+_COMMAND = "evaluate cache"
+SLOTS = ("kv_cache", "attention")
+CHANCE = "random-eviction"
+Method = tuple[str, str, Mapping[str, Any]]
+"""One of `SLOTS`; a name of the catalog, of an entry point, or a `module:Name`; and its fields."""
+CONTROLS: tuple[Method, ...] = (
+    ("kv_cache", CHANCE, {}),
+    ("kv_cache", "streaming-llm", {"sinks": 0}),
+)
+
+
+def _kept(row: dict[str, Any]) -> float:
+    return float(row["kept"] if row["budget"] is None else row["budget"])
+
+
+@dataclass(frozen=True)
+class TextModel(AskedModel):
+    """A causal language model of transformers with its tokenizer.
+
+    Attributes:
+        model, tokenizer: see above.
+        is_demo: whether it is `recall`, or other weights of it.
+    """
+
+    option = "--budgets"
+    rows = "cache_sides"
+    kind = "task"
+    level = "budget"
+    whole = "full"
+    chance = CHANCE
+    same = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device")
+    counted = ("kept", "bytes", "blocks")
+    timed = ("prefill_seconds",)
+    per_pass = ("pass_seconds",)
+    more = ("answers",)
+    columns = CACHE_COLUMNS
+    panels = {
+        "budget: entries that stay, or blocks that are read, of the prompt's": _kept,
+        "bytes of a row's keys and values": itemgetter("bytes"),
+    }
+    note = (
+        "budget: entries that stay, or blocks that are read, of a prompt's. kept: cached entries, "
+        "mean over layers. blocks read: by all passes, mean over layers. KiB: keys and values as "
+        "allocated, a row. ms: medians, a pass of one token, and the prompt a question."
+    )
+    fields = TEXT_FIELDS
+    first = Side(
+        "full cache",
+        "full cache",
+        None,
+        lambda n_tokens: LayerMethods(),
+        {"slot": "", "method": "full cache"},
+    )
+    demo = "recall"
+    short = 10
+    model: Any
+    tokenizer: Any
+    is_demo: bool
+
+    @staticmethod
+    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+        groups: Groups = {}
+        for method in parse_methods(texts):
+            for budget in levels if takes_budget(method) else [None]:
+                side = make_side(method, budget)
+                groups[side.key] = lambda side=side: [side]  # type: ignore[misc]
+        return groups
+
+    @staticmethod
+    def slots(made: LayerMethods) -> dict[str, Any]:
+        return {"kv_cache": made.kv_cache, "attention": made.attention}
+
+    @cached_property
+    def window(self) -> CausalLMWindow:
+        """Over the model."""
+        return CausalLMWindow(self.model)
+
+    def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
+        lengths = sorted(len(prompt) for prompt in self.encode(questions))
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        room = lengths[-1] if most is None else most - max_new_tokens
+        if not 2 <= lengths[0] <= lengths[-1] <= room:
+            raise UnsupportedModelError(
+                f"prompts: expected 2 to {room} tokens, the positions of the model less "
+                f"{max_new_tokens} of the answer, received {lengths[0]} to {lengths[-1]}; give "
+                "others"
+            )
+        return {"prompt_tokens": [lengths[0], lengths[-1]]}
+
+    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Round:
+        prompts = self.encode(asked)
+        n_tokens = round(fmean(len(prompt) for prompt in prompts))
+        methods = {side.key: side.make(n_tokens) for side in sides}
+        by_pass: dict[str | None, list[LayerMethods]] = {}
+        for own in methods.values():
+            by_pass.setdefault(find_pass(own), []).append(own)
+        by_pass.pop(None, None)
+        shared = {name: process_prompts(self.window, prompts, own) for name, own in by_pass.items()}
+        return Round(prompts, methods, shared)
+
+    def answer(self, side: Side, inputs: Round, max_new_tokens: int) -> dict[str, Any]:
+        methods = inputs.methods[side.key]
+        shared = inputs.shared.get(find_pass(methods))
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "shared": shared}
+        began = time.perf_counter()
+        tokens, cost = answer(self.window, inputs.prompts, methods, self.ends, **options)
+        seconds = time.perf_counter() - began + cost.shared_seconds
+        texts = self.decode(tokens)
+        return {
+            "texts": texts,
+            "answers": texts,
+            "seconds": seconds,
+            "prefill_seconds": cost.prefill_seconds,
+            "pass_seconds": median(cost.pass_seconds),
+            "kept": cost.kept,
+            "bytes": round(cost.bytes),
+            "blocks": cost.blocks,
+        }
+
+    @property
+    def ends(self) -> list[int]:
+        """Ids that end an answer."""
+        found = self.model.generation_config.eos_token_id
+        return [] if found is None else list(found) if isinstance(found, list) else [found]
+
+    def encode(self, questions: Sequence[Question]) -> list[Tensor]:
+        """The ids `[T]` int64 of each prompt."""
+        rendered = [self.tokenizer(**one.render(self.tokenizer))["input_ids"] for one in questions]
+        return [torch.tensor(ids, dtype=torch.int64) for ids in rendered]
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        """The answers in generated tokens `[R, L]`; what follows an end does not count."""
+        ends = set(self.ends)
+        texts = []
+        for row in tokens.tolist():
+            stop = next((k for k, token in enumerate(row) if token in ends), len(row))
+            texts.append(self.tokenizer.decode(row[:stop], skip_special_tokens=True))
+        return texts
+
+
+def open_model(
+    name: str, device: Any, dtype: torch.dtype, revision: str | None = None
+) -> TextModel:
+    """A model by its name.
+
+    Args:
+        name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
+        device, dtype: of the model.
+        revision: of a download.
+
+    Raises:
+        OptionError: no such folder, or a model for another command.
+        UnsupportedModelError: a model or tokenizer that transformers does not open.
+    """
+    from mmaccel.demo.recall.words import WORDS
+
+    check_task(name, _COMMAND)
+    hub = HubOptions(revision=revision)
+    source = find_model(name, {TextModel.demo: DEMO_WEIGHTS / TextModel.demo}, hub=hub)
+    check_task(source, _COMMAND)
+    model, tokenizer = load_causal_lm(source, LoadConfig(device=device, dtype=dtype, hub=hub))
+    return TextModel(model, tokenizer, tokenizer.get_vocab().keys() == set(WORDS))
+
+
+def draw_questions(per_task: int, length: int) -> list[Question]:
+    """Questions about documents of `length` tokens that no training saw."""
+    from mmaccel.demo.recall.documents import list_questions
+    from mmaccel.demo.recall.words import to_text
+
+    found = []
+    for document, question in list_questions(per_task, length):
+        ids = (*document.tokens, *question.prompt)[1:]  # the tokenizer adds the first one
+        found.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
+    return found
+
+
+def parse_methods(texts: Sequence[str]) -> list[Method]:
+    """Methods, the controls first; none given: all of the catalog.
+
+    Args:
+        texts: names of the catalog, of an entry point, or typed, as `NAME:field=value`.
+
+    Raises:
+        OptionError: an unknown name.
+    """
+    known = METHODS["kv_cache"] | METHODS["attention"]
+    named = [read_named("--methods", text, known) for text in texts]
+    controls = [control for control in CONTROLS if control[1] in METHODS[control[0]]]
+    chosen: list[Method] = [(_find_slot(name), name, options) for name, options in named]
+    every: list[Method] = [(slot, name, {}) for slot in SLOTS for name in METHODS[slot]]
+    found: list[Method] = []
+    for method in [*controls, *(chosen or every)]:
+        if method not in found:
+            found.append(method)
+    return found
+
+
+def _find_slot(name: str) -> str:
+    known = {each: slot for slot in SLOTS for each in METHODS[slot]}
+    if name in known:
+        return known[name]
+    for slot in SLOTS:
+        try:
+            if find_own(slot, name) is not None:
+                return slot
+        except OptionError:
+            if slot == SLOTS[-1]:
+                raise
+    raise OptionError(
+        f"--methods: expected some of {', '.join(known)}, received {show(name)}; "
+        f"{suggest(name, known, 'controls are always measured')}"
+    )
+
+
+def make_side(method: Method, budget: float | None = None) -> Side:
+    """A method at a budget; None where it fixes its own."""
+    slot, name, options = method
+    label = ":".join((name, *(f"{key}={value}" for key, value in options.items())))
+    key = label if budget is None else f"{label} at {budget:g}"
+    facts = {"slot": slot, "method": label}
+    return Side(key, name, budget, partial(_make, method, budget), facts)
+
+
+def _make(method: Method, budget: float | None, n_tokens: int) -> LayerMethods:
+    slot, name, given = method
+    options = dict(given)
+    if budget is not None:
+        options["budget"] = max(1, round(budget * n_tokens)) if slot == "kv_cache" else budget
+    return LayerMethods(**{slot: make(slot, name, **options)})
+
+
+def takes_budget(method: Method) -> bool:
+    """Whether its budget may be chosen: not where its own fields or another rule fix it, so that
+    its budget is all by default."""
+    slot, name, options = method
+    entry = METHODS[slot].get(name)
+    target = find_own(slot, name) if entry is None else entry.target
+    assert target is not None
+    fixed = {**options, **({} if entry is None else entry.preset)}
+    defaults = {one.name: one.default for one in fields(load(target)) if one.init}
+    return "budget" in defaults.keys() - fixed.keys() and defaults["budget"] != 1.0
+
+
+@dataclass
+class Cost:
+    """What the answers to R questions cost.
+
+    Attributes:
+        prefill_seconds: of the prompts' pass and the eviction.
+        shared_seconds: what of it is the time of a pass that sides share.
+        pass_seconds: of each pass of one token; the first one is left out, which allocates.
+        kept: cached entries of a prompt that stayed, of those that there were, mean over layers.
+        bytes: of keys and values of one row in all layers, as they are allocated.
+        blocks: blocks that were read, of those that there were, over all layers and passes, or over
+            the prompt's for a method that chooses there; None where no method chooses blocks.
+    """
+
+    prefill_seconds: float = 0.0
+    shared_seconds: float = 0.0
+    pass_seconds: list[float] = field(default_factory=list)
+    kept: float = 1.0
+    bytes: float = 0.0
+    blocks: float | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """The prompts of a round, processed: ids `[T]` of each, methods by the sides' keys, and the
+    passes that they share."""
+
+    prompts: Sequence[Tensor]
+    methods: Mapping[str, LayerMethods]
+    shared: Mapping[str | None, SharedPrompts]
+
+
+@torch.no_grad()
+def answer(
+    window: CausalLMWindow,
+    prompts: Sequence[Tensor],
+    methods: LayerMethods,
+    ends: Sequence[int],
+    *,
+    max_new_tokens: int,
+    shared: SharedPrompts | None = None,
+) -> tuple[Tensor, Cost]:
+    """Greedy answers to R prompts, and what they cost.
+
+    Args:
+        window: over the model.
+        prompts: ids `[T]` int64 of each, at least 2.
+        methods: of the layers.
+        ends: ids that end an answer.
+        max_new_tokens: of an answer.
+        shared: the prompts' pass; None: it is done here.
+
+    Returns:
+        `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
+    """
+    device = window.device
+    cost = Cost()
+    tokens, lengths = _pad(prompts, device)
+    stops = lengths.new_tensor(list(ends))
+    made = []
+
+    def now() -> float:
+        synchronise(device)
+        return time.perf_counter()
+
+    with reducing(window, methods, 1):
+        began = now()
+        window.reserve(len(prompts), tokens.shape[1] + max_new_tokens)
+        n_before = lengths - (0 if window.takes_whole_prompts else 1)
+        if shared is None:
+            part = tokens[:, : int(n_before.max())]
+            window.prefill(Pass(part, torch.zeros_like(lengths), lengths=n_before))
+        else:
+            shared.begin(window, methods)
+            cost.shared_seconds = shared.seconds
+        cost.prefill_seconds = now() - began + cost.shared_seconds
+        last = tokens.gather(1, lengths[:, None] - 1)  # [R, 1]
+        has_ended = torch.zeros_like(last, dtype=torch.bool)
+        for k in range(max_new_tokens):
+            began = now()
+            last = window.forward(Pass(last, lengths - 1 + k)).argmax(-1)
+            cost.pass_seconds.append(now() - began)
+            made.append(last)
+            has_ended |= torch.isin(last, stops)
+            if has_ended.all():
+                break
+        _measure_cache(cost, window, n_before)
+        n_passes = len(made) - int(window.takes_whole_prompts)  # the first token is the prompt's
+        cost.blocks = _measure_blocks(window, methods, n_before, n_passes)
+    cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
+    return torch.cat(made, 1).cpu(), cost
+
+
+def _pad(prompts: Sequence[Tensor], device: Any) -> tuple[Tensor, Tensor]:
+    """Prompts `[R, T]` padded on the right, and their lengths `[R]`."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device, dtype=torch.int64)
+    return pad_sequence(list(prompts), batch_first=True).to(device), lengths
+
+
+def _measure_cache(cost: Cost, window: CausalLMWindow, lengths: Tensor) -> None:
+    """Fill in `Cost.kept` and `Cost.bytes` of prompts of `lengths` `[R]`."""
+    kept = []
+    for layer in window.run_caches().served:
+        dropped = layer.layout.dropped
+        stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
+        n_kept = float(stayed.sum())
+        if layer.parts:  # the mean of heads
+            counts = torch.cat([part.counts for part in layer.parts], 1)
+            n_kept = float(counts.sum(0).float().mean(0))
+        kept.append(n_kept / float(lengths.sum()))
+    cost.kept = fmean(kept)
+    cost.bytes = sum(layer.nbytes for layer in window.run_caches().layers) / len(lengths)
+
+
+def _measure_blocks(
+    window: CausalLMWindow, methods: LayerMethods, lengths: Tensor, n_passes: int
+) -> float | None:
+    """`Cost.blocks` of a window that held prompts of `lengths` `[R]` before n passes."""
+    counts = window.block_counts
+    if methods.attention is None or counts is None:
+        return None
+    size = methods.attention.block
+    layers = window.run_caches().served
+    n_lists = len(layers) * layers[0].held()[0].shape[1]  # of a row: each key head in each layer
+    if methods.attention.chooses_prompts:
+        tiles = -(-lengths // size)
+        n_blocks = int((tiles * (tiles + 1) // 2).sum())  # a tile sees itself and those before
+    else:
+        ends = lengths[:, None] + 1 + torch.arange(n_passes, device=lengths.device)
+        n_blocks = int((-(-ends // size)).sum())
+    return 1 - counts.left_out / (n_blocks * n_lists)
+
+
+def find_pass(methods: LayerMethods) -> str | None:
+    """Which pass over the prompts serves methods: "adding" where the attention of all of the prompt
+    is added up, which takes a pass several times as long, "plain", or None, a pass of their own.
+    """
+    is_choosing = methods.attention is not None and methods.attention.chooses_prompts
+    if is_choosing or methods.repeated:  # the prompt is fed a second time
+        return None
+    adds = methods.evictor is not None and methods.evictor.accumulates
+    return "adding" if adds else "plain"
+
+
+@dataclass(frozen=True)
+class _Recorder(CacheMethod):
+    """Keeps all entries, and what other methods may look at; `seen` fills up layer by layer."""
+
+    budget: int = 1
+    n_observed: int = 0
+    seen: dict[int, CachedLayer] = field(default_factory=dict, compare=False)
+
+    @property
+    def observed(self) -> int:
+        return self.n_observed
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Nothing matters more than anything else."""
+        self.seen[layer.index] = layer
+        return layer.keys.new_zeros(len(layer.keys), 1, layer.keys.shape[2])
+
+    def count(self, layer: CachedLayer) -> Tensor:
+        return layer.lengths
+
+
+@dataclass(frozen=True)
+class _Adder(_Recorder):
+    """The same, with the attention of all of the prompt."""
+
+    accumulates: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """What the pass over R prompts of at most T entries has left.
+
+    Attributes:
+        lengths: `[R]` int64, entries of each.
+        layers: those that methods serve, by number; see `CachedLayer`.
+        entries: of every layer, keys and values `[R, H, S, D]`.
+        seconds: of the pass.
+        logits: `[R, V]`, behind the prompts.
+    """
+
+    lengths: Tensor
+    layers: dict[int, CachedLayer]
+    entries: list[tuple[Tensor, Tensor]]
+    seconds: float
+    logits: Tensor
+
+    def begin(self, window: CausalLMWindow, methods: LayerMethods) -> None:
+        """Let a window that was reserved go on from the prompts, after its methods' eviction."""
+        is_whole = window.takes_whole_prompts
+        lengths = self.lengths - (0 if is_whole else 1)  # the last token goes with the first pass
+        width = int(lengths.max())
+        mask = torch.arange(width, device=lengths.device) < lengths[:, None]
+        evictor = methods.evictor
+        states = PromptStates(
+            [(keys[:, :, :width], values[:, :, :width]) for keys, values in self.entries],
+            logits=self.logits,
+            n_processed=0,
+            observer=None if evictor is None else self._observe(evictor),
+        )
+        own = OwnPrompt(mask, lengths, lambda sparse: states)
+        window.run_caches().take(own, states)
+        window.prompt_logits = self.logits if is_whole else None
+
+    def _observe(self, method: CacheMethod) -> Observer:
+        """What a method would have seen, had it looked at the pass."""
+        observer = Observer(method, self.lengths)
+        for index, layer in self.layers.items():
+            queries = layer.queries[:, :, layer.queries.shape[2] - method.observed :]
+            total = layer.total if method.accumulates else None
+            observer.layers[index] = Observed(queries, layer.scale, total)
+        return observer
+
+
+@torch.no_grad()
+def process_prompts(
+    window: CausalLMWindow, prompts: Sequence[Tensor], sides: Sequence[LayerMethods]
+) -> SharedPrompts:
+    """Process prompts, ids `[T]` of at least 2 each, for all methods that will go on from them."""
+    evictors = [side.evictor for side in sides if side.evictor is not None]
+    kind = _Adder if any(method.accumulates for method in evictors) else _Recorder
+    recorder = kind(n_observed=max((method.observed for method in evictors), default=0))
+    tokens, lengths = _pad(prompts, window.device)
+    with reducing(window, LayerMethods(kv_cache=recorder), 1):
+        synchronise(window.device)
+        began = time.perf_counter()
+        window.reserve(len(prompts), tokens.shape[1])
+        window.prefill(Pass(tokens, torch.zeros_like(lengths), lengths=lengths))
+        synchronise(window.device)
+        seconds = time.perf_counter() - began
+        logits = window.prompt_logits
+        caches = window.run_caches()
+    assert logits is not None
+    entries = [layer.held() for layer in caches.layers]
+    for layer, number in caches.numbers.items():  # with the memory that the recorder holds anyway
+        entries[layer] = recorder.seen[number].keys, recorder.seen[number].values
+    return SharedPrompts(lengths, recorder.seen, entries, seconds, logits)

@@ -1,0 +1,135 @@
+"""A caller's own loop against a reference: do both draw sequences from one distribution?
+
+Nothing is known of either but what it returns, so two samples are compared by a G-test, prompt by
+prompt; the tests of all prompts add up. Cells are the branches of a tree of prefixes, as far down
+as both samples together have enough of them. That choice sees no labels, so that the test keeps its
+level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.exactness.g_test import combine, compare_counts, pool_cells
+from mmaccel.evaluation.exactness.identity import Check
+from mmaccel.evaluation.exactness.report import judge
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.autoregressive import Autoregressive
+
+Loop = Callable[[Any, int], Any]
+"""From a prompt and a seed to new tokens: a sequence, array or tensor of integers."""
+Draw = Callable[[int, Sequence[int]], list[list[int]]]
+"""A sequence for each seed, of a prompt by its number."""
+SMALLEST = 10  # sequences of a cell, of both samples together
+
+
+def compare_loops(
+    loop: Draw, reference: Draw, n_prompts: int, samples: int, seed: int
+) -> Iterator[Check]:
+    """Whether a loop has the reference's distribution: one check.
+
+    Args:
+        loop, reference: draw sequences.
+        n_prompts: of both.
+        samples: sequences of each, at least; prompts have equally many.
+        seed: of the first sequence of a prompt; all others have the next ones.
+    """
+    each = -(-samples // n_prompts)
+    tests = []
+    for number in range(n_prompts):
+        seeds = [(seed + k) % 2**64 for k in range(2 * each)]
+        first, second = loop(number, seeds[:each]), reference(number, seeds[each:])
+        tests.append(compare_counts(*count_cells(first, second)))
+    total = each * n_prompts
+    yield judge("distribution of sequences", combine(tests), total, total / 2, True)
+
+
+def count_cells(first: list[list[int]], second: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """How many sequences of two samples are in each cell of a tree of prefixes, `[K]` int64 each.
+
+    Branches of fewer than `SMALLEST` are pooled; a branch of its own is split further.
+    """
+    waiting = [(0, [(row, 0) for row in first] + [(row, 1) for row in second])]
+    cells = []
+    while waiting:
+        depth, items = waiting.pop()
+        branches: dict[int | None, list[tuple[list[int], int]]] = {}
+        for row, side in items:
+            token = row[depth] if depth < len(row) else None
+            branches.setdefault(token, []).append((row, side))
+        # equal branches are pooled by their tokens: by who drew them first, pools would see labels
+        order = sorted(branches, key=lambda token: -1 if token is None else token)
+        sizes = torch.tensor([len(branches[token]) for token in order], dtype=torch.float64)
+        pools: dict[int, list[int | None]] = {}
+        for token, pool in zip(order, pool_cells(sizes, SMALLEST).tolist()):
+            pools.setdefault(pool, []).append(token)
+        for tokens in pools.values():
+            members = [item for token in tokens for item in branches[token]]
+            if len(tokens) == 1 and tokens[0] is not None:
+                waiting.append((depth + 1, members))
+            else:
+                cells.append([side for _, side in members])
+    counts = [[cell.count(side) for cell in cells] for side in (0, 1)]
+    first_counts, second_counts = torch.tensor(counts, dtype=torch.int64)
+    return first_counts, second_counts
+
+
+def draw_by(loop: Loop, prompts: Sequence[Any], length: int, ends: Collection[int] = ()) -> Draw:
+    """Sequences of a caller's loop, up to `length` tokens and to the first of `ends`.
+
+    Raises:
+        OptionError: a loop that returns no integers, or its prompt with the new tokens.
+    """
+
+    def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:
+        prompt = prompts[number]
+        rows = []
+        for seed in seeds:
+            made = loop(prompt, seed)
+            try:
+                tokens = [int(token) for token in torch.as_tensor(made).flatten()]
+            except (TypeError, ValueError, RuntimeError):
+                raise OptionError(
+                    f"--generate: expected a sequence of integers, received a "
+                    f"{type(made).__name__}; return the new tokens"
+                ) from None
+            if isinstance(prompt, list) and prompt and tokens[: len(prompt)] == prompt:
+                raise OptionError(
+                    "--generate: expected new tokens alone, received the prompt with them; return "
+                    f"tokens[{len(prompt)}:]"
+                )
+            rows.append(cut(tokens, length, ends))
+        return rows
+
+    return draw
+
+
+def draw_plain(
+    pipe: Any, params: SamplingParams, texts: Sequence[str], batch_size: int, ends: Collection[int]
+) -> Draw:
+    """Sequences of the plain loop of a `TextToImage`, of images or texts."""
+
+    def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:
+        made = pipe.stream(
+            [texts[number]] * len(seeds),
+            params,
+            policy=Autoregressive(),
+            seed=list(seeds),
+            batch_size=batch_size,
+            has_pixels=False,
+        )
+        rows = (row for part in made for row in part.tokens.tolist())
+        return [cut(row, pipe.length, ends) for row in rows]
+
+    return draw
+
+
+def cut(tokens: list[int], length: int, ends: Collection[int]) -> list[int]:
+    """The first tokens, up to the first that ends the sequence."""
+    last = next((k for k, token in enumerate(tokens) if token in ends), length)
+    return tokens[: min(last + 1, length)]

@@ -1,0 +1,253 @@
+"""One measure for everything that is timed: cases in turn, medians, ratios of pairs, and plots.
+
+A round runs every case once, and the cases change places from round to round, so that a machine
+that slows down slows all. A run is a dict, ready for JSON: `side`, the case's name; `index` of its
+round, below 0 to warm up; `place` in the round; `seconds`, the device waited for before and after;
+`peak_bytes`, the most memory that it used, or None where nothing tells; and the case's own figures,
+`seconds` of its own among them where it has a stopwatch.
+
+On CUDA the allocator counts memory. On Linux the kernel keeps the process's largest resident size
+and forgets it when told to (`clear_refs`, proc(5)), weights and libraries included.
+
+    cases = [Case("plain", lambda k: decode(plain, k)), Case("fast", lambda k: decode(fast, k))]
+    rows = summarise(measure(cases, 20))
+    report = new_report("cpu", rows=rows)  # of mmaccel.commands.files: command, machine, versions
+    draw(Path("speed.png"), "speed", [Panel("round", "seconds", lines)])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmaccel.checks import importing
+
+Run = dict[str, Any]
+Row = dict[str, Any]
+_FORGET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def _same(index: int) -> Any:
+    return index
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        name: of its runs.
+        run: from the inputs of a round to the run's own figures, if any.
+        inputs: of a round by its index, made before the clock runs; by default the index.
+    """
+
+    name: str
+    run: Callable[[Any], Mapping[str, Any] | None]
+    inputs: Callable[[int], Any] = _same
+
+
+def measure(
+    cases: Sequence[Case],
+    repeats: int,
+    *,
+    warm_up: int = 1,
+    device: torch.device | str = "cpu",
+    done: Mapping[str, int] | None = None,
+) -> Iterator[Run]:
+    """Runs of all cases, round by round, as they are finished.
+
+    Args:
+        cases: with a name each of its own.
+        repeats: rounds that count.
+        warm_up: rounds before them.
+        device: to wait for, and whose memory is looked at.
+        done: rounds of an earlier run by case, which are left out.
+    """
+    device = torch.device(device)
+    for index in range(-warm_up, repeats):
+        for place, case in enumerate(order_of(cases, index)):
+            if 0 <= index < (done or {}).get(case.name, 0):
+                continue
+            inputs = case.inputs(index)
+            reset_peak(device)
+            synchronise(device)
+            began = time.perf_counter()
+            figures = case.run(inputs)
+            synchronise(device)
+            run = {
+                "side": case.name,
+                "index": index,
+                "place": place,
+                "seconds": time.perf_counter() - began,
+                "peak_bytes": read_peak(device),
+            }
+            yield run | dict(figures or {})
+
+
+def order_of(cases: Sequence[Any], index: int) -> list[Any]:
+    """The cases of a round: each begins as often as any, and of more than two every other turn
+    runs backwards, so that none always follows the same one.
+    """
+    turn, first = divmod(index, len(cases))
+    order = [*cases[first:], *cases[:first]]
+    return order[::-1] if len(cases) > 2 and turn % 2 else order
+
+
+def by_case(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs that count, by case, in the order measured."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if run["index"] >= 0:
+            found.setdefault(run["side"], []).append(run)
+    return found
+
+
+def summarise(runs: Iterable[Run], baseline: str | None = None) -> list[Row]:
+    """A row for each case.
+
+    Args:
+        runs: of `measure`.
+        baseline: the case to compare with; by default the first.
+
+    Returns:
+        `side`; `runs`, how many count; `seconds`, their median, p90, p99 and interquartile range,
+        linear between runs; `first_seconds` of the first to warm up; `speed_up`, the baseline's
+        median over the case's; `pairs`, median and quartiles of the ratio round by round;
+        `peak_bytes`, the largest.
+    """
+    runs = list(runs)
+    sides = by_case(runs)
+    first = baseline or next(iter(sides))
+    before = {run["index"]: run["seconds"] for run in sides[first]}
+    rows = []
+    for side, own in sides.items():
+        seconds = [run["seconds"] for run in own]
+        low, median, high, p90, p99 = np.percentile(seconds, [25, 50, 75, 90, 99]).tolist()
+        pairs = [before[run["index"]] / run["seconds"] for run in own if run["index"] in before]
+        lower, middle, upper = np.percentile(pairs, [25, 50, 75]).tolist()
+        warming = [run["seconds"] for run in runs if run["side"] == side and run["index"] < 0]
+        peaks = [run["peak_bytes"] for run in own if run["peak_bytes"] is not None]
+        rows.append(
+            {
+                "side": side,
+                "runs": len(own),
+                "seconds": {"median": median, "p90": p90, "p99": p99, "iqr": high - low},
+                "first_seconds": warming[0] if warming else None,
+                "speed_up": float(np.median(list(before.values()))) / median,
+                "pairs": {"median": middle, "quartiles": [lower, upper]},
+                "peak_bytes": max(peaks, default=None),
+            }
+        )
+    return rows
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for a device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # that device, not the current one
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin a stretch of memory."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _FORGET.write_text("5")
+    except OSError:  # not Linux, or not allowed: `read_peak` says None
+        return
+
+
+def read_peak(device: torch.device) -> int | None:
+    """Bytes at the peak since `reset_peak`; None where nothing tells."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        lines = _STATUS.read_text(encoding="ascii").splitlines() if _FORGET.exists() else []
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else None
+
+
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function."""
+
+
+def tabulate(columns: Columns, rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal; "-"
+    for a number that is None."""
+    return [tuple(_write(cell, row) for cell in columns.values()) for row in rows]
+
+
+def _write(cell: str | Callable[[Any], str], row: Row) -> str:
+    try:
+        return cell.format_map(row) if isinstance(cell, str) else cell(row)
+    except TypeError:
+        return "-"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a plot, and its look in matplotlib's words."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    look: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over one pair of axes.
+
+    Attributes:
+        x, y: what the axes show.
+        lines: over them.
+        level: low, middle and high of what the lines are compared with, drawn across.
+        more: further arguments of matplotlib's `Axes.set`.
+    """
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+    level: tuple[float, float, float] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_plots(option: str) -> None:
+    """Make sure that matplotlib is there.
+
+    Raises:
+        MissingBackendError: it is not.
+    """
+    with importing(
+        f"{option}: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', or "
+        "leave the plots out"
+    ):
+        import matplotlib.figure  # noqa: F401
+
+
+def draw(file: Path, title: str, panels: Sequence[Panel]) -> None:
+    """Write panels side by side as PNG, with one legend."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 6 * len(panels), 5), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        if panel.level is not None:
+            low, middle, high = panel.level
+            axes.axhspan(low, high, color="#999999", alpha=0.12)
+            axes.axhline(middle, color="#999999", linestyle=":")
+        for line in panel.lines:
+            axes.plot(line.xs, line.ys, label=line.label, **{"marker": ".", **line.look})
+        axes.set(xlabel=panel.x, ylabel=panel.y, **panel.more)
+    figure.suptitle(title)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.savefig(file, format="png", dpi=110)

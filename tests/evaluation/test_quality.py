@@ -1,0 +1,207 @@
+"""Fréchet distance, KID, CLIP score, word errors, intervals and accuracy under parallelism: by
+hand, and against torchmetrics and scipy."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.evaluation.parallelism import accuracy_under_parallelism, summarize
+from mmaccel.evaluation.quality.clip_score import score_batches
+from mmaccel.evaluation.quality.frechet import frechet_floor, frechet_of
+from mmaccel.evaluation.quality.kid import measure_kid, squared_mmd
+from mmaccel.evaluation.quality.report import sum_verdicts, wilson
+from mmaccel.evaluation.quality.word_errors import (
+    WordErrors,
+    compare_transcripts,
+    count_word_errors,
+    simplify,
+    sum_word_errors,
+)
+
+
+def test_distances_by_hand() -> None:
+    first = [[0.0], [2.0]]  # mean 1, variance 2
+    second = [[0.0], [0.0], [6.0]]  # mean 2, variance 12
+    found = frechet_of(first, second)
+    assert found.distance == pytest.approx(1 + 2 + 12 - 2 * np.sqrt(24), rel=1e-12)
+    assert (found.n_first, found.n_second, found.width) == (2, 3, 1)
+    # (x y / 2 + 1)^3; own pairs: 1; 1, 1, 8 of three; across: 1 x 3, then 8, 27, 8
+    first, second = [[0.0, 0.0], [2.0, 0.0]], [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]]
+    own = (2.0**3 + 1.5**3 + 2.0**3) / 3
+    across = 2 * (3 * 1 + 2.0**3 + 3.0**3 + 2.0**3) / 6
+    assert squared_mmd(first, second) == pytest.approx(1 + own - across, rel=1e-12)
+
+
+def test_fewer_items_than_features() -> None:
+    """The trace of the root again, from the items themselves: no covariance, no root."""
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(8, 40)), 3 * rng.normal(size=(12, 40)) + 1
+    one, other = (x - x.mean(0) for x in (a, b))
+    shared = np.linalg.svd(one @ other.T, compute_uv=False).sum() / np.sqrt(7 * 11)
+    traces = (one**2).sum() / 7 + (other**2).sum() / 11
+    wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + traces - 2 * shared
+    assert frechet_of(a, b).distance == pytest.approx(wanted, rel=1e-12)
+    assert frechet_of(a + 1e6, b + 1e6).distance == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_the_floor_is_the_mean_over_all_splits(n: int) -> None:
+    items = np.array([0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 11.0, 12.0])
+    every = []
+    for chosen in combinations(range(8), n):
+        one, rest = items[list(chosen)], np.delete(items, chosen)
+        apart = one.mean() - rest.mean()
+        every.append(apart**2 + (one.std(ddof=1) - rest.std(ddof=1)) ** 2)
+    found = frechet_floor(items[:n, None], items[n:, None], splits=4000)
+    assert found == pytest.approx(np.mean(every), abs=5 * np.std(every) / 4000**0.5)
+
+
+def test_more_items_than_a_block_holds() -> None:
+    """The sums of all pairs of 2500 items, from their powers: (x y + 1)^3 at width 1."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=2500), rng.normal(size=2100)
+
+    def pairs(x: np.ndarray, y: np.ndarray) -> float:
+        ways = (1, 3, 3, 1)
+        return float(sum(w * (x**k).sum() * (y**k).sum() for k, w in enumerate(ways)))
+
+    own = sum((pairs(x, x) - ((x * x + 1) ** 3).sum()) / (len(x) * (len(x) - 1)) for x in (a, b))
+    wanted = own - 2 * pairs(a, b) / (len(a) * len(b))
+    assert squared_mmd(a[:, None], b[:, None]) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_mean_and_spread_of_the_subsets_that_a_seed_draws() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(30, 2)), rng.normal(size=(20, 2)) + 0.5
+    drawn = np.random.default_rng(7)
+    values = [
+        squared_mmd(a[drawn.choice(30, 9, replace=False)], b[drawn.choice(20, 9, replace=False)])
+        for _ in range(4)
+    ]
+    found = measure_kid(a, b, subsets=4, subset_size=9, seed=7)
+    assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values)))
+    assert found.value == pytest.approx(squared_mmd(a, b)) and found.subset_size == 9
+    none = measure_kid(a, b, subsets=0)
+    assert none.mean == none.value and np.isnan(none.std)
+
+
+class Extractor(torch.nn.Module):
+    """Images `[N, 3, 8, 8]` uint8 to `[N, 12]`, in double."""
+
+    num_features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.randn(192, 12, generator=generator, dtype=torch.float64) / 14
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images.flatten(1).double() / 255 @ self.weight).tanh()
+
+
+@pytest.mark.parametrize("sizes", [(60, 44), (9, 11)], ids=str)
+def test_distances_are_torchmetrics_own(sizes: tuple[int, int]) -> None:
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    generator = torch.Generator().manual_seed(1)
+    images = [
+        torch.randint(low, 256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8)
+        for low, n in zip((0, 30), sizes)
+    ]
+    extractor, size = Extractor(), min(sizes) // 2
+    frechet = FrechetInceptionDistance(feature=extractor, normalize=False)
+    kid = KernelInceptionDistance(feature=extractor, subsets=6, subset_size=size)
+    for theirs in (frechet, kid):
+        theirs.set_dtype(torch.float64)
+        theirs.update(images[0], real=True)
+        theirs.update(images[1], real=False)
+    features = [extractor(part) for part in images]
+    ours = frechet_of(*(part.numpy() for part in features)).distance
+    assert ours == pytest.approx(float(frechet.compute()), rel=1e-6)
+    torch.manual_seed(5)
+    mean, _ = kid.compute()
+    torch.manual_seed(5)  # the subsets that they drew
+    found = [
+        squared_mmd(*(part[torch.randperm(len(part))[:size]].numpy() for part in features))
+        for _ in range(6)
+    ]
+    assert np.mean(found) == pytest.approx(float(mean), rel=1e-6)
+
+
+def test_clip_score_by_hand() -> None:
+    table = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
+
+    def embed(images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
+        return table[images[:, 0, 0, 0].long()], torch.tensor([[len(t), 0.0] for t in texts])
+
+    images = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
+    found = score_batches([(images[:2], ["a", "bb"]), (images[2:], ["ccc"])], embed)
+    assert found.scores.tolist() == pytest.approx([60.0, 0.0, 0.0])
+    assert found.mean == pytest.approx(20.0)
+    assert found.half_width == pytest.approx(1.96 * 1200**0.5 / 3**0.5)  # variance of 60, 0, 0
+
+
+@pytest.mark.parametrize(
+    ("reference", "heard", "wanted"),
+    [
+        ("a b", "x y z", (2, 0, 1, 2)),
+        ("", "a  b", (0, 0, 2, 0)),
+        ("the cat sat on the mat", "a cat sat the mat now", (1, 1, 1, 6)),
+        ("un caf\u00e9", "un\tcafe\u0301", (0, 0, 0, 2)),
+    ],
+)
+def test_word_errors_by_hand(reference: str, heard: str, wanted: tuple[int, ...]) -> None:
+    found = count_word_errors(reference, heard)
+    assert (found.substitutions, found.deletions, found.insertions, found.words) == wanted
+
+
+def test_rates_are_of_all_words_together() -> None:
+    parts = compare_transcripts(["a b c d", "a"], ["a b c d", "x y"])
+    total = sum_word_errors(parts)
+    assert total == WordErrors(1, 0, 1, 5) and total.rate == 0.4 and parts[1].rate == 2.0
+
+
+def test_simplified_texts() -> None:
+    text = "  Hello, World!  It\u2019s a well-known \u2014 \u201cfact\u201d. Stra\u00dfe, yes,no"
+    assert simplify(text) == "hello world it's a well-known fact strasse yes no"
+    assert simplify("don\u02bct well\u2011known \uff21") == "don't well-known a"
+
+
+@pytest.mark.parametrize("n", [1, 7, 20, 1000])  # rounding passes 0 at 7, 1 at 20
+def test_intervals_are_scipys(n: int) -> None:
+    from scipy.stats import binomtest
+
+    for k in sorted({0, 1, n // 3, n - 1, n}):
+        wanted = binomtest(k, n).proportion_ci(0.95, method="wilson")
+        assert wilson(k / n, n) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
+        assert 0 <= wilson(k / n, n)[0] < wilson(k / n, n)[1] <= 1
+    found = sum_verdicts([{"whole": k < 2} for k in range(4)] + [None])
+    assert found is not None and found["n"] == 4 and found["shares"] == {"whole": 0.5}
+
+
+def test_accuracy_under_parallelism_by_hand() -> None:
+    weigh = 78 * math.exp(-3 * (1 - 78 / 80))
+    wanted = 1 * 80 + (3 - 1) * (80 + weigh) / 2
+    points = [(9.0, 74.9), (3.0, 78.0), (1.0, 80.0)]  # in any order; 74.9 is below 80 - 5
+    assert accuracy_under_parallelism(points, 80.0) == pytest.approx(wanted)
+    assert accuracy_under_parallelism([(3.0, 70.0)], 90.0) == pytest.approx(210)
+    rows = [
+        {"model": model, "settings": settings, "tokens_per_pass": speed, "quality": quality}
+        for model, settings, speed, quality in (
+            ("text", "One(a=1)", 1.0, {"right": 0.9}),
+            ("text", "Other()", 2.0, {"right": 0.8}),
+            ("text", "One(a=2)", 2.0, {"right": 0.9}),
+            ("images", "One(a=1)", 4.0, {"whole": 0.5}),
+            ("none", "One(a=1)", 4.0, {"worst": 0.5}),
+        )
+    ]
+    found = {(each["model"], each["policy"]): round(each["aup"], 6) for each in summarize(rows)}
+    assert found == {("text", "One"): 180, ("text", "Other"): 160, ("images", "One"): 200}
