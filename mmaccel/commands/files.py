@@ -25,13 +25,14 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         OSError: with the name of the option; as the system has it where a name is too long.
     """
     found = folder
-    try:
-        os.lstat(folder)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise
     while not os.path.lexists(found) and found != found.parent:
         found = found.parent
+    for path in (folder, found / folder.name):  # too long as a whole, or its last name
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise
     if not found.is_dir():
         raise _not_writable(folder, option, os.strerror(errno.ENOTDIR))
     if not os.access(found, os.W_OK | os.X_OK):
