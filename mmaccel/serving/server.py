@@ -141,7 +141,7 @@ def _warm_up(engine: Engine) -> None:
     route = engine.route
     body = route.body.model_validate({route.body.text_field: route.example})
     job = route.jobs(body)[0]
-    joined = {"arrivals": lambda most: [], "prefix_tree": engine.prefix_tree}
+    joined: dict[str, Any] = {"arrivals": lambda most: [], "prefix_tree": engine.prefix_tree}
     route.serve(job, [job.request], print, rows=1, on_step=stop, **joined)
 
 
