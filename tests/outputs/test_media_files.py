@@ -97,7 +97,7 @@ def test_without_pyav(tmp_path: Path, monkeypatch: Any) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(av, "codecs_available", {"mpeg4"})
         assert pick_format(None) == "webp"
-        with pytest.raises(MissingBackendError, match="expected an av with libx264"):
+        with pytest.raises(MissingBackendError, match="the package av with libx264"):
             pick_format("mp4")
     monkeypatch.setitem(sys.modules, "av", None)
     assert pick_format(None) == "webp"
