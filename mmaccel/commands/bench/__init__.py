@@ -234,8 +234,8 @@ class Bench:
             temperature=params[0].temperature,
             seed=self.seed,
             coarse={name: describe_coarse(folder) for name, folder in folders.items()},
-            **{"rows" if self.is_sweep else "first_screen": rows},
         )
+        report["rows" if self.is_sweep else "first_screen"] = rows
         try:
             write_json(self.json_file if rows else None, report)
         finally:  # although it cannot be written

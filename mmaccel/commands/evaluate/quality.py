@@ -147,8 +147,8 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
         of = f"{kid['subsets']} subsets of {kid['subset_size']}"
         if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are equal
             yield "KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of
-    captions = report.get("captions")
-    for name, share in captions["shares"].items() if captions else ():
+    captions: dict[str, Any] = report.get("captions") or {"shares": {}}
+    for name, share in captions["shares"].items():
         low, high = (100 * bound for bound in captions["intervals"][name])
         value = f"{100 * share:.1f} %"
         yield f"prompt: {name}", value, str(captions["n"]), f"{low:.1f}…{high:.1f} %"
