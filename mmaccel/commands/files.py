@@ -14,7 +14,6 @@ from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.commands.process import Incomplete
-from mmaccel.errors import OptionError
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import check_target, write_whole
 
@@ -23,15 +22,17 @@ def check_folder(folder: Path, option: str = "--out") -> None:
     """Refuse a folder that cannot be created or written, without creating it.
 
     Raises:
-        OptionError: a name is too long.
-        OSError: with the name of the option.
+        OSError: with the name of the option; as the system has it where a name is too long.
     """
     found = folder
     while not os.path.lexists(found) and found != found.parent:
         found = found.parent
-    missing = folder.relative_to(found).parts
-    if any(_is_too_long(path) for path in (folder, *(found / name for name in missing))):
-        raise _too_long(folder, option)
+    for path in (folder, found / folder.name):  # too long as a whole, or its last name
+        try:
+            os.lstat(path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise
     if not found.is_dir():
         raise _not_writable(folder, option, os.strerror(errno.ENOTDIR))
     if not os.access(found, os.W_OK | os.X_OK):
@@ -42,8 +43,7 @@ def open_folder(folder: Path, option: str = "--out") -> None:
     """Create a folder, and write a temporary file to make sure that this is possible.
 
     Raises:
-        OptionError: a name is too long.
-        OSError: with the name of the option.
+        OSError: with the name of the option; as the system has it where a name is too long.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def open_folder(folder: Path, option: str = "--out") -> None:
             pass
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise _too_long(folder, option) from error
+            raise
         raise _not_writable(folder, option, error.strerror) from error
 
 
@@ -59,21 +59,6 @@ def _not_writable(folder: Path, option: str, reason: str | None) -> OSError:
     return OSError(
         f"{option}: expected a folder that can be written, received {show(str(folder))} "
         f"({reason}); choose another"
-    )
-
-
-def _is_too_long(path: Path) -> bool:
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
-
-
-def _too_long(folder: Path, option: str) -> OptionError:
-    return OptionError(
-        f"{option}: expected a name that this system takes, received {show(str(folder))} "
-        f"({os.strerror(errno.ENAMETOOLONG)}); shorten it"
     )
 
 

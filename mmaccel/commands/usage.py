@@ -30,9 +30,6 @@ _ELSEWHERE = {  # options of other tools: what there is instead
     "--token": "run hf auth login, or set HF_TOKEN",
     "--hf-token": "run hf auth login, or set HF_TOKEN",
 }
-_MODELS = {  # commands without a model of the package: one that is served
-    "animate": "--model nvidia/Cosmos-Predict1-4B",
-}
 
 
 def check_outputs(arguments: Sequence[str]) -> None:
@@ -63,9 +60,6 @@ def explain_usage(error: Any) -> str:
         return ""
     option = str(getattr(error, "option_name", ""))
     remedy = _ELSEWHERE.get(option.replace("_", "-"))
-    if type(error).__name__ == "MissingParameter":
-        model = _MODELS.get(named.rpartition(" ")[2]) if "--model" in complaint else None
-        return f"{complaint}; {f'write for example {model}' if model else f'see {named} --help'}"
     if remedy is not None:
         return f"No such option: {option}; {remedy}"
     return f"{complaint}; see {named} --help"

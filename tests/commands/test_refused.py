@@ -66,7 +66,7 @@ REFUSED = (
     ("generate x --device \x1b[31mcuda", 2, r"received '\x1b[31mcuda'"),
     # folders
     *(
-        (f"{command} x --out {out}", code, f"--out: expected a {said}")
+        (f"{command} x --out {out}", code, f": expected a {said}")
         for command in ("generate", "speak", "animate")
         for out, code, said in (
             ("a.png", 1, "folder that can be written, received 'a.png' (Not a directory)"),
