@@ -134,8 +134,10 @@ class Bench:
         usual = Bench(sides=SizeFlags(), load=LoadOptions(device=self.load.device))
         for each in fields(self):
             if each.name not in own and getattr(self, each.name) != getattr(usual, each.name):
+                named = {"prompt": "a prompt", "sides": "--size"}
+                option = named.get(each.name, f"--{each.name.replace('_', '-')}")
                 raise OptionError(
-                    f"{each.name}: expected none with --family canvas, whose setups decide all but "
+                    f"{option}: expected none with --family canvas, whose setups decide all but "
                     f"{', '.join(own)} and the device; leave it out"
                 )
 
