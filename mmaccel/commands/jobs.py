@@ -116,13 +116,14 @@ def _make_few(flags: Any, modality: Modality) -> None:
     sheet = Sheet(flags, worker, items) if unit == "image" else None
     try:
         with Reports(unit, len(items) * (1 + flags.compare)) as reports:
+
+            def finish(record: Record) -> None:
+                records.append(record)
+                reports.report("item", record)
+
             for part in [items] if sheet is None else sheet.begin(reports):
-                stats = worker.run_all(
-                    part,
-                    lambda record: (records.append(record), reports.report("item", record)),
-                    on_step=reports.update,
-                    look=None if sheet is None else sheet.keep,
-                )
+                look = None if sheet is None else sheet.keep
+                stats = worker.run_all(part, finish, on_step=reports.update, look=look)
                 parts.append(stats)
     except KeyboardInterrupt:
         raise Stopped(

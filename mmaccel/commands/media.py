@@ -386,8 +386,9 @@ class Animate(CodecFlags, FileCommand):
         for file in files:
             frames = starts[file] = read_frames(shared.parse_path(file), _MAX_CONTINUED, room=room)
             room -= sum(frame.width * frame.height for frame in frames)
-        parts = {"codec": self.codec, "text_encoder": self.text_encoder}
-        return Continuations(**basis, **parts, starts=starts, prompt=prompt)
+        return Continuations(
+            **basis, codec=self.codec, text_encoder=self.text_encoder, starts=starts, prompt=prompt
+        )
 
     def _split(self) -> tuple[list[str], str | None]:
         """Files to continue, and the prompt behind them: an input that is no file, has a blank in

@@ -132,7 +132,7 @@ class Sheet:
         return ImageOutput(
             [each.image for each in made[:_MAX_SHOWN]],
             torch.stack([each.tokens for each in made]),
-            torch.tensor([each.passes for each in made]),
+            torch.tensor([each.passes for each in made], dtype=torch.int64),
             stats,
             [item.row.prompt for item in self._items],
         )
