@@ -103,8 +103,7 @@ def _make_few(flags: Any, modality: Modality) -> None:
         check_folder(modality.out)
     worker = Worker(modality)
     resume_collector()
-    items = flags.items(worker.pipe, seed)
-    items = [_name(item, worker, len(items)) for item in items]
+    items = [_name(item, worker) for item in flags.items(worker.pipe, seed)]
     unit = modality.unit
     if is_drawn:
         say_drawn(seed)
@@ -123,12 +122,8 @@ def _make_few(flags: Any, modality: Modality) -> None:
                 reports.report("item", record)
 
             for part in [items] if sheet is None else sheet.begin(reports):
-                stats = worker.run_all(
-                    part,
-                    finish,
-                    on_step=reports.update,
-                    look=None if sheet is None else sheet.keep,
-                )
+                look = None if sheet is None else sheet.keep
+                stats = worker.run_all(part, finish, on_step=reports.update, look=look)
                 parts.append(stats)
     except KeyboardInterrupt:
         raise Stopped(
@@ -150,20 +145,19 @@ def _make_few(flags: Any, modality: Modality) -> None:
         say(f"note: {note}")
 
 
-def _name(item: Item, worker: Worker, count: int) -> Item:
+def _name(item: Item, worker: Worker) -> Item:
     """An item whose file has a readable name, which differs where anything it depends on does.
 
-    The number of rows, and of all items where they are made together, is a part where results are
-    equal up to rounding only: outside float32, and where an acceptance may depend on the last bit
-    of a probability.
+    The number of rows is a part where results are equal up to rounding only: outside float32, and
+    where an acceptance may depend on the last bit of a probability.
     """
     facts = worker.describe(item)
     modality = worker.modality
     settings = worker.plan(item)
     own = {name: value for name, value in facts.items() if name not in _NOT_IN_NAME}
-    own |= {"prompt": item.row.prompt.strip(), "policy": repr(settings.policy)}
+    own |= {"policy": repr(settings.policy)}
     if modality.load.dtype != EXACT_DTYPE or settings.policy.exactness != "bitwise":
-        own |= {"rows": modality.rows, "beside": count if modality.rows > 1 else 1}
+        own |= {"rows": modality.rows}
     title = modality.title_of(item)
     return replace(item, name=image_name(item.seed, title, settings.name, own, modality.suffix))
 

@@ -376,7 +376,7 @@ class Animate(CodecFlags, FileCommand):
         from mmaccel.batch.modalities import Clips, Continuations
         from mmaccel.outputs.video_files import pick_format, read_frames
 
-        basis: dict[str, Any] = self.basis(load) | {"suffix": f".{pick_format(self.file_format)}"}
+        basis = self.basis(load) | {"suffix": f".{pick_format(self.file_format)}"}
         if not self.is_continued:
             frames = () if self.start is None else read_frames(self.start, _MAX_FRAMES)
             name = None if self.start is None else self.start.name
@@ -387,11 +387,7 @@ class Animate(CodecFlags, FileCommand):
             frames = starts[file] = read_frames(shared.parse_path(file), _MAX_CONTINUED, room=room)
             room -= sum(frame.width * frame.height for frame in frames)
         return Continuations(
-            **basis,
-            codec=self.codec,
-            text_encoder=self.text_encoder,
-            starts=starts,
-            prompt=prompt,
+            **basis, codec=self.codec, text_encoder=self.text_encoder, starts=starts, prompt=prompt
         )
 
     def _split(self) -> tuple[list[str], str | None]:
