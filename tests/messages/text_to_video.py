@@ -103,7 +103,11 @@ CASES = (
     Refused(
         "the demo model without its weights",
         _without_weights,
-        says=("moving-scenes, received none", "scripts.training moving-scenes` trains them"),
+        says=(
+            "moving-scenes, received none",
+            "trains them",
+            "scripts.training moving-scenes` trains them",
+        ),
     ),
     *(
         Refused(
