@@ -96,7 +96,9 @@ class VisionModel(AskedModel):
     def slots(made: Any) -> dict[str, Any]:
         return {"visual_tokens": made}
 
-    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
+    def prepare(
+        self, asked: Sequence[Question], seeds: Sequence[int], sides: Sequence[Side]
+    ) -> Any:
         return self.encode(asked), seeds
 
     def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> dict[str, Any]:

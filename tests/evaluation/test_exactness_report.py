@@ -180,6 +180,7 @@ class Cold(Autoregressive):
 
 def test_distributions_are_compared() -> None:
     (right,) = check_distribution(SpeculativeJacobi(3, drafts="coarse"), "window", 20_000)
+    assert "with its drafts auto" in right.said  # a coarse model drafts no tokens of the toy
     assert right.guaranteed and right.holds and right.figures["n_samples"] == 20_000
     assert 0.2 < right.figures["power"] < 0.8  # so many see 0.03 about half of the time
     (relaxed,) = check_distribution(GroupedSpeculative(3), "window", 4_000)
