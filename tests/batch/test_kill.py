@@ -1,4 +1,7 @@
-"""kill -9 at random moments: what a resumed job leaves is what an undisturbed one leaves."""
+"""kill -9: what a resumed job leaves is what an undisturbed one leaves, and nothing is made twice.
+
+At chosen moments here, and at random ones in the slow tests.
+"""
 
 from __future__ import annotations
 
@@ -8,83 +11,79 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.jobs import Jobs, content, lines
-from tests.fixtures.forking import Child, Forker
-from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.forking import Forker
+from tests.fixtures.jobs import N_ITEMS, PROMPTED, TEXTS, Command, lines, whole_of
 
-N_FOLDERS, N_KILLS = 3, 3  # of generate
-N_PAGES = 3  # killed runs of gallery, and of evaluate
-N_IMAGES = 40
+# kills the process at the n-th record: before its file has a name, between both, or amid its line
+KILL = """
+import os
+from mmaccel.batch.manifest import Manifest, to_line
+from mmaccel.outputs import whole_files
+replace, append, left = os.replace, Manifest.append, [{n}, {n}]
+def whole(source, target):
+    left[0] -= str(target).endswith({suffix!r})
+    if {moment!r} == "mid-item" and not left[0]:
+        os.kill(os.getpid(), 9)
+    replace(source, target)
+def noted(self, record):
+    left[1] -= 1
+    if {moment!r} != "mid-item" and not left[1]:
+        if {moment!r} == "mid-line":
+            self._opened.write(to_line(record)[:40])
+        os.kill(os.getpid(), 9)
+    append(self, record)
+os.replace, Manifest.append = whole, noted
+"""
+N_KILLS = 3  # of random ones
+FAST = [pytest.param(kind, marks=[] if kind == "images" else pytest.mark.slow) for kind in PROMPTED]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in PROMPTED]
 
 
-def run_whole(child: Child) -> float:
-    """Seconds of a run that nothing disturbs."""
-    began = time.perf_counter()
+def noted_in(command: Command) -> list[bytes]:
+    """The whole lines of the manifest."""
+    data = command.manifest.read_bytes() if command.manifest.exists() else b""
+    return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+@pytest.mark.parametrize("kind", FAST)
+@pytest.mark.parametrize("moment", ["mid-item", "between", "mid-line"])
+def test_a_killed_job_and_its_killed_resume_go_on(
+    forker: Forker, tmp_path: Path, kind: str, moment: str
+) -> None:
+    command, whole = Command(kind, tmp_path), whole_of(kind)
+    arguments, noted = [*command.arguments(*command.prompts()), "--batch-size", "2"], list[bytes]()
+    for n in (3, 2):
+        before = KILL.format(n=n, moment=moment, suffix=command.suffix)
+        assert forker.start(*arguments, "--resume", before=before).wait() == -9
+        now = noted_in(command)
+        assert len(now) == len(noted) + n - 1 and now[: len(noted)] == noted
+        noted = now
+    child = forker.start(*arguments, "--resume")
     assert child.wait() == 0, child.printed()
-    return time.perf_counter() - began
+    assert f"{N_ITEMS - len(noted)} {command.unit}" in child.printed()[1]
+    assert command.content == whole.content and lines(command.out) == lines(whole.out)
 
 
-def kill_after(child: Child, seconds: float) -> bool:
-    """Kill a run; whether it was still running."""
-    time.sleep(seconds)
-    child.send(9)
-    code = child.wait()
-    assert code in (-9, 0), child.printed()
-    return code == -9
-
-
-@pytest.mark.slow
-def test_killed_jobs_of_images_resume_to_the_same_files(
-    forker: Forker, tiny_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", SLOW)
+def test_jobs_that_are_killed_at_random_moments_go_on(
+    forker: Forker, tmp_path: Path, kind: str
 ) -> None:
-    """What was noted is not made again."""
-    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": N_IMAGES // 10} for k in range(10)]
-
-    def start(jobs: Jobs) -> Child:
-        return forker.start(*jobs.arguments("--batch-size", "4", "--resume", rows=rows))
-
-    whole = Jobs(tmp_path / "whole", tiny_folder)
-    seconds, draw, killed = run_whole(start(whole)), random.Random(23), []
-    for k in range(N_FOLDERS):
-        jobs, noted = Jobs(tmp_path / f"{k}", tiny_folder), []
-        for _ in range(N_KILLS):
-            rest = 1 - len(noted) / N_IMAGES  # of the job: moments lie within it
-            killed.append(kill_after(start(jobs), seconds * rest * draw.random()))
-            data = jobs.manifest.read_bytes() if jobs.manifest.exists() else b""
-            now = data.splitlines(keepends=True)
-            assert now[: len(noted)] == noted
-            noted = [line for line in now if line.endswith(b"\n")]
-        run_whole(start(jobs))
-        assert content(jobs.out) == content(whole.out) and len(content(jobs.out)) == N_IMAGES
-        assert lines(jobs.out) == lines(whole.out)
-        assert jobs.manifest.read_bytes().splitlines(keepends=True)[: len(noted)] == noted
-    assert sum(killed) >= len(killed) // 2, "the kills came too late"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["gallery", "evaluate"])
-def test_killed_reports_are_whole_or_those_of_before(
-    forker: Forker, whole: Path, tmp_path: Path, command: str
-) -> None:
-    names = {"gallery": ["page.html"], "evaluate": ["report.json", "items.jsonl"]}[command]
-    files = [tmp_path / name for name in names]
-
-    def start() -> Child:
-        if command == "gallery":
-            return forker.start("gallery", str(whole), "--out", str(files[0]))
-        options = ["--json", str(files[0]), "--items", str(files[1])]
-        return forker.start("evaluate", "pictures", str(whole), *options)
-
-    seconds, draw = run_whole(start()), random.Random(command)
-    made = [file.read_bytes() for file in files]
-    for k in range(N_PAGES):
-        before = [b"of before"] * len(files) if k % 2 else [None] * len(files)
-        for file, old in zip(files, before):
-            file.unlink()
-            if old is not None:
-                file.write_bytes(old)
-        kill_after(start(), seconds * draw.uniform(0.2, 1.1))
-        for file, old, new in zip(files, before, made):
-            assert (file.read_bytes() if file.exists() else None) in (old, new)
-        run_whole(start())
-        assert [file.read_bytes() for file in files] == made
+    texts, draw, killed = TEXTS[kind], random.Random(23), 0
+    rows = [{"id": f"r{k}", "prompt": texts[k % 3], "n": 4} for k in range(10)]
+    whole, command = (Command(kind, tmp_path / name) for name in ("whole", "killed"))
+    began = time.perf_counter()
+    assert forker.start(*whole.arguments(*whole.prompts(rows), "--batch-size", "4")).wait() == 0
+    seconds, noted = time.perf_counter() - began, list[bytes]()
+    arguments = command.arguments(*command.prompts(rows), "--batch-size", "4", "--resume")
+    for _ in range(N_KILLS):
+        child = forker.start(*arguments)
+        time.sleep(seconds * (1 - len(noted) / 40) * draw.random())
+        child.send(9)
+        killed += child.wait() == -9
+        now = noted_in(command)
+        assert now[: len(noted)] == noted
+        noted = now
+    assert forker.start(*arguments).wait() == 0
+    assert command.content == whole.content and len(whole.content) == 40
+    assert lines(command.out) == lines(whole.out)
+    assert killed >= N_KILLS // 2, "the kills came too late"

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
 
 from tests.architecture.source import ROOT
-from tests.batch.test_gallery import make_run
 from tests.fixtures.forking import Forker
-from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.jobs import N_ITEMS, Command, records
 
 LIMIT = 1 << 20  # bytes; a file of this size is full, which stands in for a full disk
 
@@ -30,86 +26,92 @@ def full(tmp_path: Path) -> Path:
     return file
 
 
-def run(shell: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    return Command("images", tmp_path)
+
+
+@pytest.fixture
+def run(command: Command) -> Path:
+    """The folder of a job, with a file that is no image."""
+    assert command.job() == 0
+    (command.out / "broken.png").write_bytes(b"no image")
+    return command.out
+
+
+def in_shell(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `mmaccel` in a shell, which gives it streams: `shell` follows the command."""
     command = f'"$0" -m mmaccel.cli "$@" {shell}'
     return subprocess.run(
-        ["bash", "-c", command, sys.executable, *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, timeout=30, check=False,
-        capture_output=True, **options,
+        ["bash", "-c", command, sys.executable, *arguments], cwd=ROOT, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, capture_output=True,
     )  # fmt: skip
 
 
 def test_an_error_with_stderr_closed_is_one_object_on_stdout() -> None:
-    done = run("2>&-", "generate", "--prompts", "x", "--json", "--nonsense")
+    done = in_shell("2>&-", "generate", "--prompts", "x", "--json", "--nonsense")
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["error"]["code"] == "usage" and done.returncode == 2
 
 
-@pytest.mark.parametrize("shell", [">&- 2>&-", "<&- >&- 2>&-"])
-def test_files_are_whole_whatever_is_closed(tmp_path: Path, shell: str) -> None:
+def test_a_page_is_whole_whatever_is_closed(run: Path) -> None:
     """The page would get the number of a closed stream, and then what is printed."""
     pages = []
-    for k, closed in enumerate(("", shell)):
-        (tmp_path / str(k)).mkdir()
-        folder = make_run(tmp_path / str(k) / "run", ["one", "two"])
-        (folder / "broken.png").write_bytes(b"no image")
-        done = run(closed, "gallery", str(folder))
+    for closed in ("", "<&- >&- 2>&-"):
+        done = in_shell(closed, "gallery", str(run))
         assert done.returncode == 0 and "Traceback" not in done.stderr
-        pages.append((folder / "gallery.html").read_bytes())
+        pages.append((run / "gallery.html").read_bytes())
     assert pages[0] == pages[1]
 
 
-def test_a_full_stdout_is_said_and_no_traceback(full: Path, tmp_path: Path) -> None:
-    run_folder = make_run(tmp_path / "run", ["one"])
+def test_a_reader_that_goes_ends_no_command_badly(run: Path) -> None:
+    done = in_shell("2>&1 | true; exit ${PIPESTATUS[0]}", "gallery", str(run))
+    assert (done.returncode, done.stderr.count("Error")) == (0, 0), done.stderr
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
 
-    done = run(f">>'{full}'", "gallery", str(run_folder), preexec_fn=limit)
-    assert done.returncode == 1 and (run_folder / "gallery.html").is_file()
-    (line,) = done.stderr.splitlines()
+def test_a_full_stdout_is_said_and_no_traceback(forker: Forker, run: Path, full: Path) -> None:
+    child = forker.start("gallery", str(run), stdout=full, limit=LIMIT)
+    assert child.wait() == 1 and (run / "gallery.html").is_file()
+    *_, line = child.stderr.read_text().splitlines()
     assert line.startswith("mmaccel: stdout: expected space for the result, received: ")
-    done = run(f"2>>'{full}'", "gallery", str(run_folder), preexec_fn=limit)
-    assert done.returncode == 0 and done.stdout.strip() == str(run_folder / "gallery.html")
-
-
-def test_a_reader_that_goes_ends_no_command_badly(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", ["one"])
-    (folder / "broken.png").write_bytes(b"no image")
-    for shell, *arguments in (("| true", "models"), ("2>&1 | true", "gallery", str(folder))):
-        done = run(f"{shell}; exit ${{PIPESTATUS[0]}}", *arguments)
-        assert (done.returncode, done.stderr.count("Error")) == (0, 0), done.stderr
 
 
 @pytest.mark.parametrize("option", ["--json", "--json-stream"])
 def test_a_job_without_space_for_its_result(
-    forker: Forker, tiny_folder: Path, tmp_path: Path, full: Path, option: str
+    forker: Forker, command: Command, full: Path, option: str
 ) -> None:
-    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
-    prompts.write_text("\n".join(CAPTIONS))
-    arguments = ["--prompts", str(prompts), "--out", str(out), "--model", str(tiny_folder)]
-    child = forker.start("generate", *arguments, option, stdout=full, limit=LIMIT)
+    arguments = command.arguments(*command.prompts())
+    child = forker.start(*arguments, option, stdout=full, limit=LIMIT)
     assert child.wait() == 1
     err = child.stderr.read_text()
     assert "Traceback" not in err and "Exception ignored" not in err
     assert "received: File too large" in err and full.stat().st_size == LIMIT
     if option == "--json":  # the stream ends the job, as its reader does
-        assert len(list(out.glob("*.png"))) == 3
-    for file in out.glob("*.png"):
-        with Image.open(file) as image:
-            image.load()
-    child = forker.start("generate", *arguments, "--resume", "--json")
-    assert child.wait() == 0 and json.loads(child.printed()[0])["data"]["items"] == 3
+        assert len(command.files) == N_ITEMS
+    child = forker.start(*arguments, "--resume", "--json")
+    assert child.wait() == 0 and json.loads(child.printed()[0])["data"]["items"] == N_ITEMS
 
 
-def test_a_closed_stderr_ends_no_job(forker: Forker, tiny_folder: Path, tmp_path: Path) -> None:
-    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
-    prompts.write_text("\n".join(CAPTIONS))
-    arguments = ["--prompts", str(prompts), "--out", str(out), "--model", str(tiny_folder)]
-    child = forker.start("generate", *arguments, "--json-stream", closed=["stderr"])
+def test_a_closed_stderr_ends_no_job(forker: Forker, command: Command) -> None:
+    arguments = command.arguments(*command.prompts(), "--json-stream")
+    child = forker.start(*arguments, closed=["stderr"])
     assert child.wait() == 0
     events = [json.loads(line) for line in child.printed()[0].splitlines()]
-    assert [event.get("event") for event in events] == ["start", *["item"] * 3, None]
-    lines = (out / "manifest.jsonl").read_bytes().splitlines()
-    assert all(json.loads(line)["status"] == "ok" for line in lines) and len(lines) == 3
+    assert [event.get("event") for event in events] == ["start", *["item"] * N_ITEMS, None]
+    assert [record["status"] for record in records(command.out)] == ["ok"] * N_ITEMS
+
+
+def test_a_job_whose_reader_goes_ends_and_can_go_on(
+    forker: Forker, command: Command, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    arguments = command.arguments(*command.prompts(), "--json-stream", "--batch-size", 1)
+    child = forker.start(*arguments, stdout=pipe)
+    with pipe.open() as events:
+        events.readline()
+    assert child.wait() == 1
+    said = child.stderr.read_text()
+    assert "--json-stream: expected a reader of stdout" in said and "--resume" in said
+    assert "Traceback" not in said and "Exception ignored" not in said
+    assert 0 < len(records(command.out)) < N_ITEMS

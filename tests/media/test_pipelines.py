@@ -10,16 +10,13 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import GroupedSpeculative, Jacobi, SamplingParams
+from mmaccel import GroupedSpeculative, Jacobi
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.image_to_video import registry as image_to_video
-from mmaccel.pipelines.media import RunProgress
 from mmaccel.pipelines.text_to_speech import registry as speech_models
-from mmaccel.results import Progress
-from tests.fixtures.media import MEDIA, MediaCase, content, image, open_media, payloads
+from tests.fixtures.media import MEDIA, MediaCase, content, open_media, payloads
 from tests.fixtures.shared import media_folders, media_pipe
 
-SEEDS = [3, 2**64 - 1, 5]
 AUTHORS = {
     "llasa": "HKUSTAudio/xcodec2-hf",
     "orpheus": "hubertsiuzdak/snac_24khz",
@@ -48,50 +45,26 @@ def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(case: MediaC
     few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4, "top_p": 1.0}
     seeds = [6, 0, 5, 2, 2**64 - 1]
     wanted = case.call(seeds, **few)
-    for asked, most in ((1, 1), (2, 2), (None, 5), (9, 5)):
-        events: list[tuple[str, Any]] = []
+    for asked, most in ((1, 1), (2, 2), (None, 5)):
+        events: list[Any] = []  # payloads, and rows of a pass
         made = case.call(
-            seeds,
-            batch_size=asked,
-            **few,
-            deliver=lambda done, events=events: events.append(("done", done)),
-            on_step=lambda state, events=events: events.append(("rows", state.rows)),
-        )
-        done = [event for kind, event in events if kind == "done"]
-        rows = [event for kind, event in events if kind == "rows"]
+            seeds, batch_size=asked, **few, deliver=events.append,
+            on_step=lambda state, events=events: events.append(state.rows),
+        )  # fmt: skip
+        done = [event for event in events if not isinstance(event, tuple)]
+        rows = [event for event in events if isinstance(event, tuple)]
         assert max(map(len, rows)) == most and {r for each in rows for r in each} == set(range(5))
         assert sorted(each.index for each in done) == [0, 1, 2, 3, 4]
         for each in done:
-            assert each is made[each.index] and each.seed == wanted[each.index].seed
+            assert each is made[each.index] and each.passes == wanted[each.index].passes
             assert_same(each, wanted[each.index])
-            assert each.passes == wanted[each.index].passes
-        if most < 5:
-            kinds = [kind for kind, _ in events]
-            assert "rows" in kinds[kinds.index("done") :]  # the first, long before the last pass
+        first = next(k for k, event in enumerate(events) if event is done[0])
+        assert most == 5 or rows[-1] in events[first:]  # long before the last pass
         if most == 2:
             assert made.stats.passes < made.stats.row_passes == sum(d.passes for d in done)
 
 
-def test_serve_delivers_clips() -> None:
-    """`serve` uses the given parameters, without the recommended ones."""
-    pipe = media_pipe("cosmos")
-    assert pipe.video.params.top_p == 0.8
-    seeds, params = [6, 0, 5], SamplingParams(temperature=0.4)
-    got: dict[int, Any] = {}
-    stats = pipe.serve(
-        image(),
-        params,
-        seed=seeds,
-        batch_size=2,
-        deliver=lambda clip: got.update({clip.index: clip}),
-    )
-    wanted = pipe(image(), seed=seeds, temperature=0.4, top_p=1.0)
-    for k in range(3):
-        assert_same(got[k], wanted[k])
-    assert stats.row_passes == sum(clip.passes for clip in got.values()) and stats.pixel_seconds > 0
-
-
-def test_an_exception_from_deliver_ends_the_run(case: MediaCase) -> None:
+def test_an_exception_from_deliver_ends_the_run_and_one_runs_at_a_time(case: MediaCase) -> None:
     got: list[Any] = []
 
     def stop(made: Any) -> None:
@@ -99,14 +72,10 @@ def test_an_exception_from_deliver_ends_the_run(case: MediaCase) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        case.call(SEEDS, batch_size=1, deliver=stop)
-    assert len(got) == 1 and len(case.call([1])) == 1  # and the model is free
-
-
-def test_one_run_at_a_time(case: MediaCase) -> None:
+        case.call([3, 4, 5], batch_size=1, deliver=stop)
     with pytest.raises(mmaccel.BusyError):
         case.call([1], on_step=lambda _: case.call([1]))
-    assert len(case.call([1])) == 1
+    assert len(got) == 1 and len(case.call([1])) == 1  # and the model is free
 
 
 def test_a_payload_reports_its_total_variation(case: MediaCase) -> None:
@@ -118,7 +87,7 @@ def test_a_payload_reports_its_total_variation(case: MediaCase) -> None:
 
 def test_nan_of_the_model_is_refused(case: MediaCase) -> None:
     def spoil(_: Any, __: Any, made: Any) -> None:
-        made.logits.fill_(float("nan"))
+        made.logits.fill_(math.nan)
 
     hook = case.hidden.register_forward_hook(spoil)
     try:
@@ -135,7 +104,7 @@ def test_the_forward_is_the_one_that_was_asked_for(case: MediaCase) -> None:
     assert [*routes, case.call().stats.route] == ["model", "fused", "fused"]
 
 
-def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: Any) -> None:
     model, codec = case.folders
     asked: list[object] = []
 
@@ -145,22 +114,4 @@ def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: pytest.M
 
     monkeypatch.setattr(speech_models if case.speaks else image_to_video, "find_model", find)
     pipe = type(case.pipe).from_pretrained(model)
-    assert asked == [model, AUTHORS[case.kind]]
-    assert (pipe.source, pipe.codec) == (model, codec)
-
-
-def test_progress_by_hand() -> None:
-    run, tokens = RunProgress(3), torch.zeros(2, 10, dtype=torch.int64)
-    assert (run.payloads, run.tokens, run.total) == (0, 0, 0)
-    run.finish(2)  # before any pass was seen
-    assert run.payloads == 1
-
-    def after_pass(rows: tuple[int, ...], *lengths: int) -> Progress:
-        return Progress(tokens, torch.tensor(lengths), torch.zeros(2), 1, rows)
-
-    run.update(after_pass((0, 1), 4, 5))
-    assert (run.payloads, run.tokens, run.total) == (1.9, 19, 30)
-    run.finish(0)  # after 4 of 10 tokens
-    assert (run.payloads, run.tokens) == (2.5, 25)
-    run.update(after_pass((0, 1), 4, 7))  # its row is still in the batch
-    assert (run.payloads, run.tokens) == (2.7, 27)
+    assert asked == [model, AUTHORS[case.kind]] and (pipe.source, pipe.codec) == (model, codec)
