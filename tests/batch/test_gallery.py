@@ -54,12 +54,7 @@ def data_of(run: Path, *more: str) -> Any:
     page = run.parent / "page.html"
     assert main(["gallery", str(run), "--out", str(page), *more]) == 0
     text = page.read_text("utf-8").split('id="data">')[1].split("</script>")[0]
-<<<<<<< HEAD
-    data: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(name))
-    return data
-=======
     return json.loads(text, parse_constant=lambda name: pytest.fail(name))["items"]
->>>>>>> w56-jobtests
 
 
 @pytest.fixture(scope="module")
@@ -169,43 +164,6 @@ def test_broken_images_and_lines_are_left_out_and_named(tmp_path: Path, capsys: 
     note(run, id="out", file="../secret.png")
     note(run, passes=float("nan"), prompt="one")
     with time_limit(20):
-<<<<<<< HEAD
-        assert [item["prompt"] for item in data_of(run)["items"]] == ["one", "three"]
-    said = capsys.readouterr()
-    assert said.out == f"{tmp_path / 'page.html'}\n"
-    named = {line.removeprefix("left out: ").partition(":")[0] for line in said.err.splitlines()}
-    lines = {f"manifest.jsonl, line {n}" for n in range(4, 9)}
-    assert named == {*lines, *broken, "a.png", "b.png", "gone, image 0"}
-
-
-def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
-    """Images of other programs, and those whose facts cannot be read, are left out."""
-    run = make_run(tmp_path / os.fsdecode(b"\xff"), ["one", "two"])
-    (run / "manifest.jsonl").unlink()
-    Image.new("RGB", (4, 4)).save(run / "other.png")
-    draw(run / "deep.png", "[" * 100_000)
-    items = data_of(run)["items"]
-    assert [item["prompt"] for item in items] == ["one", "two"]
-    assert [item["sides"][0]["src"] for item in items] == ["%FF/r0_0_100.png", "%FF/r1_0_101.png"]
-
-
-def test_no_file_outside_the_folder_and_no_nan(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", ["one"])
-    draw(tmp_path / "secret.png", json.dumps(first_record(run)))
-    own = first_record(run)
-    for name in ("../secret.png", str(tmp_path / "secret.png"), "..", "\ud800.png"):
-        note(run, own | {"id": name[:5].replace("/", "-"), "file": name, "prompt": "hostile"})
-    infinite = [float("inf"), {"a": -float("inf")}]
-    note(run, own | {"passes": float("nan"), "temperature": infinite})
-    data = data_of(run)
-    (one,) = data["items"]
-    assert (one["prompt"], one["sides"][0]["own"]["passes"]) == ("one", "NaN")
-    assert data["settings"][0]["temperature"] == ["Infinity", {"a": "-Infinity"}]
-
-
-def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:
-    """Of folders without a manifest, where images tell prompt and seed; in order of names."""
-=======
         items = data_of(run)
     assert {item["prompt"] for item in items} == {"one", "three"}
     (side,) = [item["sides"][0] for item in items if item["prompt"] == "one"]
@@ -219,7 +177,6 @@ def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
     """Images of other programs, and those whose facts cannot be read, are left out; those that
     differ in settings alone are all shown.
     """
->>>>>>> w56-jobtests
     for name, policies in (("a", ["jacobi", "sjd", "gsd"]), ("b", ["plain", "sjd"])):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "other.png")

@@ -13,18 +13,10 @@ import pytest
 import mmaccel
 from mmaccel.batch.manifest import Record
 from mmaccel.batch.modalities import Images
-<<<<<<< HEAD
-from mmaccel.batch.prompts import Item, Row, make_items
-from mmaccel.batch.ray_executor import RayExecutor
-from mmaccel.batch.worker import ItemsFailed, Worker
-from mmaccel.errors import OptionError
-from tests.batch.jobs import Jobs, content, lines
-=======
 from mmaccel.batch.prompts import Row, make_items
 from mmaccel.batch.ray_executor import RayExecutor
 from mmaccel.batch.worker import ItemsFailed
 from tests.fixtures.jobs import Command, folders, lines, whole_of
->>>>>>> w56-jobtests
 from tests.fixtures.tiny_model import CAPTIONS
 
 ray = pytest.importorskip("ray", reason="ray is not installed")

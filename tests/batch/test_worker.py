@@ -10,18 +10,11 @@ from typing import Any
 
 import pytest
 
-<<<<<<< HEAD
-from mmaccel.batch.modalities import Images
-from mmaccel.batch.prompts import Item, Row, make_items
-from mmaccel.batch.ray_executor import WorkerActor
-from mmaccel.batch.worker import ItemsFailed, Worker
-=======
 from mmaccel import Jacobi, TextToImage
 from mmaccel.batch.modalities import Images, Settings
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.ray_executor import WorkerActor
 from mmaccel.batch.worker import ItemsFailed, Worker, fingerprint
->>>>>>> w56-jobtests
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.jobs import Command, folders, records

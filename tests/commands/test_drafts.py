@@ -11,10 +11,6 @@ import pytest
 from mmaccel import Coarse, Jacobi, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
-<<<<<<< HEAD
-from mmaccel.comfy.nodes import NODES
-=======
->>>>>>> w56-jobtests
 from mmaccel.commands.options import WindowPolicyFlags
 from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
 from tests.fixtures.jobs import Command
@@ -57,17 +53,6 @@ def test_a_folder_is_a_draft_source(coarse: str) -> None:
     assert flags.choose("window")[1] == Jacobi(drafts=Coarse(coarse))
     assert make_policy("mc-sjd", drafts=coarse).drafts == Coarse(coarse)
     assert make_policy("jacobi", drafts="left").drafts == "left"
-<<<<<<< HEAD
-    with pytest.raises(OptionError, match="--drafts: expected it once"):
-        WindowPolicyFlags(drafts=coarse, set_fields=["drafts=left"]).choose("window")
-    spec = NODES["MMAccelJacobiPolicy"]
-    values = {"drafts": "left", "coarse_folder": f'"{coarse}" '}
-    (made,) = spec.run(**spec.read(values))
-    assert made.policy.drafts == Coarse(coarse)
-    assert "no coarse.json" in str(spec.refusal({"coarse_folder": str(Path(coarse).parent)}))
-    assert "coarse_folder" not in [w.name for w in NODES["MMAccelPromptLookupPolicy"].widgets]
-=======
->>>>>>> w56-jobtests
 
 
 def test_bench_compares_draft_sources_in_one_run(
