@@ -11,8 +11,7 @@ from mmaccel.errors import OptionError
 
 _OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
 
-_NO_STEPS = "the model decides how many tokens an image has; leave it out, or choose passes with "
-_NO_STEPS += "--window"
+_NO_STEPS = "the model decides how many tokens an image has; leave it out, or take --window"
 _ELSEWHERE = {  # options of other tools: what there is instead
     "--steps": _NO_STEPS,
     "--num-inference-steps": _NO_STEPS,
@@ -28,10 +27,8 @@ _ELSEWHERE = {  # options of other tools: what there is instead
     "--torch-dtype": "write --dtype",
     "--precision": "write --dtype",
     "--token": "run hf auth login, or set HF_TOKEN",
+    "--end": "models draw frame after frame to no given end; give --start, or say it in the prompt",
     "--hf-token": "run hf auth login, or set HF_TOKEN",
-}
-_MODELS = {  # commands without a model of the package: one that is served
-    "animate": "--model nvidia/Cosmos-Predict1-4B",
 }
 
 
@@ -63,9 +60,4 @@ def explain_usage(error: Any) -> str:
         return ""
     option = str(getattr(error, "option_name", ""))
     remedy = _ELSEWHERE.get(option.replace("_", "-"))
-    if type(error).__name__ == "MissingParameter":
-        model = _MODELS.get(named.rpartition(" ")[2]) if "--model" in complaint else None
-        return f"{complaint}; {f'write for example {model}' if model else f'see {named} --help'}"
-    if remedy is not None:
-        return f"No such option: {option}; {remedy}"
-    return f"{complaint}; see {named} --help"
+    return f"No such option: {option}; {remedy}" if remedy else f"{complaint}; see {named} --help"
