@@ -76,7 +76,7 @@ CASES = (
     _row("no image", '"n": 0', "n: expected an integer in 1..100000", "received 0"),
     _row("a bool", '"n": true', "n: expected an integer"),
     _row("a seed of 65 bits", f'"seed": {2**64}', "seed: expected an integer in"),
-    _row("no width", '"size": "0x4"', "size: expected pixels such as 768 or '1024x768'"),
+    _row("no width", '"size": "0x4"', "size: expected pixels such as 768 or 1024x768"),
     _row("a wide image", '"size": "16385x8"', "size: expected pixels", "up to 16384"),
     _row("an unknown policy", '"policy": "jacoby"', "policy: expected one of autoregressive"),
     _row("a number for params", '"params": 3', "params: expected names and values"),
