@@ -141,7 +141,7 @@ def _record(app: ASGIApp, engine: Engine) -> ASGIApp:
         try:
             await app(scope, receive, send_recorded)
         except ClientDisconnect:
-            status = status or 499  # as nginx names a client that went
+            status = 499  # as nginx names a client that went
         except asyncio.CancelledError:  # the server ends
             if not status:
                 await _answer(shutting_down())(scope, receive, send_recorded)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.errors import ApiError, log_fault, shutting_down
 from mmaccel.serving.metrics import Metrics
 from mmaccel.serving.settings import ServerSettings
@@ -90,6 +91,7 @@ class Engine:
         running: jobs that are decoded, by their numbers.
         width: tokens of the longest prompt that has room.
         rows: decoded at a time at most; less after memory was too little.
+        prefix_tree: keeps prompts for later requests; None: nothing does.
     """
 
     def __init__(self, route: Any, settings: ServerSettings) -> None:
@@ -100,6 +102,10 @@ class Engine:
         self.width = 0
         self.rows = settings.rows
         self.metrics = Metrics(self)
+        self.prefix_tree: PrefixTree | None = None
+        if settings.prefix_cache:
+            shared_from = settings.prefix_shared_from or None
+            self.prefix_tree = PrefixTree(settings.prefix_cache, shared_from=shared_from)
         self._changed = Condition()
         self._is_closed = False
         self._arrivals = count()
@@ -221,8 +227,8 @@ class Engine:
                 self.route.serve(
                     self.running[0],
                     requests,
-                    self._deliver,
-                    self._hand_out,
+                    self._receive,
+                    prefix_tree=self.prefix_tree,
                     rows=self.rows,
                     on_step=self._step,
                     arrivals=self._admit,
@@ -234,11 +240,11 @@ class Engine:
             self._settle(error)
 
     def _settle(self, error: Exception | None) -> None:
-        """Fail or repeat the jobs that a run left, which are none without an error."""
+        """Fail or repeat the jobs that a run left; without an error these were cancelled."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             self.rows = max(1, self.rows // 2)
-            if self.route.prefix_tree is not None:
-                self.route.prefix_tree.clear()
+            if self.prefix_tree is not None:
+                self.prefix_tree.clear()
         left = list(self.running.values())
         self.running.clear()
         named = getattr(error, "rows", None) or ()
@@ -262,7 +268,7 @@ class Engine:
         """
         self.metrics.passes.inc(progress.passes - self._n_passes)
         self._n_passes = progress.passes
-        n_read = getattr(self.route.prefix_tree, "n_read", 0)
+        n_read = getattr(self.prefix_tree, "n_read", 0)
         self.metrics.prefix_tokens.inc(n_read - self._n_read)
         self._n_read = n_read
         length = progress.tokens.shape[1]
@@ -281,20 +287,22 @@ class Engine:
                 job.tell(job, "partial", self.route.show(job, progress, slot))
         return limits
 
-    def _hand_out(self, job: Job, piece: Any) -> None:
-        """Hand out a piece of a job, after which the job cannot begin again."""
-        if not job.is_heard:
-            self.metrics.first_audio_seconds.observe(time.monotonic() - job.arrived)
-        job.is_heard = True
-        job.tell(job, "partial", piece)
-
-    def _deliver(self, job: Job, made: Any) -> None:
-        """Hand out what was made of a job; the one that follows it is next."""
-        if self.running.pop(job.number, None) is None:  # it was cancelled
+    def _receive(self, job: Job, made: Any, *, is_whole: bool = True) -> None:
+        """Tell what was made of a job, whose follower is next, or a piece of it, after which the
+        job cannot begin again.
+        """
+        if job.is_cancelled:
             return
         seconds = time.monotonic() - job.arrived
-        self._row_seconds = seconds / (len(self.running) + 1)
         metrics = self.metrics
+        if not is_whole:
+            if not job.is_heard:
+                metrics.first_audio_seconds.observe(seconds)
+            job.is_heard = True
+            job.tell(job, "partial", made)
+            return
+        del self.running[job.number]
+        self._row_seconds = seconds / (len(self.running) + 1)
         metrics.rows.labels("done").inc()
         metrics.tokens.inc(len(made.tokens))
         metrics.row_passes.inc(made.passes)

@@ -31,10 +31,7 @@ from mmaccel.pipelines.text_to_speech.pipeline import join_parts
 from mmaccel.pipelines.text_to_speech.plan import CHUNK_SECONDS
 from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
 from mmaccel.samplers.noise import draw_new_seed
-from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.engine import Events, Job
-
-Receiver = Callable[[Job, Any], None]
 
 
 class Body(BaseModel):
@@ -125,21 +122,18 @@ class Route:
     - `path` and `body` of its requests, `headers` of its answers, and an `example` of a text;
     - `jobs`, which checks a request and makes its jobs, in any thread;
     - `serve`, which runs the pipeline: it begins with `requests`, whose settings are those of
-      `first`, lets `deliver` and `hand_out` receive jobs with what is made of them and with pieces
-      of it before, and has the options `rows`, `on_step`, `arrivals` and `prompt_width`;
+      `first`, and lets `receive` have each job with what is made of it, or with a piece of that;
     - `encode` and `stream`, which make the answer, in any thread, and in pieces.
 
     Args:
         setup: how it is opened, and what decides what it makes, as for a prompt file.
-        prefix_tree: keeps prompts for later requests; None: nothing does.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
     """
 
-    def __init__(self, setup: Modality, prefix_tree: PrefixTree | None = None) -> None:
-        self.setup = setup
-        self.prefix_tree = prefix_tree
+    def __init__(self, setup: Modality) -> None:
+        self.setup: Any = setup
         self.pipe: Any = setup.open()
 
 
@@ -150,10 +144,8 @@ class ImageRoute(Route):
     body = ImageBody
     headers: ClassVar[dict[str, str]] = {}
 
-    setup: Images
-
-    def __init__(self, setup: Images, prefix_tree: PrefixTree | None = None) -> None:
-        super().__init__(setup, prefix_tree)
+    def __init__(self, setup: Images) -> None:
+        super().__init__(setup)
         self.example = self.pipe.prompted_model.examples[0]
         self._hashes = setup.hash_files(self.pipe)
         self._pipes = {self.pipe.size: self.pipe}
@@ -184,19 +176,13 @@ class ImageRoute(Route):
         return jobs
 
     def serve(
-        self,
-        first: Job,
-        requests: list[Any],
-        deliver: Receiver,
-        hand_out: Receiver,
-        **options: Any,
+        self, first: Job, requests: list[Any], receive: Callable[..., None], **options: Any
     ) -> None:
         self._pipes[first.group].serve(
             requests,
             first.settings.params,
             policy=first.settings.policy,
-            deliver=lambda made: deliver(made.request.tag, made),
-            prefix_tree=self.prefix_tree,
+            deliver=lambda made: receive(made.request.tag, made),
             **options,
         )
 
@@ -271,7 +257,7 @@ class SpeechRoute(Route):
     several rows of `mmaccel speak`; the setup's `rows` of them are spoken at a time at most.
 
     Args:
-        setup, prefix_tree: see `Route`.
+        setup: see `Route`.
         chunk_seconds: of sound that is sent in chunks.
     """
 
@@ -279,13 +265,8 @@ class SpeechRoute(Route):
     body = SpeechBody
     example = "a"
 
-    def __init__(
-        self,
-        setup: Speech,
-        prefix_tree: PrefixTree | None = None,
-        chunk_seconds: float = CHUNK_SECONDS,
-    ) -> None:
-        super().__init__(setup, prefix_tree)
+    def __init__(self, setup: Speech, chunk_seconds: float = CHUNK_SECONDS) -> None:
+        super().__init__(setup)
         self.headers = {"x-sample-rate": str(self.pipe.speech.sample_rate)}
         self._chunk_seconds = chunk_seconds
 
@@ -308,22 +289,16 @@ class SpeechRoute(Route):
         return jobs
 
     def serve(
-        self,
-        first: Job,
-        requests: list[Any],
-        deliver: Receiver,
-        hand_out: Receiver,
-        **options: Any,
+        self, first: Job, requests: list[Any], receive: Callable[..., None], **options: Any
     ) -> None:
         own = dict(first.settings.options)
         del own["voice"]  # a request's own
         self.pipe.serve(
             requests,
             policy=first.settings.policy,
-            deliver=lambda request, made: deliver(request.tag, made),
-            deliver_chunk=lambda request, chunk: hand_out(request.tag, chunk),
+            deliver=lambda request, made: receive(request.tag, made),
+            deliver_chunk=lambda request, chunk: receive(request.tag, chunk, is_whole=False),
             chunk_seconds=self._chunk_seconds,
-            prefix_tree=self.prefix_tree,
             **own,
             **options,
         )
@@ -335,7 +310,6 @@ class SpeechRoute(Route):
         return to_wav(whole.waveform, whole.sample_rate)
 
     async def stream(self, body: SpeechBody, events: Events) -> AsyncIterator[bytes]:
-
         def pack(sound: bytes) -> bytes:
             if body.stream_format == "audio":
                 return sound

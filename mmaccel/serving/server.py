@@ -17,7 +17,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmaccel.batch.modalities import Images, Speech
-from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.app import create_app
 from mmaccel.serving.engine import Engine
 from mmaccel.serving.routes import ImageRoute, SpeechRoute
@@ -118,20 +117,18 @@ def open_engine(settings: ServerSettings, task: str, model: str, **options: Any)
     Raises:
         OptionError, UnsupportedModelError: it cannot.
     """
-    tree = None
-    if settings.prefix_cache:
-        tree = PrefixTree(settings.prefix_cache, shared_from=settings.prefix_shared_from or None)
     options["rows"] = min(settings.rows, settings.queue)  # parts of a text that find room together
     route: ImageRoute | SpeechRoute
     if task == "image":
-        route = ImageRoute(Images(model=model, **options), tree)
+        route = ImageRoute(Images(model=model, **options))
     else:
-        route = SpeechRoute(Speech(model=model, **options), tree)
-    _warm_up(route)
-    return Engine(route, settings)
+        route = SpeechRoute(Speech(model=model, **options))
+    engine = Engine(route, settings)
+    _warm_up(engine)
+    return engine
 
 
-def _warm_up(route: ImageRoute | SpeechRoute) -> None:
+def _warm_up(engine: Engine) -> None:
     """Run a pass of an example, which also shows whether a model can be served.
 
     Raises:
@@ -141,9 +138,11 @@ def _warm_up(route: ImageRoute | SpeechRoute) -> None:
     def stop(progress: Any) -> torch.Tensor:
         return torch.zeros_like(progress.lengths)
 
-    body: Any = route.body.model_validate({route.body.text_field: route.example})
+    route = engine.route
+    body = route.body.model_validate({route.body.text_field: route.example})
     job = route.jobs(body)[0]
-    route.serve(job, [job.request], print, print, rows=1, on_step=stop, arrivals=lambda _: [])
+    joined = {"arrivals": lambda most: [], "prefix_tree": engine.prefix_tree}
+    route.serve(job, [job.request], print, rows=1, on_step=stop, **joined)
 
 
 def run(engine: Engine) -> None:

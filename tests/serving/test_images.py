@@ -95,8 +95,9 @@ def test_a_seed_gives_the_same_bytes_in_company(
     size = 2 if way == "prompts in chunks" else None
     load = LoadOptions(device="cpu", dtype="float32", prefill_chunk_size=size)
     tree = PrefixTree(1000, chunk_size=2, least=1) if way == "prompts are kept" else None
-    route = ImageRoute(Images(model=str(tiny_folder), load=load), tree)
+    route = ImageRoute(Images(model=str(tiny_folder), load=load))
     with run_server(route) as other, other.gate(is_closed=True) as gate:
+        other.engine.prefix_tree = tree
         together = [other.later(prompt, seed=seed) for prompt, seed in asked]
         gate.wait_for(1)
         gate.open()
