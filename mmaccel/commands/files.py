@@ -14,6 +14,7 @@ from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.commands.process import Incomplete
+from mmaccel.errors import OptionError
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import check_target, write_whole
 

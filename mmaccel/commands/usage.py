@@ -11,7 +11,9 @@ from mmaccel.errors import OptionError
 
 _OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
 
-_NO_STEPS = "the model decides how many tokens an image has; leave it out, or take --window"
+_NO_STEPS = (
+    "the model decides how many tokens an image has; leave it out, or choose passes with --window"
+)
 _ELSEWHERE = {  # options of other tools: what there is instead
     "--steps": _NO_STEPS,
     "--num-inference-steps": _NO_STEPS,
