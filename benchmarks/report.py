@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mmaccel.catalog import METHODS, Entry, load, make
 from mmaccel.errors import OptionError
+from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import (
     CACHE_COLUMNS,
     SHOWN,
@@ -49,8 +50,7 @@ class Block(NamedTuple):
 
 def fill_block(text: str, columns: Columns, rows: Iterable[Row]) -> Block:
     """A block of rows."""
-    cells = [tuple(write(cell, row) for cell in columns.values()) for row in rows]
-    return Block(text, tuple(columns), cells)
+    return Block(text, tuple(columns), tabulate(columns, rows))
 
 
 def write(cell: Cell, row: Row) -> str:
@@ -352,7 +352,8 @@ def cache_tables(reports: Reports) -> Iterator[Block]:
         "{prompt_tokens[1]} tokens, batch {batch}, {dtype}; " + LIBRARIES
     ) + ". Made by `{command}`.{noted}"
     for report in (r for r in reports.values() if "cache_sides" in r):
-        rows, tasks = report["cache_sides"], report["task_names"]
+        tasks = report["task_names"]
+        rows = [{"blocks": None, **row} for row in report["cache_sides"]]  # old ones lack it
         count = str(report["questions"])
         if report.get("suite"):
             answered = rows[0]["accuracy"]["all"]["questions"]
@@ -360,8 +361,8 @@ def cache_tables(reports: Reports) -> Iterator[Block]:
         noted = f" {report['note']}" if "note" in report else ""
         own = {"count": count, "tasks": len(tasks), "noted": noted}
         yield fill_block(says.format_map(report | own), CACHE_COLUMNS, rows)
-        budget = CACHE_COLUMNS["budget"]
-        by_task = [(row["method"], budget(row), *kind_cells(row, tasks)) for row in rows]
+        named = tabulate({name: CACHE_COLUMNS[name] for name in ("method", "budget")}, rows)
+        by_task = [(*cells, *kind_cells(row, tasks)) for cells, row in zip(named, rows)]
         yield Block("Right answers by task, %:", ("method", "budget", *tasks), by_task)
 
 

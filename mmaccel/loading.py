@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 AUTO = "auto"
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 
-_SIZE = re.compile(r"\s*(\d{1,9})\s*(?:[xX]\s*(\d{1,9})\s*)?")
+# tables write 768.0
+_SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
@@ -44,20 +45,25 @@ def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[s
     return "lossless-unmask", options
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """The value of `--size`: `768` or `1024x768`, width first.
+def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:
+    """A size as `--size` or a row has it: 768, "1024x768" or [1024, 768], width first.
+
+    Args:
+        value: None stays None.
+        name: begins the message.
 
     Raises:
         OptionError: anything else.
     """
-    if text is None:
+    if value is None:
         return None
+    text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
     found = _SIZE.fullmatch(text)
     width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise OptionError(
-            f"--size: expected pixels such as 768 or 1024x768, up to {MAX_SIDE}, received "
-            f"{show(text)}; width comes first"
+            f"{name}: expected pixels such as 768 or 1024x768, up to {MAX_SIDE}, received "
+            f"{show(value)}; width comes first"
         )
     return width, height
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,9 +34,7 @@ OnSkip = Callable[[str], None]
 """Receives why an image or a line of a manifest is left out of a page."""
 
 
-def read_side(
-    folder: Path, on_skip: OnSkip = lambda _: None
-) -> tuple[dict[tuple[Any, ...], Facts], list[Facts]]:
+def _read_side(folder: Path, on_skip: OnSkip) -> tuple[dict[tuple[Any, ...], Facts], list[Facts]]:
     """The facts of the images of a folder, by (id, k), and the records of failed items.
 
     Facts come from the manifests of the folder and from the text chunk of the image. Images
@@ -92,18 +91,13 @@ def _embedded_facts(file: Path) -> Facts:
     Raises:
         OptionError: see `open_picture`.
     """
-    with open_picture(file) as image:
-        text = getattr(image, "text", {}).get("mmaccel", "{}")
-    try:
-        facts = parse_json(text)
-    except ValueError:
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    with open_picture(file) as image, suppress(ValueError):
+        facts = parse_json(getattr(image, "text", {}).get("mmaccel", "{}"))
+        return facts if isinstance(facts, dict) else {}
+    return {}
 
 
-def draw_page(
-    folder: Path, against: Path | None, page: Path, on_skip: OnSkip = lambda _: None
-) -> str:
+def draw_page(folder: Path, against: Path | None, page: Path, on_skip: OnSkip) -> str:
     """The HTML of the page.
 
     Args:
@@ -111,13 +105,13 @@ def draw_page(
         against: of another run, shown next to it. Images with the same id and k form a pair; of
             folders without a manifest, those with the same prompt and seed.
         page: path of the page; links are relative to it.
-        on_skip: see `read_side`.
+        on_skip: see `_read_side`.
 
     Raises:
-        OptionError: see `read_side`.
+        OptionError: see `_read_side`.
     """
     folders = [folder] if against is None else [folder, against]
-    sides = [read_side(each, on_skip) for each in folders]
+    sides = [_read_side(each, on_skip) for each in folders]
     settings: dict[str, int] = {}  # the page has each set of shared settings once
 
     def show(facts: Facts, folder: Path) -> Facts:

@@ -14,7 +14,6 @@ from mmaccel.batch.manifest import (
     Manifest,
     Past,
     Record,
-    WriteError,
     has_files,
     is_complete,
     names_of,
@@ -130,13 +129,7 @@ class Job:
         self.report("failed", record)
 
     def _append(self, record: Record) -> None:
-        try:
-            self.manifest.append(record if self.seed is None else {**record, JOB_SEED: self.seed})
-        except OSError as error:
-            raise WriteError(
-                f"{self.manifest.file}: expected a manifest that can be written, received: "
-                f"{error.strerror}; its records are complete, continue with --resume"
-            ) from error
+        self.manifest.append(record if self.seed is None else {**record, JOB_SEED: self.seed})
 
 
 def find_missing(

@@ -152,16 +152,19 @@ class Manifest:
         """Write one line and wait until it is on the disk.
 
         Raises:
-            OSError: the line cannot be written; none of it remains in the file.
+            WriteError: the line cannot be written; none of it remains in the file.
         """
         end, rest = self._opened.seek(0, os.SEEK_END), to_line(record)
         try:
             while rest:
                 rest = rest[self._opened.write(rest) or 0 :]
             os.fsync(self._opened.fileno())
-        except OSError:
+        except OSError as error:
             self._opened.truncate(end)
-            raise
+            raise WriteError(
+                f"{self.file}: expected a manifest that can be written, received: "
+                f"{error.strerror}; its records are complete, continue with --resume"
+            ) from error
 
     def close(self) -> None:
         """Close the file, which releases its lock."""

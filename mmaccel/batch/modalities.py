@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmaccel import loading
-from mmaccel.batch.prompts import Item, Row, show
+from mmaccel.batch.prompts import Item, Row
 from mmaccel.catalog import make_policy
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, SamplingOptions, given
 from mmaccel.outputs.image_files import describe_settings, hash_pixels, write_png
@@ -80,8 +81,8 @@ class Modality(ABC):
 
     unit: ClassVar[str]
     """Noun for what is made."""
-    one: ClassVar[str]
-    """The same with its article."""
+    not_of_rows: ClassVar[tuple[str, ...]] = ()
+    """Fields and parameters that rows must not have."""
     beside: ClassVar[tuple[str, ...]] = SAMPLING_FIELDS
     """Names in a row's `params` that are no fields of the policy."""
 
@@ -117,6 +118,12 @@ class Modality(ABC):
         Raises:
             OptionError: a value that the policy does not accept.
         """
+        for name in self.not_of_rows:
+            value = row.params.get(name, getattr(row, name, None))
+            if value is not None:
+                raise OptionError(
+                    f"{name}: expected none for {self.unit}s, received {show(value)}; leave it out"
+                )
         own = {name: value for name, value in row.params.items() if name not in self.beside}
         kind = pipe.model.kind
         default, options = loading.pick_name(self.policy, {**self.options}, kind)
@@ -149,7 +156,7 @@ class Modality(ABC):
         self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
     ) -> dict[str, Any]:
         """Everything that an item depends on, ready for JSON; equal in every run."""
-        return {
+        facts = {
             "id": item.row.id,
             "k": item.k,
             "prompt": item.row.prompt,
@@ -165,7 +172,20 @@ class Modality(ABC):
                 "relaxed" if self.layers else settings.policy.exactness, self.load.dtype
             ),
             "versions": versions(),
+            **self.own_facts(item, settings),
         }
+        for name in self.not_facts:
+            facts.pop(name, None)
+        return facts
+
+    @property
+    def not_facts(self) -> tuple[str, ...]:
+        """What `describe` leaves out."""
+        return ()
+
+    @abstractmethod
+    def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
+        """What an item of this modality depends on too."""
 
     @abstractmethod
     def measure(self, made: Any) -> dict[str, Any]:
@@ -195,7 +215,7 @@ class Images(Modality):
     negative: str | None = None
 
     unit: ClassVar[str] = "image"
-    one: ClassVar[str] = "an image"
+    not_of_rows: ClassVar[tuple[str, ...]] = ("voice",)
 
     def open(self) -> Any:
         return loading.open_pipeline(self.model, self.load, size=self.size, decoder=self.decoder)
@@ -208,13 +228,8 @@ class Images(Modality):
 
     def plan(self, item: Item, pipe: Any) -> Settings:
         row = item.row
-        if row.voice is not None:
-            raise OptionError(
-                f"voice: expected none for {self.unit}s, received {row.voice!r}; leave it out, or "
-                "take mmaccel speak"
-            )
-        params = choose_params(pipe.prompted_model.params, **self.sampling_of(row))
         name, policy = self.choose_policy(row, pipe)
+        params = choose_params(pipe.prompted_model.params, **self.sampling_of(row))
         encode_prompts(pipe.prompted_model, [row.prompt], [self.negative_of(row)], params)
         return Settings(name, policy, params)
 
@@ -249,14 +264,11 @@ class Images(Modality):
         """The image or clip of an output of the pipeline."""
         return made
 
-    def describe(
-        self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
-    ) -> dict[str, Any]:
-        facts = super().describe(item, settings, hashes, model)
+    def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
         size = loading.parse_size(self.size) if item.row.size is None else item.row.size
         negative = self.negative_of(item.row)
-        own = {} if negative is None else {"negative": negative}
-        return {**facts, **own, "size": None if size is None else list(size)}
+        facts: dict[str, Any] = {} if negative is None else {"negative": negative}
+        return {**facts, "size": size and list(size)}
 
     def measure(self, made: Any) -> dict[str, Any]:
         width, height = made.image.size
@@ -280,7 +292,6 @@ class Clips(Images):
     frames: Sequence[Image] = ()
 
     unit: ClassVar[str] = "clip"
-    one: ClassVar[str] = "a clip"
 
     def open(self) -> Any:
         pipe = loading.open_clip_pipeline(self.model, self.load)
@@ -290,18 +301,21 @@ class Clips(Images):
     def take(self, made: Any) -> Any:
         return made.clip
 
-    def describe(
-        self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
-    ) -> dict[str, Any]:
-        facts = super().describe(item, settings, hashes, model)
-        if self.frames:
-            facts |= {"start": self.start, "start_pixels": hash_pixels(self.frames)}
-        return facts
+    def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
+        facts = super().own_facts(item, settings)
+        start = {"start": self.start, "start_pixels": hash_pixels(self.frames)}
+        return {**facts, **start} if self.frames else facts
 
     def measure(self, made: Any) -> dict[str, Any]:
         frames, height, width, _ = made.frames.shape
-        counts = {"tokens": made.tokens.numel(), "frames": frames, "n_given": made.n_given}
-        return {**counts, "fps": made.fps, "width": width, "height": height}
+        return {
+            "tokens": made.tokens.numel(),
+            "frames": frames,
+            "n_given": made.n_given,
+            "fps": made.fps,
+            "width": width,
+            "height": height,
+        }
 
     def write(self, file: Path, made: Any, facts: Mapping[str, Any]) -> None:
         write_video(file, made.frames, made.fps, facts)
@@ -365,15 +379,13 @@ class Continuations(Clips):
                 parts.append(stats)
         return add_stats(parts)
 
-    def describe(
-        self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
-    ) -> dict[str, Any]:
-        facts = super().describe(item, settings, hashes, model)
-        del facts["size"], facts["guidance_scale"]
-        if self.prompt is None:
-            del facts["prompt"]
-        start = Path(item.row.id).name
-        return {**facts, "start": start, "start_pixels": hash_pixels(self.starts[item.row.id])}
+    @property
+    def not_facts(self) -> tuple[str, ...]:
+        return "size", "guidance_scale", *(() if self.prompt else ("prompt",))
+
+    def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
+        start = item.row.id
+        return {"start": Path(start).name, "start_pixels": hash_pixels(self.starts[start])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +406,9 @@ class Speech(Modality):
     repetition_penalty: float | None = None
 
     unit: ClassVar[str] = "utterance"
-    one: ClassVar[str] = "an utterance"
+    not_of_rows: ClassVar[tuple[str, ...]] = (
+        "negative", "guidance_scale", "divergence_temperature",
+    )  # fmt: skip
     beside: ClassVar[tuple[str, ...]] = (*SAMPLING_FIELDS, "repetition_penalty")
 
     def open(self) -> Any:
@@ -409,15 +423,6 @@ class Speech(Modality):
         they are decoded together.
         """
         row = item.row
-        wrong = {
-            name: row.params.get(name) for name in ("guidance_scale", "divergence_temperature")
-        }
-        for name, value in {"negative": row.negative, **wrong}.items():
-            if value is not None:
-                raise OptionError(
-                    f"{name}: expected none for speech, which has no guidance, received "
-                    f"{show(value)}; leave it out"
-                )
         name, policy = self.choose_policy(row, pipe)
         options = self.sampling_of(row)
         if self.repetition_penalty is not None:
@@ -456,13 +461,12 @@ class Speech(Modality):
         stats: Stats = spoken.stats
         return stats
 
-    def describe(
-        self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
-    ) -> dict[str, Any]:
-        facts = super().describe(item, settings, hashes, model)
-        del facts["guidance_scale"]
-        options = {k: value for k, value in settings.options if k not in SAMPLING_FIELDS}
-        return {**facts, **options}
+    @property
+    def not_facts(self) -> tuple[str, ...]:
+        return ("guidance_scale",)
+
+    def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
+        return {name: v for name, v in settings.options if name not in SAMPLING_FIELDS}
 
     def measure(self, made: Any) -> dict[str, Any]:
         return {

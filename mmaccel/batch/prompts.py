@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import POLICIES
-from mmaccel.checks import check_choice, check_int, check_number, is_one
+from mmaccel.checks import check_choice, check_int, check_number, is_one, show
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
     MAX_ITEMS,
     MAX_LINE,
     MAX_PROMPT,
-    MAX_SIDE,
     SEEDS,
     check_text,
     open_text,
@@ -36,6 +35,7 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
+from mmaccel.loading import parse_size
 from mmaccel.options import SAMPLING_FIELDS, read_text
 from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
@@ -55,10 +55,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 _WHOLE = re.compile(r"\s*(-?\d{1,20})(?:\.0*)?\s*")  # tables write 1.0 where a cell is empty
-_SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 _TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
-_MAX_SHOWN = 60  # characters of a value in a message
 _MAX_NAMED = 20  # wrong rows that a message names
 _MAX_WRONG = 1_000  # after so many wrong rows, the file is not read further
 
@@ -247,8 +245,8 @@ def _table(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapp
     """The same of a table."""
     first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
     separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
+    csv.field_size_limit(MAX_LINE)
     reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
-    previous = csv.field_size_limit(MAX_LINE)
     try:
         head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
         if head and ("prompt" not in head or len(set(head)) < len(head)):
@@ -271,32 +269,29 @@ def _table(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapp
             f"line {reader.line_num}: expected CSV, received other text ({error}); quote cells "
             "that hold quotes"
         )
-    finally:
-        csv.field_size_limit(previous)
 
 
 def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list[Row]:
     """Give derived ids a number where they repeat; an id that the file repeats goes to `wrong`."""
     lines: dict[str, int] = {}  # of an id; on some file systems a and A are one file
     for row in rows:
-        if row.line in named:
-            first = lines.setdefault(row.id.casefold(), row.line)
-            if first != row.line:
-                wrong.append(
-                    f"line {row.line}: expected an id of its own, received {show(row.id)}, which "
-                    f"line {first} has"
-                )
+        first = lines.setdefault(row.id.casefold(), row.line) if row.line in named else row.line
+        if first != row.line:
+            wrong.append(
+                f"line {row.line}: expected an id of its own, received {show(row.id)}, which "
+                f"line {first} has"
+            )
     numbers: dict[str, int] = {}  # the last one of a derived id
     unique = []
     for row in rows:
         name, number = row.id, numbers.get(row.id.casefold(), 1)
+        while row.line not in named and name.casefold() in lines:
+            number += 1
+            name = f"{row.id}-{number}"
         if row.line not in named:
-            while name.casefold() in lines:
-                number += 1
-                name = f"{row.id}-{number}"
             numbers[row.id.casefold()] = number
             lines[name.casefold()] = row.line
-        unique.append(row if name == row.id else replace(row, id=name))
+        unique.append(replace(row, id=name))
     return unique
 
 
@@ -311,8 +306,7 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
         OptionError: the first wrong field; the message does not name the line.
     """
     found = _gather_fields({name: value for name, value in values.items() if value is not None})
-    checked = {name: _READERS[name](name, value) for name, value in found.items()}
-    return make_row(line, **checked)
+    return make_row(line, **{name: _READERS[name](name, value) for name, value in found.items()})
 
 
 def make_row(line: int = 0, **checked: Any) -> Row:
@@ -334,29 +328,29 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         OptionError: an unknown field, or one that is given twice.
     """
     found: dict[str, Any] = {}
-    sampling: dict[str, Any] = {}
+    params: dict[str, Any] = {}
     pairs = [(name, value) for name, value in values.items() if name not in _SIDES]
     if len(pairs) < len(values):
         pairs.append(("size", [values.get(name) for name in _SIDES]))
     for given, value in pairs:
         name = spell(given)
-        if name in found or name in sampling:
+        if name in found or name in params:
             raise OptionError(
                 f"{show(given)}: expected {name} once, received it twice; leave one out"
             )
         if name in SAMPLING_FIELDS:
-            sampling[name] = _number(given, value)
+            params[name] = _number(given, value)
         elif name in FIELDS:
             found[name] = value
         else:
             raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
-    if sampling:
-        params = _params("params", found.get("params", {}))
-        for name in params.keys() & sampling.keys():
+    if params:
+        named = _params("params", found.get("params", {}))
+        for name in params.keys() & named.keys():
             raise OptionError(
                 f"{name}: expected it once, received it in params too; leave one of them out"
             )
-        found["params"] = {**params, **sampling}
+        found["params"] = {**named, **params}
     return {"prompt": "", **found}
 
 
@@ -372,16 +366,6 @@ def _make_id(row: Row) -> str:
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
     words = [_NOT_IN_ID.sub("", word)[:20] for word in split_words(row.prompt[:200])[:3]]
     return "-".join([*filter(None, words), digits])
-
-
-def show(value: Any) -> str:
-    """A value from a file, escaped and shortened to fit one line of a terminal."""
-    if isinstance(value, str):
-        value, quote = value[: _MAX_SHOWN + 1], "'"
-        text = ascii(value)
-    else:
-        text, quote = ascii(value), ""
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 4]}...{quote}"
 
 
 def _text(name: str, value: Any) -> str:
@@ -436,25 +420,6 @@ def _seed(name: str, value: Any) -> int | None:
     return None if value == -1 else value
 
 
-def read_size(value: Any) -> tuple[int, int]:
-    """Width and height of a size as a row has it: 768, "1024x768" or [1024, 768].
-
-    Raises:
-        OptionError: anything else.
-    """
-    text = str(value) if is_one(value, int) else value
-    if isinstance(value, list) and len(value) == 2:
-        text = f"{value[0]}x{value[1]}"
-    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    width, height = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
-    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
-        raise OptionError(
-            f"size: expected pixels such as 768 or '1024x768', up to {MAX_SIDE}, received "
-            f"{show(value)}; width comes first"
-        )
-    return width, height
-
-
 def _policy(name: str, value: Any) -> str:
     remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
     check_choice(name, value, (*POLICIES, *installed("policies")), hint=remedy)
@@ -479,7 +444,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "negative": _text,
     "seed": _seed,
     "n": partial(_integer, 1, MAX_IMAGES),
-    "size": lambda name, value: read_size(value),
+    "size": lambda name, value: parse_size(value, name),
     "policy": _policy,
     "params": _params,
     "voice": _text,

@@ -135,6 +135,7 @@ class Worker:
     ) -> Stats:
         """Make items of equal size and settings."""
         left = {item.key: item for item in items}
+        broken: list[Exception] = []  # of what is done with an output, which the model passes on
 
         def finish(item: Item, made: Any) -> None:
             try:
@@ -144,22 +145,22 @@ class Worker:
                         look(item, made)
                     on_finish(record)
             except Exception as error:
-                raise _CallbackFailed from error
+                broken.append(error)
+                raise
             del left[item.key]
 
         pipe = self._resize(items[0])
         try:
             return self.modality.serve(pipe, items, settings, finish, rows, on_step)
-        except _CallbackFailed as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
         except Exception as error:
+            if broken:
+                raise broken[0] from None
             known = [items[row] for row in getattr(error, "rows", None) or ()]
             # items start in order, so that the first unfinished ones are those in progress
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
     def _write(self, item: Item, made: Any) -> Record:
-        modality = self.modality
+        modality, unit = self.modality, self.modality.unit
         facts = self.describe(item)
         shape = modality.measure(made)
         cost = {"passes": made.passes}
@@ -176,9 +177,9 @@ class Worker:
             size, digest = file.stat().st_size, sha256_of(file)
         except OSError as error:
             raise WriteError(
-                f"{file}: expected space and permission to write {modality.one}, received: "
-                f"{error.strerror or error}; finished {modality.unit}s stay, free some space and "
-                "run it again, of a prompt file with --resume"
+                f"{file}: expected space and permission to write {'a' if unit == 'clip' else 'an'} "
+                f"{unit}, received: {error.strerror or error}; finished {unit}s stay, free some "
+                "space and run it again, of a prompt file with --resume"
             ) from error
         return {
             "id": item.row.id,
@@ -199,10 +200,6 @@ class Worker:
         if size != self.pipe.size:
             self.pipe = self.modality.resize(self.pipe, size)
         return self.pipe
-
-
-class _CallbackFailed(Exception):
-    """Carries an exception of a callback through the model, which did not fail."""
 
 
 def fingerprint(facts: dict[str, Any]) -> str:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from transformers.utils.logging import disable_progress_bar
 
 from mmaccel.catalog import REDUCERS
 from mmaccel.commands.files import (
     check_file,
     check_folder,
     new_report,
-    not_written,
     open_folder,
+    write_file,
     write_json,
 )
 from mmaccel.commands.options import pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import resume_collector
-from mmaccel.commands.terminal import make_table, say, wide_console
+from mmaccel.commands.terminal import print_rows, say
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.loading import load_keywords, place
 from mmaccel.options import given
 from mmaccel.outputs.image_files import image_name
-from mmaccel.outputs.whole_files import check_target, write_whole
+from mmaccel.outputs.whole_files import check_target
 from mmaccel.pipelines.image_to_text.loading import check_model
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_images
@@ -71,7 +73,10 @@ def answer_question(flags: Any) -> None:
     check_file("--json", flags.json_file)
     if not is_hub_id(flags.model):
         check_model(flags.model, load.trust_remote_code)
-    pipe = _open(flags.model, load, policy, reducers, layers)
+    disable_progress_bar()
+    pipe = ImageToText.from_pretrained(
+        flags.model, policy=policy, visual_tokens=reducers or None, **layers, **load_keywords(load)
+    )
     resume_collector()
     if picture is not None:
         open_folder(picture.parent)
@@ -83,13 +88,15 @@ def answer_question(flags: Any) -> None:
         for each in pipes.values():  # so that neither is measured with what a first run loads
             each(images, question, max_new_tokens=1)
     sampling = given(flags.sampling)
-    made: dict[str, Answers] = {
-        title: each(images, question, max_new_tokens=flags.max_tokens, seed=seed, **sampling)
-        for title, each in pipes.items()
-    }
-    _show(made)
-    drawn = None if picture is None else _draw(made[_title(reducers)], picture, flags.out)
-    say(list(made.values())[-1].stats)
+    runs = []
+    for title, each in pipes.items():
+        made = each(images, question, max_new_tokens=flags.max_tokens, seed=seed, **sampling)
+        runs.append(_describe(title, made))
+        cut = "" if made[0].is_finished else " … (cut, see --max-tokens)"
+        say(f"{title}: {made[0].text}{cut}" if flags.compare else f"{made[0].text}{cut}")
+    print_rows(None, _COLUMNS, runs)
+    drawn = None if picture is None else _draw(made, picture, flags.out)
+    say(made.stats)
     report = new_report(
         load.device,
         model=flags.model,
@@ -98,20 +105,9 @@ def answer_question(flags: Any) -> None:
         question=question,
         policy=policy_name,
         picture=None if drawn is None else str(drawn),
-        runs=[_describe(title, answers) for title, answers in made.items()],
+        runs=runs,
     )
     write_json(flags.json_file, report)
-
-
-def _open(
-    model: str, load: Any, policy: Any, reducers: Sequence[Any], layers: Mapping[str, Any]
-) -> ImageToText:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return ImageToText.from_pretrained(
-        model, policy=policy, visual_tokens=reducers or None, **layers, **load_keywords(load)
-    )
 
 
 def _name_picture(
@@ -142,10 +138,7 @@ def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
             raise
         say(f"note: no picture; {error}")
         return None
-    try:
-        write_whole(picture, partial(drawn.save, format="PNG"))
-    except OSError as error:
-        raise not_written(picture.name, picture.parent, "the answer is", error) from error
+    write_file(picture, partial(drawn.save, format="PNG"))
     say(f"the patches that stay: {picture}")
     return picture
 
@@ -179,21 +172,14 @@ def _title(reducers: Sequence[Any]) -> str:
     return ", ".join(parts) or "all tokens"
 
 
-def _show(made: Mapping[str, Answers]) -> None:
-    """Print the answers, and what they cost."""
-    answers = {title: each[0] for title, each in made.items()}
-    for title, found in answers.items():
-        cut = "" if found.is_finished else " … (cut, see --max-tokens)"
-        say(f"{title}: {found.text}{cut}" if len(made) > 1 else f"{found.text}{cut}")
-    heads = ("visual tokens", "tokens", "forward passes", "s to first", "s")
-    table = make_table("", *heads)
-    for title, each in made.items():
-        found = answers[title]
-        table.add_row(
-            title, f"{found.n_kept} of {found.n_visual}", str(len(found.tokens)),
-            str(found.passes), f"{each.first_seconds:.2f}", f"{each.seconds:.2f}",
-        )  # fmt: skip
-    wide_console().print(table)
+_COLUMNS: dict[str, str] = {  # of a run, ready for JSON
+    "": "{visual_tokens}",
+    "visual tokens": "{n_kept} of {n_visual}",
+    "tokens": "{tokens}",
+    "forward passes": "{passes}",
+    "s to first": "{first_seconds:.2f}",
+    "s": "{seconds:.2f}",
+}
 
 
 def _describe(title: str, answers: Answers) -> dict[str, Any]:

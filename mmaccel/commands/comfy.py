@@ -65,14 +65,7 @@ def check_own(folder: Path) -> None:
             f"{folder}: expected a folder that mmaccel comfy wrote, received another ({error}); "
             "move it away first"
         ) from error
-    strange = []
-    for file in folder.rglob("*"):
-        name = file.relative_to(folder).as_posix()
-        if file.is_dir() or name == _LIST or _CACHE in file.parts:
-            continue
-        is_plain = file.is_file() and not file.is_symlink()  # reading a pipe would wait for ever
-        if not is_plain or written.get(name) != _digest(file):
-            strange.append(name)
+    strange = [name for name, digest in _digests(folder).items() if written.get(name) != digest]
     if strange:
         raise OptionError(
             f"{folder}: expected only files that mmaccel comfy wrote, received "
@@ -93,9 +86,7 @@ def install(folder: Path) -> None:
     try:
         pack = Path(mmaccel.__file__).parent / "comfy" / "pack"
         shutil.copytree(pack, fresh, ignore=shutil.ignore_patterns(_CACHE))
-        files = [file for file in fresh.rglob("*") if file.is_file()]
-        listed = {file.relative_to(fresh).as_posix(): _digest(file) for file in files}
-        (fresh / _LIST).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+        (fresh / _LIST).write_text(json.dumps(_digests(fresh), indent=1), encoding="utf-8")
         if folder.exists():
             os.rename(folder, old)
         os.rename(fresh, folder)
@@ -111,5 +102,14 @@ def install(folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _digests(folder: Path) -> dict[str, str]:
+    """The hash of each file by its name; of what is no file, whose reading may never end, ""."""
+    found = {}
+    for file in folder.rglob("*"):
+        is_own = file.name == _LIST or _CACHE in file.parts
+        if is_own or (file.is_dir() and not file.is_symlink()):
+            continue
+        is_plain = file.is_file() and not file.is_symlink()
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if is_plain else ""
+        found[file.relative_to(folder).as_posix()] = digest
+    return found

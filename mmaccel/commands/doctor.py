@@ -8,15 +8,16 @@ import re
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
-from mmaccel.checks import check_number
-from mmaccel.commands.options import TrustRemoteCode, check_count, parse_path
+from mmaccel.commands.flags import as_command
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.options import option
 
 _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "torch": "2.6",
@@ -38,57 +39,90 @@ class Finding(NamedTuple):
     detail: str
 
 
-def doctor(
-    model: Annotated[str, typer.Option(help="demo model or folder")] = "scenes",
-    out: Annotated[Path, typer.Option(help="folder that images would go to")] = Path("out"),
-    image: Annotated[
-        Path | None,
-        typer.Option(
-            help="of a question to a vision-language model", parser=parse_path, metavar="FILE"
-        ),
-    ] = None,
-    keep: Annotated[float, typer.Option(help="fraction of its visual tokens that stays")] = 0.22,
-    answer_tokens: Annotated[int, typer.Option(help="of its answer")] = 64,
-    concurrency: Annotated[int, typer.Option(help="questions at a time")] = 1,
-    trust_remote_code: TrustRemoteCode = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
     """Report what this machine can run, and why not the rest. Of a vision-language model also
     measure whether fewer visual tokens pay here. Exit code 1 if nothing can run."""
-    from rich.text import Text
 
-    from mmaccel.commands.terminal import make_table, wide_console
+    model: str = option("scenes", "demo model or folder")
+    out: Path = option(Path("out"), "folder that images would go to")
+    image: Path | None = option(None, "of a question to a vision-language model")
+    keep: float = option(0.22, "fraction of its visual tokens that stays")
+    answer_tokens: int = option(64, "of its answer", min=1, max=MAX_MEASURED)
+    concurrency: int = option(1, "questions at a time", min=1, max=MAX_BATCH)
+    trust_remote_code: bool = option(
+        False, "run Python code that the model's folder brings; read it first"
+    )
 
-    check_number("--keep", keep, 0, 1, "give the fraction that stays", above_low=True)
-    check_count("answer-tokens", answer_tokens, MAX_MEASURED)
-    check_count("concurrency", concurrency, MAX_BATCH)
-    findings = [*check_packages(), check_writing(out)]
-    said = ""
-    if "torch" not in [found.what for found in findings if found.state == "needed"]:
-        tried = check_model(model, trust_remote_code)
-        findings += [*check_devices(), *check_kernels(), tried]
-        said = tried.detail
-    reads = "family vision_language" in said
-    if image is not None and not reads:
-        raise OptionError(
-            f"--image: expected a vision-language model with it, received --model {model}; leave "
-            "it out"
-        )
-    table = make_table("what", "", "detail", title="mmaccel doctor")
-    for found in findings:
-        table.add_row(found.what, Text(*_MARKS[found.state]), found.detail)
-    console = wide_console()
-    console.print(table)
-    broken = [found.what for found in findings if found.state == "needed"]
-    if broken:
-        console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
-        raise typer.Exit(1)
-    if reads:
-        tell_visual_tokens(model, image, keep, answer_tokens, concurrency)
-    if "attach takes" in said:
-        console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
-    else:
-        named = "" if model == "scenes" else f" --model {model}"
-        console.print(f"Ready: mmaccel generate --compare{named}")
+    def run(self) -> None:
+        """Print the findings."""
+        from rich.text import Text
+
+        from mmaccel.commands.terminal import make_table, wide_console
+
+        findings = [*check_packages(), check_writing(self.out)]
+        said = ""
+        if ("torch", "needed") not in [found[:2] for found in findings]:
+            tried = check_model(self.model, self.trust_remote_code)
+            findings += [*check_devices(), *check_kernels(), tried]
+            said = tried.detail
+        reads = "family vision_language" in said
+        if self.image is not None and not reads:
+            raise OptionError(
+                f"--image: expected a vision-language model with it, received --model {self.model};"
+                " leave it out"
+            )
+        table = make_table("what", "", "detail", title="mmaccel doctor")
+        for found in findings:
+            table.add_row(found.what, Text(*_MARKS[found.state]), found.detail)
+        console = wide_console()
+        console.print(table)
+        broken = [found.what for found in findings if found.state == "needed"]
+        if broken:
+            console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
+            raise typer.Exit(1)
+        if reads:
+            self._tell_visual_tokens()
+        if "attach takes" in said:
+            console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
+        else:
+            named = "" if self.model == "scenes" else f" --model {self.model}"
+            console.print(f"Ready: mmaccel generate --compare{named}")
+
+    def _tell_visual_tokens(self) -> None:
+        """Measure whether fewer visual tokens pay, of noise without an image, and print it; or why
+        that cannot be measured.
+
+        Raises:
+            OptionError: a file that is no image, or a fraction outside its domain.
+        """
+        from PIL import Image
+
+        import mmaccel
+        from mmaccel.commands.terminal import say, stderr_console
+        from mmaccel.evaluation.questions import Question
+        from mmaccel.evaluation.visual_tokens import open_model
+        from mmaccel.pipelines.loading.placement import choose_placement
+
+        shown = self.image or Image.effect_noise((672, 672), 64).convert("RGB")
+        question = Question("", "what is in this image?", "", image=shown)
+        stderr_console().print("measuring whether fewer visual tokens pay")
+        try:
+            vlm = open_model(self.model, *choose_placement())
+            plan = mmaccel.plan_visual_tokens(
+                vlm.model, vlm.encode([question]), self.keep, max_new_tokens=self.answer_tokens,
+                concurrency=self.concurrency,
+            )  # fmt: skip
+        except OptionError:
+            raise
+        except MMAccelError as error:
+            say(f"visual tokens: not measured: {error}")
+            return
+        made_up = "a made-up image of 672x672 (give --image)"
+        say(f"Visual tokens of {self.image or made_up}.\n{plan}")
+
+
+doctor = as_command(Doctor, pauses=False)
 
 
 def check_packages() -> list[Finding]:
@@ -99,35 +133,41 @@ def check_packages() -> list[Finding]:
     findings = [Finding("python", "yes" if is_new else "needed", sys.version.split()[0])]
     for name, oldest in _NEEDED.items():
         version = package_version(name)
-        state, detail = "yes", str(version)
+        state, detail = "needed", str(version)
         if version is None:
-            state, detail = "needed", f"not installed; pip install {name}"
+            detail = f"not installed; pip install {name}"
         elif _numbers(version) < _numbers(oldest):
-            state, detail = "needed", f"{version} is too old; pip install '{name}>={oldest}'"
-        elif name == "torch":
+            detail = f"{version} is too old; pip install '{name}>={oldest}'"
+        else:
             try:
-                import torch  # noqa: F401
+                state, detail = "yes", detail + _look_at(name, version)
             except (ImportError, OSError) as error:
-                state, detail = "needed", f"torch does not import: {error}"
-        elif name == "transformers":
-            from mmaccel.pipelines.transformers_release import describe_untested
-
-            untested = describe_untested(version)
-            detail += f"; {untested}" if untested else ""
+                detail = f"{name} does not import: {error}"
         findings.append(Finding(name, state, detail))
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
     return [*findings, _unless("triton", "" if triton else missing, str(triton))]
 
 
-def _unless(what: str, lack: str, detail: str) -> Finding:
+def _look_at(name: str, version: str) -> str:
+    """What else is said of a package."""
+    if name == "torch":
+        import torch  # noqa: F401
+    if name == "transformers":
+        from mmaccel.pipelines.transformers_release import describe_untested
+
+        untested = describe_untested(version)
+        return f"; {untested}" if untested else ""
+    return ""
+
+
+def _unless(what: str, lack: str | None, detail: str) -> Finding:
     return Finding(what, "no", lack) if lack else Finding(what, "yes", detail)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "2.13.0+cpu" gives (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+def _numbers(version: str) -> list[int]:
+    """The numbers of a version before its local part: "2.13.0+cpu" gives 2, 13 and 0."""
+    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def check_devices() -> list[Finding]:
@@ -145,16 +185,14 @@ def check_devices() -> list[Finding]:
         _unless("compiler", compiled_passes.find_obstacle(), compiled),
         _unless("oneDNN", lack, "products in float32 and bfloat16"),
     ]
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            name = f"cuda:{index}"
-            detail = f"{torch.cuda.get_device_name(index)}; {_formats(name)}"
-            findings.append(Finding(name, "yes", detail))
-    elif torch.version.cuda is None:
-        findings.append(Finding("cuda", "no", "this torch is built without CUDA; use cpu"))
-    else:
+    if not torch.cuda.is_available():
         reason = f"torch has CUDA {torch.version.cuda}, but finds no NVIDIA GPU or driver"
-        findings.append(Finding("cuda", "no", reason))
+        without = "this torch is built without CUDA; use cpu"
+        findings.append(Finding("cuda", "no", reason if torch.version.cuda else without))
+        return findings
+    for index in range(torch.cuda.device_count()):
+        detail = f"{torch.cuda.get_device_name(index)}; {_formats(f'cuda:{index}')}"
+        findings.append(Finding(f"cuda:{index}", "yes", detail))
     return findings
 
 
@@ -165,9 +203,7 @@ def _describe_threads() -> str:
     from mmaccel.pipelines.runner.threads import is_chosen_already
 
     own, there = torch.get_num_threads(), os.cpu_count()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     text = f"torch takes {own} of {there} processors"
-    text += "" if usable == there else f" ({usable} for this process)"
     if hasattr(os, "getloadavg"):
         text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
     chosen = (
@@ -299,45 +335,6 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     except UnsupportedModelError:
         detail += "; generate draws with other models only"
     return Finding(what, "yes", detail)
-
-
-def tell_visual_tokens(
-    name: str, image: Path | None, keep: float, answer_tokens: int, concurrency: int
-) -> None:
-    """Measure whether fewer visual tokens pay, and print it; or why that cannot be measured.
-
-    Args:
-        name: of a vision-language model, see `doctor`.
-        image: a file; None: noise of 672x672 pixels.
-        keep, answer_tokens, concurrency: see `mmaccel.plan_visual_tokens`.
-
-    Raises:
-        OptionError: a file that is no image.
-    """
-    from PIL import Image
-
-    import mmaccel
-    from mmaccel.commands.terminal import say, stderr_console
-    from mmaccel.evaluation.questions import Question
-    from mmaccel.evaluation.visual_tokens import open_model
-    from mmaccel.pipelines.loading.placement import choose_placement
-
-    shown = Image.effect_noise((672, 672), 64).convert("RGB") if image is None else image
-    question = Question("", "what is in this image?", "", image=shown)
-    stderr_console().print("measuring whether fewer visual tokens pay")
-    try:
-        vlm = open_model(name, *choose_placement())
-        inputs = vlm.encode([question])
-        plan = mmaccel.plan_visual_tokens(
-            vlm.model, inputs, keep, max_new_tokens=answer_tokens, concurrency=concurrency
-        )
-    except OptionError:
-        raise
-    except MMAccelError as error:
-        say(f"visual tokens: not measured: {error}")
-        return
-    made_up = "a made-up image of 672x672 (give --image)" if image is None else str(image)
-    say(f"Visual tokens of {made_up}.\n{plan}")
 
 
 def check_writing(folder: Path) -> Finding:

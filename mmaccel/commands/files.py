@@ -8,14 +8,17 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.commands.process import Incomplete
+from mmaccel.errors import OptionError
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import check_target, write_whole
+
+_MAX_NAME = 255  # bytes; the limit of file systems
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
@@ -24,15 +27,10 @@ def check_folder(folder: Path, option: str = "--out") -> None:
     Raises:
         OSError: with the name of the option; as the system has it where a name is too long.
     """
+    _check_names(folder, option)
     found = folder
     while not os.path.lexists(found) and found != found.parent:
         found = found.parent
-    for path in (folder, found / folder.name):  # too long as a whole, or its last name
-        try:
-            os.lstat(path)
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                raise
     if not found.is_dir():
         raise _not_writable(folder, option, os.strerror(errno.ENOTDIR))
     if not os.access(found, os.W_OK | os.X_OK):
@@ -45,14 +43,21 @@ def open_folder(folder: Path, option: str = "--out") -> None:
     Raises:
         OSError: with the name of the option; as the system has it where a name is too long.
     """
+    _check_names(folder, option)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise
         raise _not_writable(folder, option, error.strerror) from error
+
+
+def _check_names(folder: Path, option: str) -> None:
+    if any(len(os.fsencode(name)) > _MAX_NAME for name in folder.parts):
+        raise OptionError(
+            f"{option}: expected a name that this system takes, received {show(str(folder))} "
+            f"({os.strerror(errno.ENAMETOOLONG)}); shorten it"
+        )
 
 
 def _not_writable(folder: Path, option: str, reason: str | None) -> OSError:
@@ -89,21 +94,6 @@ def check_written(files: Sequence[Path], folder: Path) -> None:
         )
 
 
-def not_written(name: str, folder: Path, state: str, error: OSError) -> OSError:
-    """The error of a run that cannot write a file.
-
-    Args:
-        name: of the file.
-        folder: of the run.
-        state: how many files are written, such as "3 of 8 images are".
-        error: of the system.
-    """
-    return OSError(
-        f"--out: expected space for {name} in {str(folder)!r}, received {error.strerror or error}; "
-        f"{state} written; free some space, and run it again"
-    )
-
-
 def first_of(names: Sequence[str], most: int = 3) -> str:
     """The first names of a list, with commas."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
@@ -116,20 +106,25 @@ def new_report(device: str = "cpu", *, program: str = "mmaccel", **facts: Any) -
     return {"command": command, "machine": describe_machine(device), **facts}
 
 
-def write_text(file: Path, text: str) -> None:
-    """Write a text file.
+def write_file(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file by a function of the path.
 
     Raises:
         OptionError: see `mmaccel.outputs.whole_files.check_target`.
         OSError: it cannot be written.
     """
     try:
-        write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(file, write)
     except OSError as error:
         raise OSError(
             f"{file}: expected space and permission to write this file, received: "
             f"{error.strerror or error}; free some space, or choose another folder"
         ) from error
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file; see `write_file`."""
+    write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_json(file: Path | None, report: Mapping[str, Any]) -> None:

@@ -8,53 +8,52 @@ help text, or where its type carries a `typer.Option`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import Field, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
+from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
-from mmaccel.checks import show
+from mmaccel.checks import members, show
+from mmaccel.commands.options import parse_path
 from mmaccel.commands.process import pause_collector
 from mmaccel.errors import OptionError
 from mmaccel.options import FusedSwitch, Switch
+from mmaccel.own_code import TypedName
 
-GRAPHS = {"auto": "auto", "on": True, "off": False}
-_SWITCHES = (Switch, FusedSwitch)
+_WORDS = {"auto": "auto", "on": True, "off": False}
 
 
-@dataclass(frozen=True)
 class Without:
     """Names the fields of a group that a command has no flags for."""
 
-    names: tuple[str, ...]
-
     def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
+        self.names = names
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """A command with a flag for each field of its parameters that are dataclasses."""
     own = inspect.signature(command, eval_str=True)
-    groups: dict[str, tuple[type, list[Flag]]] = {}
-    parameters = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    parameters: list[Parameter] = []
     for name, parameter in own.parameters.items():
         kind, *marks = get_args(parameter.annotation) or (parameter.annotation,)
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+        if not is_dataclass(kind):
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
-        left_out = [each for mark in marks if isinstance(mark, Without) for each in mark.names]
+        left_out = [each for mark in marks for each in mark.names]
         flags = [flag for flag in flags_of(kind) if flag.name not in left_out]
-        groups[name] = (kind, flags)
-        parameters += [flag.parameter() for flag in flags]
+        groups[name] = kind, [flag.name for flag in flags]
+        parameters += flags
 
     @wraps(command)
     def run(**given: Any) -> None:
-        for name, (kind, flags) in groups.items():
-            values = {flag.name: flag.read(given.pop(flag.name)) for flag in flags}
-            given[name] = kind(**values)
+        for name, (kind, names) in groups.items():
+            given[name] = kind(**{each: given.pop(each) for each in names})
         command(**given)
 
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -77,91 +76,59 @@ def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
 
     command.__name__ = kind.__name__.lower()
     command.__doc__ = kind.__doc__
-    own = {each.name: Flag(each, hints[each.name]) for each in fields(kind)}
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            own[name].parameter()
-            if own[name].field.metadata.get("help")
-            else each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
-            for name, each in inspect.signature(kind).parameters.items()
-        ]
-    )
+    parameters = [_to_flag(each, hints[each.name]) for each in fields(kind)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_flags(command)
 
 
-@dataclass(frozen=True)
-class Flag:
-    """The flag of a field.
+def flags_of(kind: type) -> list[Parameter]:
+    """The parameters that typer makes flags of, in the order of a dataclass' fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        _to_flag(each, hints[each.name])
+        for each in fields(kind)
+        if each.metadata.get("help")
+        or any(isinstance(mark, OptionInfo) for mark in get_args(hints[each.name])[1:])
+    ]
 
-    Attributes:
-        field: of a dataclass.
-        annotation: its type, `Annotated` where it carries a `typer.Option`.
-    """
 
-    field: Field[Any]
-    annotation: Any
-
-    @property
-    def name(self) -> str:
-        """Of the field."""
-        return self.field.name
-
-    def parameter(self) -> inspect.Parameter:
-        """The parameter that typer makes the flag of."""
-        default = self.field.default
-        annotation = self.annotation
-        if not _has_option(annotation):
-            annotation, default = self._annotate()
-        return inspect.Parameter(
-            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-        )
-
-    def _annotate(self) -> tuple[Any, Any]:
-        """The type of the flag, and its default."""
-        metadata = self.field.metadata
-        flag = "--" + self.name.replace("_", "-")
-        names = metadata.get("names", (flag,))
-        kind = self.annotation
-        default = self.field.default
-        if kind is bool:
-            names = (flag,)  # without a --no-…
-        elif kind in _SWITCHES and metadata.get("text"):
-            kind = str
-        elif kind in _SWITCHES:
-            names = (f"{flag}/--no-{flag[2:]}",)
-            kind = bool | None
-            default = None
+def _to_flag(each: Field[Any], kind: Any) -> Parameter:
+    """The parameter of a field; its type is the field's own where that has no help."""
+    default = Parameter.empty if each.default in (MISSING, ...) else each.default
+    more = {name: value for name, value in each.metadata.items() if name != "domain"}
+    if more.get("help"):
+        flag = "--" + each.name.replace("_", "-")
+        names = more.pop("names", (flag,))  # of a switch without --no-…
+        if kind in (Switch, FusedSwitch):
+            if more.pop("text", False):
+                kind, read = str, _read_word(flag)
+            else:
+                kind, read = bool | None, _read_switch(default)
+                names, default = (f"{flag}/--no-{flag[2:]}",), None
+            more["callback"] = read
         elif kind is Any:
             kind = str
-        return Annotated[kind, typer.Option(*names, help=metadata["help"])], default
+        elif Path in members(kind):
+            more = {"parser": parse_path, "metavar": "PATH", **more}
+        elif TypedName in members(kind):
+            more |= {"parser": TypedName, "metavar": "TEXT"}
+        is_argument = more.pop("argument", False)
+        mark = typer.Argument(**more) if is_argument else typer.Option(*names, **more)
+        kind = Annotated[kind, mark]
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
-    def read(self, value: Any) -> Any:
-        """The value of the field for a value of the flag.
 
-        Raises:
-            OptionError: a switch in other words than auto, on and off.
-        """
-        if self.annotation not in _SWITCHES:
-            return value
-        if value is None or isinstance(value, bool):
-            return self.field.default if value is None else value
-        if value not in GRAPHS:
-            option = self.name.replace("_", "-")
+def _read_switch(default: Any) -> Callable[[Any], Any]:
+    return lambda value: default if value is None else value
+
+
+def _read_word(flag: str) -> Callable[[Any], Any]:
+    def read(value: str) -> Any:
+        if value not in _WORDS:
             raise OptionError(
-                f"--{option}: expected one of {', '.join(GRAPHS)}, received {show(value)}; auto "
-                "uses them where they work"
+                f"{flag}: expected one of {', '.join(_WORDS)}, received {show(value)}; auto uses "
+                "them where they work"
             )
-        return GRAPHS[value]
+        return _WORDS[value]
 
-
-def flags_of(kind: type) -> Iterator[Flag]:
-    """The flags of a dataclass of options, in the order of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        annotation = hints[each.name]
-        if _has_option(annotation) or each.metadata.get("help") is not None:
-            yield Flag(each, annotation)
-
-
-def _has_option(annotation: Any) -> bool:
-    return any(isinstance(mark, OptionInfo) for mark in get_args(annotation)[1:])
+    return read

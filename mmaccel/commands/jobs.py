@@ -8,8 +8,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import typer
@@ -34,7 +34,7 @@ from mmaccel.batch.manifest import (
     read_manifests,
 )
 from mmaccel.batch.modalities import Modality
-from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, show, take_shard
+from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, take_shard
 from mmaccel.batch.worker import ItemsFailed, Worker
 from mmaccel.commands.files import check_folder, check_written, first_of, open_folder
 from mmaccel.commands.options import pick_seed, say_drawn, set_threads
@@ -52,12 +52,7 @@ from mmaccel.commands.terminal import (
 from mmaccel.loading import place
 from mmaccel.options import given
 from mmaccel.outputs.image_files import image_name
-from mmaccel.outputs.sound_streams import (
-    check_pipe,
-    find_loudspeaker,
-    open_loudspeaker,
-    open_standard_output,
-)
+from mmaccel.outputs.sound_streams import find_sink
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.results import EXACT_DTYPE, Stats, add_stats
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -83,38 +78,38 @@ def run(flags: Any) -> None:
     flags.check()
     set_threads(flags.threads)
     choose_params(SamplingParams(), **given(flags.sampling))
-    is_few = flags.file.prompt_file is None
     modality = flags.modality(place(flags.load))
-    if is_few:
+    if flags.file.prompt_file is None:
         _make_few(flags, replace(modality, layers=flags.layer.read(), has_manifest=False))
         return
     data, code = _make_file(flags, modality)
     if flags.file.as_json or flags.file.json_stream:
-        print_envelope(data, _describe_error(data, code, modality.unit) if code else None)
+        print_envelope(data, _describe_error(data, modality.unit) if code else None)
     if code:
         raise typer.Exit(code)
 
 
 def _make_few(flags: Any, modality: Modality) -> None:
     """Make the items of the command line, whose files say what they cost."""
+    unit, out = modality.unit, modality.out
     seed, is_drawn = pick_seed(flags.seed)
-    sound = flags.open_sound()
-    if sound is None:
-        check_folder(modality.out)
+    sink = find_sink(flags.play) if flags.play or flags.stdout else None
+    if sink is None:
+        check_folder(out)
     worker = Worker(modality)
     resume_collector()
-    items = flags.items(worker.pipe, seed)
+    items = make_items(flags.ask(worker.pipe, seed), seed, modality.suffix)
     items = [_name(item, worker, len(items)) for item in items]
-    unit = modality.unit
     if is_drawn:
         say_drawn(seed)
-    if sound is not None:
-        _listen(items, worker, sound)
+    if sink is not None:
+        _listen(items, worker, sink)
         return
-    open_folder(modality.out)
+    open_folder(out)
     records: list[Record] = []
     parts: list[Stats] = []
     sheet = Sheet(flags, worker, items) if unit == "image" else None
+    look = None if sheet is None else sheet.keep
     try:
         with Reports(unit, len(items) * (1 + flags.compare)) as reports:
 
@@ -123,31 +118,22 @@ def _make_few(flags: Any, modality: Modality) -> None:
                 reports.report("item", record)
 
             for part in [items] if sheet is None else sheet.begin(reports):
-                stats = worker.run_all(
-                    part,
-                    finish,
-                    on_step=reports.update,
-                    look=None if sheet is None else sheet.keep,
-                )
-                parts.append(stats)
+                parts.append(worker.run_all(part, finish, on_step=reports.update, look=look))
     except KeyboardInterrupt:
-        raise Stopped(
-            f"stopped; {len(records)} of {count_of(len(items), unit)} are in {modality.out}"
-        ) from None
+        count = count_of(len(items), unit)
+        raise Stopped(f"stopped; {len(records)} of {count} are in {out}") from None
     except ItemsFailed as error:
         assert error.__cause__ is not None
         raise error.__cause__ from None
     stats = add_stats(parts)
-    check_written([modality.out / name for each in records for name in names_of(each["file"])],
-                  modality.out)  # fmt: skip
-    what = f"{count_of(len(records), unit)}{_seconds(records)} in {modality.out}"
+    check_written([out / name for each in records for name in names_of(each["file"])], out)
+    what = f"{count_of(len(records), unit)}{_seconds(records)} in {out}"
     if sheet is None:
         say(f"{what}: {stats.summary}")
         say(stats)
     else:
         say(sheet.finish(what, stats))
-    for note in (*stats.notes, *_cuts(records)):
-        say(f"note: {note}")
+    _say_notes(records, stats.notes)
 
 
 def _name(item: Item, worker: Worker, count: int) -> Item:
@@ -173,46 +159,36 @@ def _seconds(records: Sequence[Record]) -> str:
     return f", {sum(seconds):.1f} s of sound," if seconds else ""
 
 
-def _cuts(records: Sequence[Record]) -> list[str]:
-    """Notes on utterances that were cut."""
-    return [
-        f"{each['prompt'][:40]!r} was cut at {each['seconds']:.1f} s; see --max-seconds"
-        for each in records
-        if not each.get("is_finished", True)
-    ]
-
-
-def open_sound(is_played: bool) -> Any:
-    """What opens a place for sound that is heard while it is decoded, of a sample rate.
-
-    Args:
-        is_played: by the loudspeaker; else it goes to standard output.
-    """
-    if is_played:
-        return partial(open_loudspeaker, find_loudspeaker())
-    check_pipe()
-    return open_standard_output
+def _say_notes(records: Sequence[Record], notes: Sequence[str] = ()) -> None:
+    """Print notes, and which utterances were cut."""
+    cuts = [each for each in records if not each.get("is_finished", True)]
+    for note in notes:
+        say(f"note: {note}")
+    for each in cuts:
+        cut = f"{each['prompt'][:40]!r} was cut at {each['seconds']:.1f} s"
+        say(f"note: {cut}; see --max-seconds")
 
 
 def _listen(items: Sequence[Item], worker: Worker, open_sink: Any) -> None:
     """Speak texts one after the other into a sink; there are no files."""
+    modality, pipe = worker.modality, worker.pipe
     records: list[Record] = []
     streams: list[Any] = []
     try:
-        with open_sink(worker.pipe.speech.sample_rate) as sink:
+        with open_sink(pipe.speech.sample_rate) as write:
             with Reports("utterance", len(items)) as reports:
                 for item in items:
                     settings = worker.plan(item)
-                    stream = worker.pipe.stream(
+                    stream = pipe.stream(
                         item.row.prompt, policy=settings.policy, seed=item.seed,
-                        **worker.modality.layers, **dict(settings.options),
+                        **modality.layers, **dict(settings.options),
                     )  # fmt: skip
                     with stream:
-                        if not all(sink.write(chunk.waveform) for chunk in stream):
+                        if not all(write(chunk.waveform) for chunk in stream):
                             break
                     streams.append(stream.stats)
                     made = stream.utterance
-                    records.append({"prompt": made.text, **worker.modality.measure(made)})
+                    records.append({"prompt": made.text, **modality.measure(made)})
                     reports.report("item", records[-1])
             if streams:
                 stats = add_stats(streams)
@@ -223,8 +199,7 @@ def _listen(items: Sequence[Item], worker: Worker, open_sink: Any) -> None:
                     f"{streams[0].first_audio_seconds:.2f} s, real-time factor {factor:.2f}: "
                     f"{stats.summary}"
                 )
-            for note in _cuts(records):
-                say(f"note: {note}")
+            _say_notes(records)
     except KeyboardInterrupt:
         count = count_of(len(items), "utterance")
         raise Stopped(f"stopped; {len(records)} of {count} were spoken to their end") from None
@@ -232,42 +207,46 @@ def _listen(items: Sequence[Item], worker: Worker, open_sink: Any) -> None:
 
 def _make_file(flags: Any, modality: Modality) -> tuple[dict[str, Any], int]:
     """Make what a prompt file asks for; returns the facts of the job, and its exit code."""
-    file = flags.file
-    shard = file.read_shard()
+    file, folder, unit = flags.file, modality.out, modality.unit
     rows = read_prompts(file.prompt_file)
-    folder = modality.out
     past = read_manifests(folder) if folder.is_dir() else Past()
-    seed, is_drawn = _choose_seed(rows, past, flags, shard)
+    seed, is_drawn = _choose_seed(rows, past, flags)
     items = make_items(rows, seed, modality.suffix)
-    items = items if shard is None else take_shard(items, *shard)
+    items = take_shard(items, *file.shard) if file.shard else items
+    manifest_file = folder / manifest_name(file.shard)
     if not file.resume:
-        check_fresh(folder / manifest_name(shard))
+        check_fresh(manifest_file)
     if not file.dry_run:
         open_folder(folder)  # before the model is loaded, which takes long
-    executor = _open_executor(file, modality)
+    executor: Executor
+    if file.executor == "ray":
+        from mmaccel.batch.ray_executor import RayExecutor
+
+        executor = RayExecutor(modality, file.actors)
+    else:
+        executor = Worker(modality)
     resume_collector()
     if is_drawn and any(row.seed is None for row in rows):
         _say_aside(
             f"seed: {seed}, drawn and noted in the manifest; the same command with --seed {seed} "
             "makes the same again"
         )
-    try:
+    with closing(executor):
         fingerprint = executor.check(items)
         facts = {"out": str(folder), "seed": seed, "items": len(items)}
-        if file.dry_run:
-            return _plan(items, fingerprint, past, flags, facts, modality.unit), DONE
-        manifest = Manifest(folder / manifest_name(shard))
-        try:
-            return _finish_file(items, fingerprint, manifest, executor, flags, facts, modality.unit)
-        finally:
-            manifest.close()
-    finally:
-        executor.close()
+        if not file.dry_run:
+            with closing(Manifest(manifest_file)) as manifest:
+                return _finish_file(items, fingerprint, manifest, executor, flags, facts, unit)
+    missing = _missing_of(items, fingerprint, past, flags, facts)
+    _say_aside(
+        f"{count_of(len(missing), unit)} to generate, {facts['made_before']} finished before, "
+        f"in {folder}"
+    )
+    plan = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in missing]
+    return {**facts, "to_make": len(missing), "plan": plan}, DONE
 
 
-def _choose_seed(
-    rows: list[Row], past: Past, flags: Any, shard: tuple[int, int] | None
-) -> tuple[int, bool]:
+def _choose_seed(rows: list[Row], past: Past, flags: Any) -> tuple[int, bool]:
     """The seed of a job, and whether it was drawn.
 
     Shards, which run on their own and cannot agree on one that is drawn, have 0. So had all jobs
@@ -276,21 +255,13 @@ def _choose_seed(
     seed, is_drawn = pick_seed(flags.seed)
     if not is_drawn:
         return seed, False
-    if shard is not None:
+    if flags.file.shard:
         return 0, False
     ids = {row.id for row in rows}
     noted = [record for (id, _), record in past.records.items() if id in ids]
     if flags.file.resume and noted:
         return noted[-1].get(JOB_SEED, 0), False
     return seed, True
-
-
-def _open_executor(file: Any, modality: Modality) -> Executor:
-    if file.executor == "local":
-        return Worker(modality)
-    from mmaccel.batch.ray_executor import RayExecutor
-
-    return RayExecutor(modality, file.actors)
 
 
 def _missing_of(
@@ -303,19 +274,6 @@ def _missing_of(
     missing = find_missing(items, fingerprint, past, folder)
     facts["made_before"] = len(items) - len(missing)
     return missing
-
-
-def _plan(
-    items: list[Item], fingerprint: Any, past: Past, flags: Any, facts: dict[str, Any], unit: str
-) -> dict[str, Any]:
-    """What a job would make."""
-    missing = _missing_of(items, fingerprint, past, flags, facts)
-    _say_aside(
-        f"{count_of(len(missing), unit)} to generate, {facts['made_before']} finished before, "
-        f"in {facts['out']}"
-    )
-    rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in missing]
-    return {**facts, "to_make": len(missing), "plan": rows}
 
 
 def _finish_file(
@@ -341,8 +299,8 @@ def _finish_file(
         if done:
             wrong = first_of([past.lines[key] for key in done])
             reports.report("note", f"{wrong}: not the files in {folder}; generated again")
-        retries = 1 if file.retries is None else file.retries
-        job = Job(fingerprint, manifest, reports.report, retries, file.max_failures, facts["seed"])
+        limits = file.retries, file.max_failures
+        job = Job(fingerprint, manifest, reports.report, *limits, facts["seed"])
         try:
             job.run(missing, executor)
         except KeyboardInterrupt:
@@ -369,13 +327,13 @@ def _finish_file(
     return facts, WITH_FAILURES if job.failed or lost else DONE
 
 
-def _describe_error(data: dict[str, Any], code: int, unit: str) -> dict[str, str]:
+def _describe_error(data: dict[str, Any], unit: str) -> dict[str, str]:
     """The error of a job that ended, for programs."""
     failed, missing = data["failed"], data["missing"]
     parts = [f"{count_of(failed, 'item')} failed"] if failed else []
     if missing:
         parts.append(f"{count_of(missing, unit)} missing in {data['out']} or in its manifest")
-    name = "fatal" if code == FATAL else "failures" if failed else "missing"
+    name = "fatal" if data["is_cut"] else "failures" if failed else "missing"
     return {"code": name, "message": ", ".join(parts)}
 
 
@@ -400,24 +358,13 @@ class Reports:
     """
 
     def __init__(self, unit: str, total: int, is_streaming: bool = False) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Left
 
-        self._unit = unit
-        self._is_streaming = is_streaming
-        self._finished = 0
+        self._unit, self._is_streaming, self._finished = unit, is_streaming, 0
         self._bar = progress_bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
+            *("left", Left()),
             disable=is_streaming and sys.stdout.isatty(),  # events and bar on one screen
         )
         self._task = self._bar.add_task(f"{unit}s", total=total)
@@ -444,7 +391,7 @@ class Reports:
         self._finished += 1
         self._bar.update(self._task, completed=self._finished)
         if event == "failed":
-            name = f"{content['id']}, {self._unit} {content['k']} ({show(content['prompt'])})"
+            name = f"{content['id']}, {self._unit} {content['k']} ({content['prompt'][:60]!r})"
             self._bar.console.print(
                 f"failed: {name}: {one_line(content['error'])}", highlight=False
             )

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method, read_named
-from mmaccel.checks import check_most, show
+from mmaccel.checks import check_int, show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_THREADS, MAX_VALUES, SEEDS
-from mmaccel.options import parse_fields
+from mmaccel.options import option, parse_fields
 from mmaccel.own_code import TypedName
-
-_HELP_ANY = f"one of {', '.join(POLICIES)}; or module:Name; by default one that is exact"
-_HELP_WINDOW = (
-    f"one of {', '.join(METHODS['window'])}; or module:Name; by default jacobi, which is exact"
-)
-_HELP_DRAFTS = (
-    "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or module:Name"
-)
-_HELP_TRUST = "run Python code that the model's folder brings; read it first"
-_WHAT = {  # slot -> what its methods choose
-    "tree": "branches beside the drafts",
-    "kv_cache": "which entries of a prompt stay in the caches",
-    "attention": "which cached keys a pass attends to",
-}
-
-
-def _help_method(slot: str) -> str:
-    names = ", ".join(METHODS[slot])
-    return f"{_WHAT[slot]}: one of {names}, or module:Name, with fields as name:field=value"
-
-
-_HELP_TOKENS = (
-    f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
-    "name:field=value; once a stage"
-)
-_HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
 def parse_path(text: str) -> Path:
@@ -57,22 +31,27 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
+def _choose(what: str, *names: str) -> str:
+    """The help of a flag that names a method."""
+    return f"{what}: one of {', '.join(names)}, or module:Name, with fields as name:field=value"
+
+
 Out = Annotated[
     Path,
     typer.Option("--out", "-o", help="folder for the files", parser=parse_path, metavar="PATH"),
 ]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
 Threads = Annotated[
     int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
-_HELP_COMPILE_FIRST = "compile the fused passes on a CPU, before anything is measured"
 CompileFirst = Annotated[  # not "auto", which would compile in the middle of a measurement
-    bool, typer.Option("--compile/--no-compile", help=_HELP_COMPILE_FIRST)
+    bool,
+    typer.Option(
+        "--compile/--no-compile",
+        help="compile the fused passes on a CPU, before anything is measured",
+    ),
 ]
 JsonFile = Annotated[
     Path | None,
@@ -86,21 +65,24 @@ class PolicyFlags:
 
     Attributes:
         policy: short name, or `module:Name`; None takes an exact one.
-        set_fields: fields of the policy as texts.
-        window, drafts, tree: those fields that have flags of their own.
+        set_fields: fields of the policy as texts; all others are fields with flags of their own.
     """
 
-    policy: Annotated[
-        str | None, typer.Option(help=_HELP_ANY, parser=TypedName, metavar="TEXT")
-    ] = None
-    set_fields: SetFields = None
-    window: Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')] = None
-    drafts: Annotated[
-        str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")
-    ] = None
-    tree: Annotated[
-        str | None, typer.Option(help=_help_method("tree"), parser=TypedName, metavar="TEXT")
-    ] = None
+    policy: TypedName | None = option(
+        None, f"one of {', '.join(POLICIES)}; or module:Name; by default one that is exact"
+    )
+    set_fields: list[str] | None = option(
+        None,
+        "a field of the policy as name=value, as often as needed; see mmaccel models",
+        names=("--set",),
+    )
+    window: str | None = option(None, 'tokens per pass, or "adaptive"')
+    drafts: TypedName | None = option(
+        None,
+        "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or "
+        "module:Name",
+    )
+    tree: TypedName | None = option(None, _choose("branches beside the drafts", *METHODS["tree"]))
 
     def fields(self) -> dict[str, Any]:
         """The given fields of the policy.
@@ -108,10 +90,15 @@ class PolicyFlags:
         Raises:
             OptionError: see `parse_fields`; or a field given in two ways.
         """
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        del own["policy"], own["set_fields"]
-        named = given(**own)
-        return merge_fields(named, self.set_fields)
+        named = given(**vars(self) | {"policy": None, "set_fields": None})
+        texts = map(TypedName, self.set_fields or ())
+        texted = parse_fields("--set", texts, "--set gamma=0.2")
+        for name in texted.keys() & named.keys():
+            raise OptionError(
+                f"--{name.replace('_', '-')}: expected it once, received {show(named[name])} and "
+                f"--set {name}={show(texted[name])}; leave one of them out"
+            )
+        return named | texted
 
     def read(self) -> dict[str, Any]:
         """The given fields, after a look at the policy, if one is named.
@@ -140,9 +127,10 @@ class PolicyFlags:
 class WindowPolicyFlags(PolicyFlags):
     """The same of models that are decoded in windows."""
 
-    policy: Annotated[
-        str | None, typer.Option(help=_HELP_WINDOW, parser=TypedName, metavar="TEXT")
-    ] = None
+    policy: TypedName | None = option(
+        None,
+        f"one of {', '.join(METHODS['window'])}; or module:Name; by default jacobi, which is exact",
+    )
 
     def read(self) -> dict[str, Any]:
         self.choose("window")
@@ -153,20 +141,18 @@ class WindowPolicyFlags(PolicyFlags):
 class ImagePolicyFlags(PolicyFlags):
     """The same with fields of gsd that have flags of their own."""
 
-    coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None
-    group: Annotated[int | None, typer.Option(help="group size of gsd")] = None
-    max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None
+    coupling: str | None = option(None, "coupling of gsd")
+    group: int | None = option(None, "group size of gsd")
+    max_gap: float | None = option(None, "largest gap in a group of gsd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeFlags:
     """Width and height of images."""
 
-    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None
-    width: Annotated[
-        int | None, typer.Option(help="pixels, beside --height; as --size 1024x768")
-    ] = None
-    height: Annotated[int | None, typer.Option(help="pixels, beside --width")] = None
+    size: str | None = option(None, "pixels, 768 or 1024x768")
+    width: int | None = option(None, "pixels, beside --height; as --size 1024x768")
+    height: int | None = option(None, "pixels, beside --width")
 
     def join(self) -> str | None:
         """The size as `--size` has it; None takes the model's own.
@@ -174,11 +160,10 @@ class SizeFlags:
         Raises:
             OptionError: one side alone, or sides beside `--size`.
         """
-        sides = {"width": self.width, "height": self.height}
-        if not given(**sides):
+        parts = given(**vars(self))
+        if len(parts) < 2 and self.width is None and self.height is None:
             return self.size
-        if self.size is not None or len(given(**sides)) < 2:
-            parts = given(size=self.size, **sides)
+        if parts.keys() != {"width", "height"}:
             named = " ".join(f"--{name} {value}" for name, value in parts.items())
             raise OptionError(
                 f"--width, --height: expected both, or --size alone, received {named}; write for "
@@ -191,8 +176,12 @@ class SizeFlags:
 class LayerFlags:
     """What is done to the caches and the attention of a model's layers."""
 
-    kv_cache: Annotated[str | None, typer.Option(help=_help_method("kv_cache"))] = None
-    attention: Annotated[str | None, typer.Option(help=_help_method("attention"))] = None
+    kv_cache: str | None = option(
+        None, _choose("which entries of a prompt stay in the caches", *METHODS["kv_cache"])
+    )
+    attention: str | None = option(
+        None, _choose("which cached keys a pass attends to", *METHODS["attention"])
+    )
 
     def read(self) -> dict[str, Any]:
         """The given methods by slot.
@@ -200,7 +189,7 @@ class LayerFlags:
         Raises:
             OptionError: an unknown method or field, or a bad value.
         """
-        texts = given(kv_cache=self.kv_cache, attention=self.attention)
+        texts = given(**vars(self))
         return {slot: read_method(slot, TypedName(text)) for slot, text in texts.items()}
 
 
@@ -208,13 +197,9 @@ class LayerFlags:
 class VisualFlags:
     """Which visual tokens of a prompt stay."""
 
-    visual_tokens: Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)] = None
-    keep: Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")] = (
-        None
-    )
-    n_keep: Annotated[int | None, typer.Option(help="the number that stays, instead of --keep")] = (
-        None
-    )
+    visual_tokens: list[str] | None = option(None, _choose("a method, once a stage", *REDUCERS))
+    keep: float | None = option(None, "the fraction of visual tokens that stays")
+    n_keep: int | None = option(None, "the number that stays, instead of --keep")
 
     def read(self) -> list[Any]:
         """The methods; see `parse_reducers`."""
@@ -224,6 +209,19 @@ class VisualFlags:
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def refuse(options: dict[str, Any], reason: str) -> None:
+    """Refuse options, by name, that do not go with something; None and False were not given.
+
+    Raises:
+        OptionError: with the first that was.
+    """
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise OptionError(
+                f"{name}: expected none {reason}, received {str(value)!r}; leave it out"
+            )
 
 
 def pick_seed(seed: int | None) -> tuple[int, bool]:
@@ -280,11 +278,8 @@ def check_count(name: str, value: int, most: int, remedy: str = "ask for fewer")
     Raises:
         OptionError: with the name of the option.
     """
-    if value < 1:
-        raise OptionError(
-            f"--{name}: expected at least 1, received {show(value)}; ask for 1 or more"
-        )
-    check_most(f"--{name}", value, most, remedy)
+    remedy = remedy if value > most else "ask for 1 or more"
+    check_int(f"--{name}", value, 1, most, hint=remedy)
 
 
 def split_values(option: str, text: str) -> list[str]:
@@ -326,19 +321,3 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
             chosen |= given(keep=keep, n_keep=n_keep)
         methods.append(make("visual_tokens", name, **chosen))
     return methods
-
-
-def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, Any]:
-    """Fields of a policy, from their own options and from `--set`.
-
-    Raises:
-        OptionError: see `parse_fields`; or a field given in both ways.
-    """
-    texted = parse_fields("--set", map(TypedName, texts or []), "--set gamma=0.2")
-    for name in texted.keys() & named.keys():
-        option = name.replace("_", "-")
-        raise OptionError(
-            f"--{option}: expected it once, received {show(named[name])} and --set {name}="
-            f"{show(texted[name])}; leave one of them out"
-        )
-    return named | texted

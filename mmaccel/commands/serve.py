@@ -6,20 +6,16 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import typer
-
 from mmaccel.checks import check_choice, importing
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
-from mmaccel.commands.options import PolicyFlags, SizeFlags
+from mmaccel.commands.options import PolicyFlags, SizeFlags, refuse
 from mmaccel.commands.process import resume_collector
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, SamplingOptions, given, option
 from mmaccel.serving.settings import ServerSettings
 
 KEYS = "MMACCEL_API_KEY"
-
-_HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
 _NEEDED = (
     "serve: expected fastapi, uvicorn and prometheus_client, received not all of them; run pip "
     'install "mmaccel[serve]"'
@@ -28,12 +24,7 @@ _NEEDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechFlags:
-    """What a speech model takes.
-
-    Attributes:
-        codec: of the model.
-        max_seconds: of an utterance.
-    """
+    """What a speech model takes."""
 
     codec: str | None = option(
         None, "of a speech model: folder or hub id of its codec; by default the authors'"
@@ -51,10 +42,12 @@ class Serve:
     Requests join the running batch. SIGTERM finishes what was accepted and ends with 0.
     """
 
-    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
-    task: Annotated[str, typer.Option(help="image or speech")] = "image"
+    model: str = option("scenes", "demo model, path or hub id")
+    task: str = option("image", "image or speech")
     server: ServerSettings
-    api_key: Annotated[list[str] | None, typer.Option(help=_HELP_KEY)] = None
+    api_key: list[str] | None = option(
+        None, f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
+    )
     method: PolicyFlags
     sampling: SamplingOptions
     sides: SizeFlags
@@ -75,13 +68,12 @@ class Serve:
         check_choice("--task", self.task, ("image", "speech"))
         image: dict[str, Any] = {"size": self.sides.join(), "decoder": self.decoder}
         decoding = image
-        refused: dict[str, Any] = {"codec": self.speech.codec}
+        refused: dict[str, Any] = {"--codec": self.speech.codec}
         if self.task == "speech":
             decoding = asdict(self.speech)
-            refused = {**image, "guidance-scale": self.sampling.guidance_scale}
-        for name, value in refused.items():
-            if value is not None:
-                raise OptionError(f"--{name}: expected none for this --task, received {value}")
+            refused = {f"--{name}": value for name, value in image.items()}
+            refused["--guidance-scale"] = self.sampling.guidance_scale
+        refuse(refused, "for this --task")
         check_task(self.model, {"image": "generate", "speech": "speak"}[self.task], is_served=True)
         _check_address(self.server.host, self.server.port)
         name = self.server.name or self.model
@@ -111,12 +103,11 @@ def _read_keys(keys: list[str] | None) -> tuple[str, ...]:
     Raises:
         OptionError: an empty key.
     """
-    if keys is None:
-        named = os.environ.get(KEYS, "").split(",")
-        return tuple(key.strip() for key in named if key.strip())
-    if not all(key.strip() for key in keys):
+    named = os.environ.get(KEYS, "").split(",") if keys is None else keys
+    found = tuple(key.strip() for key in named if key.strip())
+    if keys is not None and len(found) < len(keys):
         raise OptionError("--api-key: expected a key, received an empty text; write one")
-    return tuple(key.strip() for key in keys)
+    return found
 
 
 def _check_address(host: str, port: int) -> None:

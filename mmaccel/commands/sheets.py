@@ -13,7 +13,7 @@ from mmaccel.batch.manifest import Key
 from mmaccel.batch.modalities import Settings
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.worker import Worker
-from mmaccel.commands.terminal import count_of, make_table, say, wide_console
+from mmaccel.commands.terminal import count_of, print_rows, say
 from mmaccel.outputs.image_files import policy_word, short_hash
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.runner.threads import (
@@ -166,22 +166,15 @@ def _print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype:
     count = len(images.prompts)
     same = identical(plain, images)
     said = "yes" if same == count else f"no, {same} of {count}"
-    heads = ("passes", "tok/pass", "seconds", "speed-up", "identical", "exactness")
-    table = make_table("", *heads)
     name += ", coarse drafts" * (images.stats.drafts == "coarse")
-    for side_name, side in (("token by token", plain), (name, images)):
-        stats = side.stats
-        table.add_row(
-            side_name,
-            f"{stats.row_passes / count:.1f}{stats.of_canvases}",
-            f"{stats.tokens_per_pass:.2f}",
-            f"{stats.seconds / count:.2f}",
-            f"{plain.stats.seconds / stats.seconds:.2f}",
-            "-" if side is plain else said,
-            exactness_in(stats.exactness, dtype),
-        )
-    console = wide_console()
-    console.print(table)
-    console.print(
-        f"{describe_difference(plain, images, dtype)}. Means over {count_of(count, 'image')}."
-    )
+    columns = {
+        "": lambda stats: "token by token" if stats is plain.stats else name,
+        "passes": lambda stats: f"{stats.row_passes / count:.1f}{stats.of_canvases}",
+        "tok/pass": lambda stats: f"{stats.tokens_per_pass:.2f}",
+        "seconds": lambda stats: f"{stats.seconds / count:.2f}",
+        "speed-up": lambda stats: f"{plain.stats.seconds / stats.seconds:.2f}",
+        "identical": lambda stats: "-" if stats is plain.stats else said,
+        "exactness": lambda stats: exactness_in(stats.exactness, dtype),
+    }
+    print_rows(None, columns, (plain.stats, images.stats))
+    say(f"{describe_difference(plain, images, dtype)}. Means over {count_of(count, 'image')}.")

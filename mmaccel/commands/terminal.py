@@ -89,7 +89,7 @@ def make_table(*heads: str, title: str | None = None) -> Table:
 
 
 def print_rows(
-    title: str, columns: Mapping[str, str | Callable[[Any], str]], rows: Iterable[Any]
+    title: str | None, columns: Mapping[str, str | Callable[[Any], str]], rows: Iterable[Any]
 ) -> None:
     """Print rows of a report as a table; columns as `mmaccel.evaluation.measure.tabulate` has
     them."""

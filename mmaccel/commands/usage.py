@@ -11,8 +11,9 @@ from mmaccel.errors import OptionError
 
 _OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
 
-_NO_STEPS = "the model decides how many tokens an image has; leave it out, or choose passes with "
-_NO_STEPS += "--window"
+_NO_STEPS = (
+    "the model decides how many tokens an image has; leave it out, or choose passes with --window"
+)
 _ELSEWHERE = {  # options of other tools: what there is instead
     "--steps": _NO_STEPS,
     "--num-inference-steps": _NO_STEPS,
@@ -28,6 +29,7 @@ _ELSEWHERE = {  # options of other tools: what there is instead
     "--torch-dtype": "write --dtype",
     "--precision": "write --dtype",
     "--token": "run hf auth login, or set HF_TOKEN",
+    "--end": "models draw frame after frame to no given end; give --start, or say it in the prompt",
     "--hf-token": "run hf auth login, or set HF_TOKEN",
 }
 
@@ -60,6 +62,4 @@ def explain_usage(error: Any) -> str:
         return ""
     option = str(getattr(error, "option_name", ""))
     remedy = _ELSEWHERE.get(option.replace("_", "-"))
-    if remedy is not None:
-        return f"No such option: {option}; {remedy}"
-    return f"{complaint}; see {named} --help"
+    return f"No such option: {option}; {remedy}" if remedy else f"{complaint}; see {named} --help"

@@ -119,9 +119,10 @@ class AskedModel(ABC):
         return {}
 
     @abstractmethod
-    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
-        """What a round's sides take, made once for all: from its questions with a seed each, and
-        the sides that lack it."""
+    def prepare(
+        self, asked: Sequence[Question], seeds: Sequence[int], sides: Sequence[Side]
+    ) -> Any:
+        """What a round's sides take, made once for all, from its questions with a seed each."""
 
     @abstractmethod
     def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> Mapping[str, Any]:
@@ -222,7 +223,7 @@ def measure_answers(
     def prepare(index: int) -> Any:
         part = questions[index * batch : (index + 1) * batch]
         seeds = [seed + index * batch + k for k in range(len(part))]
-        return asked.prepare(part, seeds, [side for side in sides if done[side.key] <= index])
+        return asked.prepare(part, seeds, sides)
 
     def answer(side: Side, inputs: Any) -> Mapping[str, Any]:
         return asked.answer(side, inputs, max_new_tokens)

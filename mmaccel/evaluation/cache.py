@@ -132,9 +132,12 @@ class TextModel(AskedModel):
                 f"{max_new_tokens} of the answer, received {lengths[0]} to {lengths[-1]}; give "
                 "others"
             )
-        return {"prompt_tokens": [lengths[0], lengths[-1]]}
+        has_template = any(one.primer for one in questions) and self.tokenizer.chat_template
+        return {"prompt_tokens": [lengths[0], lengths[-1]], "chat_template": bool(has_template)}
 
-    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Round:
+    def prepare(
+        self, asked: Sequence[Question], seeds: Sequence[int], sides: Sequence[Side]
+    ) -> Round:
         prompts = self.encode(asked)
         n_tokens = round(fmean(len(prompt) for prompt in prompts))
         methods = {side.key: side.make(n_tokens) for side in sides}

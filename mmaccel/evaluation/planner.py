@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ from torch import Tensor
 from mmaccel.catalog import read_reducers
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.measure import Case, Run, by_case, measure, synchronise
+from mmaccel.evaluation.measure import Case, by_case, measure, synchronise
 from mmaccel.evaluation.visual_tokens import PromptCost, count_visual, watch_prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
@@ -196,26 +196,26 @@ def plan_visual_tokens(
             "inputs: expected prompts with an image, received none of its tokens; pass what the "
             "model's processor returns for a text and an image"
         )
-    cases = [
-        Case(name, lambda _, own=own: asdict(measure_costs(model, copies, own)))
-        for name, own in (("whole", None), ("reduced", chosen))
-    ]
+
+    def run(own: TokenReducer | None, _: int) -> dict[str, PromptCosts]:
+        return {"costs": measure_costs(model, copies, own)}
+
+    cases = [Case("whole", partial(run, None)), Case("reduced", partial(run, chosen))]
     sides = by_case(measure(cases, repeats, device=model.device))
+    both = zip(sides["whole"], sides["reduced"])
+    rounds = tuple((whole["costs"], reduced["costs"]) for whole, reduced in both)
+    whole, reduced = map(_median, zip(*rounds))
     rows = len(copies["input_ids"])
+    text = (int(copies["attention_mask"].sum()) - n_visual) / rows
+    device = str(model.device)
     return VisualTokenPlan(
-        chosen,
-        *(_read(sides[name], median) for name in ("whole", "reduced")),
-        max_new_tokens,
-        rows,
-        (int(copies["attention_mask"].sum()) - n_visual) / rows,
-        str(model.device),
-        tuple((_read([a], sum), _read([b], sum)) for a, b in zip(*sides.values())),
+        chosen, whole, reduced, max_new_tokens, rows, text, device, rounds=rounds
     )
 
 
-def _read(runs: Sequence[Run], join: Callable[[list[float]], float]) -> PromptCosts:
-    names = [each.name for each in fields(PromptCosts)]
-    return PromptCosts(**{name: join([run[name] for run in runs]) for name in names})
+def _median(costs: Sequence[PromptCosts]) -> PromptCosts:
+    columns = zip(*(asdict(each).values() for each in costs))
+    return PromptCosts(*map(median, columns))
 
 
 @torch.no_grad()

@@ -258,8 +258,9 @@ def plan_plots(report: Row, runs: Sequence[Run]) -> dict[str, Callable[[Path], N
         own = [row for row in report["rows"] if row["side"] == side]
         sizes, speed_ups = ([row[name] for row in own] for name in ("batch_size", "speed_up"))
         scaling.append(Line(side, sizes, speed_ups))
-        seconds = [(k, run["seconds"]) for k, run in enumerate(counted) if run["side"] == side]
-        every.append(Line(side, *zip(*seconds), look={"linestyle": ""}))
+        numbers = [k for k, run in enumerate(counted) if run["side"] == side]
+        seconds = [counted[k]["seconds"] for k in numbers]
+        every.append(Line(side, numbers, seconds, {"linestyle": ""}))
         for row in own if side == POLICY else ():
             total, n = sum(row["histogram"]), len(row["histogram"])
             shares = [100 * count / total for count in row["histogram"]]

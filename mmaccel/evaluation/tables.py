@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mmaccel.evaluation.measure import Columns, Row, tabulate
+from mmaccel.evaluation.measure import Columns, Row
 
 SHOWN = {  # column: its name in the report
     "right": "right",
@@ -57,16 +57,6 @@ CACHE_COLUMNS: Columns = {
     "pass ms": _times("pass_seconds", 1000),
     "prefill ms": _times("prefill_seconds", 1000, 0),
 }
-
-
-def visual_tokens_cells(row: Row) -> tuple[str, ...]:
-    """The cells of `VISUAL_COLUMNS`."""
-    return tabulate(VISUAL_COLUMNS, [row])[0]
-
-
-def cache_cells(row: Row) -> tuple[str, ...]:
-    """The cells of `CACHE_COLUMNS`."""
-    return tabulate(CACHE_COLUMNS, [{"blocks": None} | row])[0]  # which old reports lack
 
 
 def kind_cells(row: Row, names: Sequence[str]) -> tuple[str, ...]:

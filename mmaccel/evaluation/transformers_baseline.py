@@ -101,8 +101,7 @@ class BaselineDecoding:
 
         if self.name in _DRAFTED and len(captions) > 1:
             parts = [self.decode([c], params, [k], length) for c, k in zip(captions, seeds)]
-            tokens, stats = zip(*parts)
-            return torch.cat(tokens), add_stats(stats)
+            return torch.cat([part[0] for part in parts]), add_stats([part[1] for part in parts])
         if self.name in _COMPILED and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
             self._size = len(captions)

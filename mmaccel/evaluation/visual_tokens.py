@@ -96,7 +96,9 @@ class VisionModel(AskedModel):
     def slots(made: Any) -> dict[str, Any]:
         return {"visual_tokens": made}
 
-    def prepare(self, asked: Sequence[Question], seeds: Sequence[int], sides: list[Side]) -> Any:
+    def prepare(
+        self, asked: Sequence[Question], seeds: Sequence[int], sides: Sequence[Side]
+    ) -> Any:
         return self.encode(asked), seeds
 
     def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class VisionModel(AskedModel):
 
     def encode(self, questions: Sequence[Question]) -> dict[str, Any]:
         """Arguments of `generate` for a batch of questions, on the model's device."""
-        images = [
+        images: list[Any] = [
             [one.image if isinstance(one.image, Tensor) else read_image(one.image)]
             for one in questions
         ]
@@ -196,9 +198,12 @@ def _make_sides(name: str, keeps: Sequence[float]) -> list[Side]:
     made = [] if method.needs_budget else [(1.0, method())]
     made += [(keep, method(keep=keep)) for keep in keeps]
     return [
-        Side(repr(own), name, keep, lambda n_tokens, own=own: own, {"method": name})
-        for keep, own in made
+        Side(repr(own), name, keep, partial(_same, own), {"method": name}) for keep, own in made
     ]
+
+
+def _same(method: Any, n_tokens: int) -> Any:
+    return method
 
 
 def answer(

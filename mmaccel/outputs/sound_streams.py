@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -15,84 +16,31 @@ from mmaccel.outputs.sound_files import to_pcm, wav_head
 
 _BLOCK = 0.1  # seconds that are handed to the loudspeaker at a time, between which Ctrl-C acts
 
+Write = Callable[[Tensor], bool]
+"""Takes the next samples `[samples]` float in -1..1; returns whether anybody listens."""
+
 
 class SoundLost(MMAccelError):
     """Standard output did not take sound."""
 
 
-class SoundSink(Protocol):
-    """Takes sound as it comes."""
-
-    def write(self, waveform: Tensor) -> bool:
-        """Take the next samples `[samples]` float in -1..1; returns whether anybody listens."""
-
-
-class Loudspeaker:
-    """The machine's loudspeaker, by the package `sounddevice`.
+def find_sink(is_played: bool) -> Callable[[int], AbstractContextManager[Write]]:
+    """What opens a place for sound of a sample rate in Hz.
 
     Args:
-        stream: an open `sounddevice.RawOutputStream`.
-        sample_rate: in Hz.
-    """
-
-    def __init__(self, stream: Any, sample_rate: int) -> None:
-        self._stream = stream
-        self._bytes = 2 * int(_BLOCK * sample_rate)
-
-    def write(self, waveform: Tensor) -> bool:
-        """Play, as soon as what came before has been played."""
-        data = to_pcm(waveform)
-        for begin in range(0, len(data), self._bytes):
-            self._stream.write(data[begin : begin + self._bytes])
-        return True
-
-
-class StandardOutput:
-    """A WAV of unknown length on standard output.
-
-    Args:
-        stream: the bytes of standard output.
-        sample_rate: in Hz.
-    """
-
-    def __init__(self, stream: Any, sample_rate: int) -> None:
-        self._stream = stream
-        self._head = wav_head(sample_rate)
-
-    def write(self, waveform: Tensor) -> bool:
-        """Write what is there; a reader that has gone had what it wanted.
-
-        Raises:
-            SoundLost: it cannot be written.
-        """
-        return self._send(to_pcm(waveform))
-
-    def finish(self) -> None:
-        """Write the head, if no sound came."""
-        if self._head:
-            self._send(b"")
-
-    def _send(self, data: bytes) -> bool:
-        try:
-            self._stream.write(self._head + data)
-            self._stream.flush()
-        except BrokenPipeError:
-            return False
-        except OSError as error:
-            raise SoundLost(
-                f"--stdout: expected space for the sound, received: {error.strerror}; free some "
-                "space and run it again"
-            ) from error
-        self._head = b""
-        return True
-
-
-def find_loudspeaker() -> Any:
-    """The package that plays.
+        is_played: by the loudspeaker; else it goes to standard output.
 
     Raises:
-        MissingBackendError: it is not installed, or its library is not.
+        MissingBackendError: the package that plays is not installed, or its library is not.
+        OptionError: standard output is a terminal.
     """
+    if not is_played:
+        if sys.stdout.isatty():
+            raise OptionError(
+                "--stdout: expected a pipe or a file, received a terminal; add | aplay, or > "
+                "speech.wav"
+            )
+        return _open_standard_output
     missing = (
         "--play: expected the package sounddevice, which plays sound, received none; "
         "pip install mmaccel[play]"
@@ -105,22 +53,29 @@ def find_loudspeaker() -> Any:
                 f"--play: expected PortAudio, which sounddevice plays with, received: {error}; "
                 "install it (on Debian libportaudio2), or take --stdout"
             ) from error
-    return sounddevice
+    return partial(_open_loudspeaker, sounddevice)
 
 
 @contextmanager
-def open_loudspeaker(sounddevice: Any, sample_rate: int) -> Iterator[SoundSink]:
+def _open_loudspeaker(sounddevice: Any, sample_rate: int) -> Iterator[Write]:
     """Play until all was heard; an exception ends the sound at once.
 
     Raises:
         MissingBackendError: there is no loudspeaker, it does not play this rate, or it fails.
     """
-    failure = sounddevice.PortAudioError
+    failure, block = sounddevice.PortAudioError, 2 * int(_BLOCK * sample_rate)
+
+    def write(waveform: Tensor) -> bool:
+        data = to_pcm(waveform)
+        for begin in range(0, len(data), block):
+            stream.write(data[begin : begin + block])
+        return True
+
     try:
         stream = sounddevice.RawOutputStream(samplerate=sample_rate, channels=1, dtype="int16")
         try:
             stream.start()
-            yield Loudspeaker(stream, sample_rate)
+            yield write
             stream.stop()
         except BaseException:
             with suppress(failure):  # of a loudspeaker that has failed
@@ -136,33 +91,31 @@ def open_loudspeaker(sounddevice: Any, sample_rate: int) -> Iterator[SoundSink]:
         ) from error
 
 
-def check_pipe() -> None:
-    """Refuse to write sound to a terminal.
-
-    Raises:
-        OptionError: standard output is one.
-    """
-    if sys.stdout.isatty():
-        raise OptionError(
-            "--stdout: expected a pipe or a file, received a terminal; add | aplay, or > speech.wav"
-        )
-
-
 @contextmanager
-def open_standard_output(sample_rate: int) -> Iterator[SoundSink]:
-    """Write sound to standard output, and meanwhile all messages to standard error.
+def _open_standard_output(sample_rate: int) -> Iterator[Write]:
+    """Write a WAV of unknown length to standard output, and meanwhile all messages to standard
+    error. A reader that has gone had what it wanted.
 
     Raises:
-        OptionError: standard output takes text alone.
+        SoundLost: it cannot be written.
     """
-    try:
-        stream = sys.stdout.buffer
-    except AttributeError as error:
-        raise OptionError(
-            "--stdout: expected a standard output that takes bytes, received one of text alone; "
-            "write a file with --out"
-        ) from error
+    stream, head = sys.stdout.buffer, wav_head(sample_rate)
+
+    def send(data: bytes) -> bool:
+        nonlocal head
+        try:
+            stream.write(head + data)
+            stream.flush()
+        except BrokenPipeError:
+            return False
+        except OSError as error:
+            raise SoundLost(
+                f"--stdout: expected space for the sound, received: {error.strerror}; free some "
+                "space and run it again"
+            ) from error
+        head = b""
+        return True
+
     with redirect_stdout(sys.stderr):
-        output = StandardOutput(stream, sample_rate)
-        yield output
-        output.finish()
+        yield lambda waveform: send(to_pcm(waveform))
+        send(b"")  # the head, if no sound came

@@ -87,23 +87,15 @@ def _write_mp4(path: Path, frames: Tensor, fps: float) -> None:
     import av
 
     try:
-        _encode(path, frames, fps)
+        with av.open(_plain_file(path), "w", format="mp4") as container:
+            stream: Any = container.add_stream(_ENCODER, Fraction(fps).limit_denominator(1001))
+            stream.height, stream.width = frames.shape[1:3]
+            stream.pix_fmt, stream.options = "yuv420p", {"crf": _QUALITY}
+            for frame in frames.numpy():
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(stream.encode(None))
     except av.FFmpegError as error:
-        if isinstance(error, OSError):
-            raise
         raise OSError(error.errno, error.strerror) from error
-
-
-def _encode(path: Path, frames: Tensor, fps: float) -> None:
-    import av
-
-    with av.open(_plain_file(path), "w", format="mp4") as container:
-        stream: Any = container.add_stream(_ENCODER, Fraction(fps).limit_denominator(1001))
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt, stream.options = "yuv420p", {"crf": _QUALITY}
-        for frame in frames.numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
 
 
 def _plain_file(path: Path) -> str:
@@ -211,7 +203,9 @@ def _video_frames(file: Path, most: int, option: str, room: int) -> list[Image]:
             for frame in container.decode(video=0):
                 _check_frame((frame.width, frame.height), str(file), most, option, room)
                 last.append(frame)
-            frames = [_rotate(frame) for frame in last]
+            # counter-clockwise, as telephones film sideways; older PyAV does not have it
+            turns = [getattr(frame, "rotation", 0) for frame in last]
+            frames = [each.to_image().rotate(turn, expand=True) for each, turn in zip(last, turns)]
     except OptionError:
         raise
     except (av.FFmpegError, *BROKEN) as error:
@@ -224,10 +218,3 @@ def _video_frames(file: Path, most: int, option: str, room: int) -> list[Image]:
             f"{option}: expected frames in {str(file)!r}, received none; save it again"
         )
     return frames
-
-
-def _rotate(frame: Any) -> Image:
-    """A frame of PyAV as an image, rotated as the file says: telephones film sideways."""
-    image: Image = frame.to_image()
-    degrees = getattr(frame, "rotation", 0)  # counter-clockwise; older PyAV does not have it
-    return image.rotate(degrees, expand=True) if degrees else image

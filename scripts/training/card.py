@@ -64,7 +64,8 @@ def _sum_up(work: Path) -> dict[str, Any]:
     """The plan of a stage, and its last figures."""
     log = read_log(work)
     plan = [line["plan"] for line in log if "plan" in line][-1]
-    return {"batch": plan["batch"], "minutes": log[-1]["seconds"] / 60, **log[-1]}
+    last = [line for line in log if "loss" in line][-1]
+    return {"batch": plan["batch"], "minutes": last["seconds"] / 60, **last}
 
 
 def _read_commit() -> str:

@@ -71,6 +71,10 @@ def _finish_masked(work: Path, target: Path) -> None:
     _write(target, facts | {"picture_tokenizer": "scenes"})
 
 
+def _finish_vqa(work: Path, target: Path) -> None:
+    make_processor().save_pretrained(target / "processor")
+
+
 def _finish_recall(work: Path, target: Path) -> None:
     make_tokenizer().save_pretrained(target)
     _write(target, {"words": WORDS, "questions": ANSWERED})
@@ -124,11 +128,11 @@ MODELS = {
     "scenes-vqa": Model(
         vqa.PLANS,
         lambda stage, *_: vqa_tower.Tower() if stage == "tower" else vqa.Answers(stage == "full"),
-        lambda _, target: make_processor().save_pretrained(target / "processor") and None,
+        _finish_vqa,
     ),
     "recall": Model(recall.PLANS, lambda stage, *_: recall.Recall(stage), _finish_recall),
     "stdlib": Model(stdlib.PLANS, lambda *_: stdlib.Stdlib(), lambda *_: None),
     "voices": Model(
-        voices.PLANS, _open_voices, _finish_voices, {"codec": "", "flat": "", "depth": "depth"}
+        voices.PLANS, _open_voices, _finish_voices, {"codec": "", "depth": "depth", "flat": ""}
     ),
 }

@@ -145,7 +145,7 @@ def test_a_failure_leaves_what_was_there(
         rename(source, target)
 
     if when == "writing":
-        monkeypatch.setattr(command, "_digest", lambda file: fail(file, file))
+        monkeypatch.setattr(command, "_digests", lambda file: fail(file, file))
         monkeypatch.setattr(command, "check_own", lambda folder: None)
     else:
         monkeypatch.setattr(command.os, "rename", fail)

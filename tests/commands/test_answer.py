@@ -138,7 +138,7 @@ def test_a_full_disk_leaves_no_half_picture(
     monkeypatch.setattr(whole_files, "_sync", lambda path: raise_full())
     assert run(model, files[0], QUESTION, *RANDOM, "-o", "a.png") == 1
     said = capsys.readouterr()
-    assert "expected space for a.png" in said.err and "the answer is written" in said.err
+    assert "a.png: expected space and permission to write this file" in said.err
     assert not list(Path().glob("*a.png*"))
 
 

@@ -242,11 +242,5 @@ def test_canvas_rows_before_an_interrupt_are_kept(
     assert [row["policy"] for row in json.loads(file.read_text())["canvas"]] == ["stepwise"]
 
 
-def test_setups_that_cannot_run(tmp_path: Path, capsys: Any) -> None:
-    source, _ = masked_beside_plain(tmp_path)
-    assert canvas(source, tmp_path / "a.json", "entropy-bounded 0.5 end", "--count", 1) == 2
-    assert "can run on" in capsys.readouterr().err
-
-
 def test_every_setup_is_a_policy() -> None:
     assert all(read_policy(text).exactness for text in SETUPS.values())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmaccel import loading
+from mmaccel import TextToImage, loading
 from mmaccel.batch.worker import Worker
 from mmaccel.commands import sheets
 from tests.fixtures.jobs import Command
@@ -75,9 +75,9 @@ def test_compare_says_yes_only_when_it_is_so(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     warmed: list[int] = []
-    warm_up = sheets.warm_up
+    warm_up = TextToImage.warm_up
     monkeypatch.setattr(
-        sheets, "warm_up", lambda *given: warmed.append(given[-1]) or warm_up(*given)
+        TextToImage, "warm_up", lambda *given: warmed.append(given[-1]) or warm_up(*given)
     )
     fixed = (CAPTIONS[1], "--count", 3, "--compare", "--batch-size", 500)
     assert command.run(*fixed, "--window", 6) == 0

@@ -19,7 +19,6 @@ from mmaccel.evaluation.answers import (
     AskedModel,
     Side,
     draw_rows,
-    keep_informative,
     measure_answers,
     parse_levels,
     summarise,
@@ -145,13 +144,6 @@ def test_unfinished_sides_unknown_figures_and_questions_that_count() -> None:
     assert (rows[1]["to_full"]["only_first"], rows[1]["to_full"]["only_second"]) == (0, 1)
     some = summarise(topic, sides, records, "aabb", batch=2, only_answered=True)
     assert some[0]["accuracy"]["all"]["right"] == 1 and some[0]["questions"] == 3
-
-
-def test_informative_questions() -> None:
-    whole, down, own = "11110000", "10101010", "01100110"
-    assert keep_informative(own, whole, down) == "10"  # questions 1 and 3
-    assert keep_informative(whole, whole, down) == "11"
-    assert keep_informative(own, down, down) == ""
 
 
 def test_the_published_example_of_the_paired_interval() -> None:

@@ -115,15 +115,6 @@ def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage, temperat
         assert parting.limit == pytest.approx(3.5e-4 * float(scores[0][:7].abs().max()), rel=0.02)
 
 
-def test_a_token_of_probability_0_is_no_rounding(pipe: TextToImage) -> None:
-    plan = plan_of(pipe, Jacobi(4))
-    alone = replace(plan, params=replace(plan.params, top_k=1))
-    made = decode(pipe, top_k=1)
-    other = (int(made[2]) + 1) % 30
-    parting = explain_divergence(alone, CAPTIONS[1], made, 2, other=other, seed=SEED)
-    assert parting.gap is None and not parting.is_rounding
-
-
 def test_a_window_that_attends_to_later_tokens_is_no_rounding(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +180,7 @@ class Cold(Autoregressive):
 
 def test_distributions_are_compared() -> None:
     (right,) = check_distribution(SpeculativeJacobi(3, drafts="coarse"), "window", 20_000)
+    assert "with its drafts auto" in right.said  # a coarse model drafts no tokens of the toy
     assert right.guaranteed and right.holds and right.figures["n_samples"] == 20_000
     assert 0.2 < right.figures["power"] < 0.8  # so many see 0.03 about half of the time
     (relaxed,) = check_distribution(GroupedSpeculative(3), "window", 4_000)

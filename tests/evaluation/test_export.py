@@ -10,9 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from mmaccel.cli import main
-from mmaccel.errors import OptionError
-from mmaccel.evaluation.export import Prompt, match_items
-from mmaccel.evaluation.quality.image_folder import Item, list_items
+from mmaccel.evaluation.quality.image_folder import list_items
 
 
 def draw(folder: Path, prompt: str, seed: int, red: int, size: int = 8) -> Path:
@@ -133,15 +131,6 @@ def test_missing_images_are_listed_and_nothing_is_written(
     assert "2 prompts left out" in capsys.readouterr().out
     assert export(tmp_path, "geneval", source, "--partial")[0] == 2
     assert "expected an empty folder" in capsys.readouterr().err
-
-
-def test_a_prompt_twice_takes_the_next_images() -> None:
-    items = [Item(Path(f"{k}.png"), "a cat", k) for k in (2, 0, 1)]
-    twice = [Prompt("a cat", "0"), Prompt("a cat", "1")]
-    assert [[i.seed for i in own] for _, own in match_items(twice, items, 1)] == [[0], [1]]
-    assert match_items(twice, items, 2, partial=True)[0][0] is twice[0]
-    with pytest.raises(OptionError, match="1 \\(1 of 2\\): a cat"):
-        match_items(twice, items, 2)
 
 
 def test_what_counts_in_a_folder(made: Path, tmp_path: Path) -> None:

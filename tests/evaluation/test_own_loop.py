@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.own_loop import count_cells, cut, draw_by
+from mmaccel.evaluation.exactness.own_loop import compare_loops, count_cells, cut, draw_by
 from tests.fixtures.tiny_lms import build_lm
 
 LOOPS = '''
@@ -162,6 +163,19 @@ def test_the_test_keeps_its_level() -> None:
     ]
     assert 2 <= sum(p < 0.05 for p in p_values) <= 22  # of 10 on average
     assert abs(np.mean(p_values) - 0.5) < 0.08
+
+
+def test_both_sides_have_seeds_of_their_own() -> None:
+    """With the same seeds a copy of the reference would be held against its own sequences."""
+    seen: list[set[int]] = []
+
+    def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:
+        seen.append(set(seeds))
+        return [[seed % 3] for seed in seeds]
+
+    (check,) = compare_loops(draw, draw, 2, 1000, 2**64 - 5)
+    assert check.holds and [len(seeds) for seeds in seen] == [500] * 4
+    assert seen[0].isdisjoint(seen[1]) and seen[2].isdisjoint(seen[3])
 
 
 def test_sequences_end_with_their_end_and_must_be_integers() -> None:

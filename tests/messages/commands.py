@@ -182,10 +182,10 @@ _MEDIA = (
     ("animate", "FILE: expected images or videos that x continues, received none"),
     (
         "animate a.png --start a.png",
-        "--start: expected none with x, received 'a.png', as it continues images and videos",
+        "--start: expected none with x, which continues images and videos",
     ),
     ("animate a.png --negative red", "--negative-prompt: expected none with x"),
-    ("animate a.png --end a.png", "--end: expected none with x, which draws frame after frame"),
+    ("animate a.png --end a.png", "--end; models draw frame after frame"),
     ("animate --prompts a.jsonl", "--prompts: expected none with x"),
 )
 _CLIPS = (
@@ -193,7 +193,7 @@ _CLIPS = (
     ("''", "prompt: expected at least one word"),
     ("a.png", "PROMPT: expected prompts for"),
     ("a.png", "received the file 'a.png'; give a prompt and --start a.png"),
-    ("'a circle' --end a.png", "received 'a.png'; give --start, or say in the prompt"),
+    ("'a circle' --end a.png", "give --start, or say it in the prompt"),
     ("'a circle' --codec y", "--codec: expected none with"),
     ("'a circle' --start none.png", "start: expected a file, received 'none.png'"),
     ("'a circle' --count 0", "--count"),

@@ -106,7 +106,6 @@ class Bench:
         if self.family == "canvas":
             from mmaccel.commands.bench.canvas import bench_canvas
 
-            self.check_canvas()
             check_file("--json", self.json_file)
             bench_canvas(self)
             return
@@ -128,17 +127,6 @@ class Bench:
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
         return found
 
-    def check_canvas(self) -> None:
-        """Refuse what the setups of canvas policies decide."""
-        own = ("model", "count", "seed", "batch_size", "policies", "family", "json_file")
-        usual = Bench(sides=SizeFlags(), load=LoadOptions(device=self.load.device))
-        for each in fields(self):
-            if each.name not in own and getattr(self, each.name) != getattr(usual, each.name):
-                raise OptionError(
-                    f"{each.name}: expected none with --family canvas, whose setups decide all but "
-                    f"{', '.join(own)} and the device; leave it out"
-                )
-
     def list_policies(self) -> list[tuple[str, Any]]:
         """Short names with policies, token by token first.
 
@@ -151,36 +139,22 @@ class Bench:
         listed = policy_names() if is_all else self.split("policies", "")
         # without a draft model `speculative` equals prompt-lookup
         left_out = ("autoregressive", *["speculative"] * is_all)
-        widths = [
-            read_text("--windows", text, int | str) for text in self.split("windows", _WINDOWS)
-        ]
-        widths = list(dict.fromkeys(widths))
+        texts = self.split("windows", _WINDOWS)
+        widths = list(dict.fromkeys(read_text("--windows", text, int | str) for text in texts))
         for width in widths:
             check_window(width, adaptive=True)
         sources = list(map(TypedName, self.split("drafts", "")))
         found = [("autoregressive", make_policy("autoregressive"))]
-        is_drafted = False
         for name in map(TypedName, listed):
             entry = find_policy(name, "window")
-            known = {each.name for each in fields(load(entry.target))} - entry.preset.keys()
-            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
             if name in left_out:
                 continue
-            if not own and not is_all:
-                raise OptionError(
-                    f"--windows: expected a fixed width for {name}, received {self.windows!r}; "
-                    "add one such as 32"
-                )
-            is_drafted |= "drafts" in known
+            known = {each.name for each in fields(load(entry.target))} - entry.preset.keys()
+            own = [w for w in widths if w != "adaptive" or name == "jacobi" or not is_all]
             for window in own if "window" in known else [None]:
                 for source in sources if "drafts" in known and sources else [None]:
                     options = shared.given(window=window, drafts=source)
                     found.append((name, make_policy(name, **options)))
-        if sources and not is_drafted:
-            raise OptionError(
-                f"--drafts: expected a policy that has draft sources, received {', '.join(listed)};"
-                " add jacobi, or leave --drafts out"
-            )
         return found
 
     def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
@@ -234,8 +208,8 @@ class Bench:
             temperature=params[0].temperature,
             seed=self.seed,
             coarse={name: describe_coarse(folder) for name, folder in folders.items()},
-            **{"rows" if self.is_sweep else "first_screen": rows},
         )
+        report["rows" if self.is_sweep else "first_screen"] = rows
         try:
             write_json(self.json_file if rows else None, report)
         finally:  # although it cannot be written

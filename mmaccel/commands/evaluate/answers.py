@@ -137,13 +137,13 @@ class Answers:
             left_out=left_out,
             **seen,
             **facts,
-            **{
-                f"{kind.level}s": fractions,
-                f"{kind.kind}_names": names,
-                f"{kind.kind}s": " ".join(str(names.index(each)) for each in kinds),
-            },
         )
-        report["device"] = load.device
+        report |= {
+            "device": load.device,
+            f"{kind.level}s": fractions,
+            f"{kind.kind}_names": names,
+            f"{kind.kind}s": " ".join(str(names.index(each)) for each in kinds),
+        }
         records, sessions = _read_records(self.json_file, kind, report)
         for side in sides:
             records.setdefault(side.key, kind.new_record())

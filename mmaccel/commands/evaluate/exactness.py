@@ -129,7 +129,7 @@ class Exactness(TextFlags):
                 "for more"
             )
         extract = None if features is None else open_extractor(features)
-        pipe, params, texts = self.open(load, self.count, features=features)
+        pipe, params, texts = self.open(load, self.count)
         kind, is_text = pipe.model.kind, self.is_text(pipe)
         if params.temperature == 0 and self.sampling.temperature is None:
             params = replace(params, temperature=1.0)  # greedy tokens have a check of their own

@@ -12,7 +12,7 @@ import typer
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.limits import MAX_BATCH
 from mmaccel.options import option
 
 ItemsFile = Annotated[
@@ -66,19 +66,6 @@ class Compared:
         )
 
         check_count("batch-size", batch_size, MAX_BATCH)
-        if count is not None:
-            check_count("count", count, MAX_IMAGES)
-            if self.against != kind.own:
-                raise OptionError(
-                    f"--count: expected --against {kind.own} with it, received --against "
-                    f"{self.against}; of a folder all {kind.unit} are used"
-                )
-        is_compared = self.features != kind.own or weights is not None or kind.draw is None
-        if self.against is None and is_compared:
-            raise OptionError(
-                f"--against: expected a folder of {kind.unit} to compare with, received none; give "
-                "one"
-            )
         check_file("--json", self.json_file)
         check_file("--items", items_file)
         items = list_items(self.folder, kind.suffixes)
@@ -94,11 +81,6 @@ class Compared:
             is_drawn = kind.draw is not None and self.against == kind.own
             others = [] if is_drawn else list_items(Path(self.against), kind.suffixes)
             n_others = (count or len(items)) if is_drawn else len(others)
-            if min(len(items), n_others) < 2:
-                raise OptionError(
-                    f"{kind.unit}: expected at least 2 on both sides, received {len(items)} and "
-                    f"{n_others}; a covariance needs two"
-                )
             own = extract_all(kind.read(items, batch_size), extract)
             drawn = kind.draw(n_others, batch_size) if is_drawn else kind.read(others, batch_size)
             theirs = extract_all(drawn, extract)
@@ -147,8 +129,8 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
         of = f"{kid['subsets']} subsets of {kid['subset_size']}"
         if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are equal
             yield "KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of
-    captions = report.get("captions")
-    for name, share in captions["shares"].items() if captions else ():
+    captions: dict[str, Any] = report.get("captions") or {"shares": {}}
+    for name, share in captions["shares"].items():
         low, high = (100 * bound for bound in captions["intervals"][name])
         value = f"{100 * share:.1f} %"
         yield f"prompt: {name}", value, str(captions["n"]), f"{low:.1f}…{high:.1f} %"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmaccel.catalog import MODELS
-from mmaccel.checks import show
 from mmaccel.commands import options as shared
 from mmaccel.commands.options import SizeFlags
 from mmaccel.errors import OptionError
@@ -74,18 +73,17 @@ class TextFlags:
         return isinstance(pipe.image_model, ContinuedTexts)
 
     def open(
-        self, load: LoadOptions, count: int | None, **of_images: Any
+        self, load: LoadOptions, count: int | None
     ) -> tuple[TextToImage, SamplingParams, list[str]]:
         """A model of images, or a causal LM, whose `image_model` is a `ContinuedTexts`; how it
         draws; and the prompts of a run.
 
         Args:
             load: how it is opened.
-            count: prompts of models of images, in turn; None takes each once.
-            **of_images: further options for images, None where they are not given.
+            count: prompts, in turn; None takes each once.
 
         Raises:
-            OptionError: an option for the other kind of model, or a prompt that it does not take.
+            OptionError: a prompt that it does not take.
             UnsupportedModelError: see `find_causal_lm` and `open_texts`.
         """
         from transformers.utils import logging
@@ -96,15 +94,11 @@ class TextFlags:
         from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts
 
         loading = read_loading(load_keywords(load))
-        size = self.sides.join()
         source = None if load.family else find_causal_lm(self.model, loading.config.hub)
         if source is None:
-            _refuse("a model of images", max_new_tokens=self.max_new_tokens)
+            size = self.sides.join()
             pipe = open_pipeline(self.model, load, size=size, decoder=self.decoder)
         else:
-            scale = self.sampling.guidance_scale
-            own = {"size": size, "decoder": self.decoder, "guidance_scale": scale, **of_images}
-            _refuse("a causal LM", **own)
             logging.disable_progress_bar()
             pipe = open_texts(source, loading, self.max_new_tokens or _NEW_TOKENS)
         images = pipe.image_model
@@ -113,12 +107,3 @@ class TextFlags:
         texts = [texts[k % len(texts)] for k in range(count or len(texts))]
         encode_prompts(images, list(dict.fromkeys(texts)), None, images.params)
         return pipe, choose_params(images.params, **given(self.sampling)), texts
-
-
-def _refuse(what: str, **options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise OptionError(
-                f"--{name.replace('_', '-')}: expected none for {what}, received "
-                f"{show(str(value))}; leave it out"
-            )

@@ -99,14 +99,16 @@ def check_distribution(policy: Any, kind: str, samples: int) -> Iterator[Check]:
         samples: sequences to draw.
     """
     drafts = getattr(policy, "drafts", None)
-    if isinstance(drafts, Coarse) or drafts == "coarse":  # a model's own drafts no tokens of a toy
+    is_coarse = isinstance(drafts, Coarse) or drafts == "coarse"
+    if is_coarse:  # a model's own drafts no tokens of a toy
         policy = replace(policy, drafts="auto")
     try:
         test = sample_distribution(policy, kind, samples)
     except (OptionError, UnsupportedModelError):
         return
     guaranteed = policy.exactness != "relaxed"
-    yield judge("distribution of an enumerable model", test, samples, samples, guaranteed)
+    check = judge("distribution of an enumerable model", test, samples, samples, guaranteed)
+    yield replace(check, said=f"{check.said}{'; with its drafts auto' * is_coarse}")
 
 
 def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bool) -> Check:

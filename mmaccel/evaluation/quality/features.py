@@ -40,15 +40,9 @@ def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") 
         own: the network that ships: "scenes", "moving-scenes" or "voices".
 
     Raises:
-        OptionError: another name, or weights too many or too few.
+        OptionError: another name, or no weights.
         MissingBackendError: inception without torch-fidelity.
     """
-    if (weights is not None) != (name == "inception"):
-        wanted = "a file for inception" if weights is None else f"none for {name}"
-        raise OptionError(
-            f"weights: expected {wanted}, received {None if weights is None else str(weights)!r}; "
-            "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
-        )
     if name == own:
         from mmaccel.demo.moving_scenes.features import extract_clip_features
         from mmaccel.demo.scenes.features import extract_features
@@ -59,7 +53,7 @@ def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") 
             "voices": _hear_voices,
         }
         return networks[own]
-    if weights is not None:
+    if name == "inception":
         return open_inception(weights)
     known = f"{own}, inception" if own == "scenes" else own
     return load_callable(name, "features", f"{known} or module:function")
@@ -133,7 +127,7 @@ def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
     return np.concatenate(parts)
 
 
-def open_inception(weights: Path) -> Extract:
+def open_inception(weights: Path | None) -> Extract:
     """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32, by weights in a file of
     torch-fidelity's, a plain state dict.
 
@@ -143,7 +137,7 @@ def open_inception(weights: Path) -> Extract:
     """
     network_class = import_inception()
     try:
-        torch.load(weights, map_location="cpu", weights_only=True)  # runs no code of the file
+        torch.load(str(weights), map_location="cpu", weights_only=True)  # runs no code of the file
         network: Any = network_class("inception-v3-compat", ["2048"], str(weights)).eval()
     except Exception as error:  # of whatever a file holds
         raise OptionError(

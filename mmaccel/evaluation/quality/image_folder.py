@@ -199,12 +199,12 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
     listed: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(read_lines(file, "text") if file.is_file() else (), 1):
         facts = _parse(line)
-        name, prompt, seed = (facts.get(key) for key in ("file", "prompt", "seed"))
-        is_told = isinstance(name, str) and isinstance(prompt, str)
+        name, seed = facts.get("file"), facts.get("seed")
         if not line.strip():
             continue
         if (
-            not is_told
+            not isinstance(name, str)
+            or not isinstance(facts.get("prompt"), str)
             or not (seed is None or type(seed) is int)
             or Path(name).name != name
             or not (file.parent / name).is_file()

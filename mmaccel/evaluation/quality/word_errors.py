@@ -66,8 +66,10 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
         "'mmaccel[evaluation]'"
     ):
         import jiwer
-    texts = [" ".join(unicodedata.normalize("NFC", text).split()) for text in (reference, heard)]
-    found = jiwer.process_words(*texts)
+    said, got = (
+        " ".join(unicodedata.normalize("NFC", text).split()) for text in (reference, heard)
+    )
+    found = jiwer.process_words(said, got)
     edits = (found.substitutions, found.deletions, found.insertions)
     return WordErrors(*edits, words=len(reference.split()))
 
