@@ -42,7 +42,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[Parameter] = []
     for name, parameter in own.parameters.items():
         kind, *marks = get_args(parameter.annotation) or (parameter.annotation,)
-        if not is_dataclass(kind):
+        if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
         left_out = [each for mark in marks for each in mark.names]

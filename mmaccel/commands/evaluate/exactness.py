@@ -136,7 +136,7 @@ class Exactness(TextFlags):
         if self.count is None and not is_text:
             texts = [texts[k % len(texts)] for k in range(32 if kind == "window" else 8)]
         is_open = is_text and self.method.policy is None and not self.method.fields()
-        names = _TEXT_POLICIES if is_open else (self.method.policy,)
+        names: tuple[Any, ...] = _TEXT_POLICIES if is_open else (self.method.policy,)
         policies = [replace(self.method, policy=name).choose(kind)[1] for name in names]
         report = self.begin(
             load,
