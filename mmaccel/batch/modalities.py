@@ -156,13 +156,15 @@ class Modality(ABC):
         self, item: Item, settings: Settings, hashes: Mapping[str, str], model: object
     ) -> dict[str, Any]:
         """Everything that an item depends on, ready for JSON; equal in every run."""
-        facts = {
+        facts: dict[str, Any] = {
             "id": item.row.id,
             "k": item.k,
             "prompt": item.row.prompt,
+            "negative": None,
             "seed": item.seed,
             "model": self.model,
             **hashes,
+            "size": None,
             "dtype": self.load.dtype,
             "device": self.load.device.split(":")[0],
             **describe_settings(settings.name, settings.policy, settings.params),
@@ -172,11 +174,10 @@ class Modality(ABC):
                 "relaxed" if self.layers else settings.policy.exactness, self.load.dtype
             ),
             "versions": versions(),
-            **self.own_facts(item, settings),
         }
-        for name in self.not_facts:
-            facts.pop(name, None)
-        return facts
+        facts |= self.own_facts(item, settings)
+        left_out = self.not_facts if facts["negative"] else (*self.not_facts, "negative")
+        return {name: value for name, value in facts.items() if name not in left_out}
 
     @property
     def not_facts(self) -> tuple[str, ...]:
@@ -267,8 +268,7 @@ class Images(Modality):
     def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
         size = loading.parse_size(self.size) if item.row.size is None else item.row.size
         negative = self.negative_of(item.row)
-        facts: dict[str, Any] = {} if negative is None else {"negative": negative}
-        return {**facts, "size": size and list(size)}
+        return {"negative": negative, "size": size and list(size)}
 
     def measure(self, made: Any) -> dict[str, Any]:
         width, height = made.image.size
@@ -463,7 +463,7 @@ class Speech(Modality):
 
     @property
     def not_facts(self) -> tuple[str, ...]:
-        return ("guidance_scale",)
+        return "size", "guidance_scale"
 
     def own_facts(self, item: Item, settings: Settings) -> dict[str, Any]:
         return {name: v for name, v in settings.options if name not in SAMPLING_FIELDS}

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers.utils.logging import disable_progress_bar
-
 from mmaccel.catalog import REDUCERS
 from mmaccel.commands.files import (
     check_file,
@@ -73,7 +71,9 @@ def answer_question(flags: Any) -> None:
     check_file("--json", flags.json_file)
     if not is_hub_id(flags.model):
         check_model(flags.model, load.trust_remote_code)
-    disable_progress_bar()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
         flags.model, policy=policy, visual_tokens=reducers or None, **layers, **load_keywords(load)
     )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from mmaccel.checks import check_kind
 from mmaccel.errors import NumericsError, ShapeError
 
 Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
@@ -54,7 +55,7 @@ def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> 
     """
     parts = []
     for pixels, texts in batches:
-        seen, read = embed(pixels, texts)
+        seen, read = check_kind("embeddings", embed(pixels, texts), tuple)
         if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
             raise ShapeError(
                 f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
