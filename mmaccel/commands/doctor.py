@@ -321,7 +321,7 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     found = getattr(transformers, kind, transformers.AutoModelForCausalLM)
     is_known = hasattr(transformers, kind) and issubclass(found, transformers.PreTrainedModel)
     if not is_known and not trust_remote_code:
-        return Finding(what, "needed", f"transformers {transformers.__version__} has no {kind}")
+        return Finding(what, "needed", f"this transformers has no {kind}")
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     load_config = LoadConfig(dtype=dtype, trust_remote_code=trust_remote_code)
     model = load_model(found, folder, load_config, optional="")
