@@ -5,20 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_SIDE
 from mmaccel.options import LoadOptions
-from mmaccel.results import EXACT_DTYPE
-
-if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-    from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
-
-AUTO = "auto"
-DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
 
 # tables write 768.0
 _SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
@@ -86,49 +78,30 @@ def load_keywords(load: LoadOptions) -> dict[str, Any]:
 
 
 def open_pipeline(
-    model: str,
-    load: LoadOptions,
-    *,
-    size: str | None = None,
-    decoder: Path | None = None,
-) -> TextToImage:
-    """Load a text-to-image model.
-
-    Args:
-        model: name, folder, file or hub id.
-        load: how it is opened.
-        size, decoder: as on the command line.
+    model: str, load: LoadOptions, *, size: str | None = None, decoder: Path | None = None
+) -> Any:
+    """Load a `TextToImage`; size and decoder are as on the command line.
 
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see `TextToImage.from_pretrained`.
     """
-    pixels = parse_size(size)
-    from transformers.utils import logging
-
-    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-
-    logging.disable_progress_bar()
-    return TextToImage.from_pretrained(model, size=pixels, decoder=decoder, **load_keywords(load))
+    parts = {"size": parse_size(size), "decoder": decoder}
+    return open_with_parts("TextToImage", model, load, **parts)
 
 
-def open_clip_pipeline(model: str, load: LoadOptions) -> TextToVideo:
-    """Load a text-to-video model.
-
-    Raises:
-        OptionError, UnsupportedModelError, MissingBackendError: see `TextToVideo.from_pretrained`.
-    """
-    pipeline: TextToVideo = open_with_codec("TextToVideo", model, load)
-    return pipeline
+def open_clip_pipeline(model: str, load: LoadOptions) -> Any:
+    """Load a `TextToVideo`; see `open_with_parts`."""
+    return open_with_parts("TextToVideo", model, load)
 
 
-def open_with_codec(pipeline: str, model: str, load: LoadOptions, **parts: str | None) -> Any:
+def open_with_parts(pipeline: str, model: str, load: LoadOptions, **parts: Any) -> Any:
     """Load any pipeline.
 
     Args:
         pipeline: name of its class.
         model: name, folder or hub id.
         load: how it is opened.
-        **parts: the same of its codec and others; None takes those that the authors published.
+        **parts: further arguments of its `from_pretrained`, such as its codec.
 
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.

@@ -338,7 +338,7 @@ class Continuations(Clips):
 
     def open(self) -> Any:
         parts = {"codec": self.codec, "text_encoder": self.text_encoder}
-        pipe = loading.open_with_codec("ImageToVideo", self.model, self.load, **parts)
+        pipe = loading.open_with_parts("ImageToVideo", self.model, self.load, **parts)
         check_sides(self.suffix, pipe.size)
         pipe.video.encode_prompt(self.prompt)
         return pipe
@@ -412,7 +412,7 @@ class Speech(Modality):
     beside: ClassVar[tuple[str, ...]] = (*SAMPLING_FIELDS, "repetition_penalty")
 
     def open(self) -> Any:
-        return loading.open_with_codec("TextToSpeech", self.model, self.load, codec=self.codec)
+        return loading.open_with_parts("TextToSpeech", self.model, self.load, codec=self.codec)
 
     def hash_files(self, pipe: Any) -> dict[str, str]:
         return {"weights": content_hash(pipe.source), "codec": content_hash(pipe.codec)}

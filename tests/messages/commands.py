@@ -21,7 +21,7 @@ from tests.messages.case import Refused
 
 _LOADERS = (
     "mmaccel.loading.open_pipeline",
-    "mmaccel.loading.open_with_codec",
+    "mmaccel.loading.open_with_parts",
     "mmaccel.loading.open_clip_pipeline",
     "mmaccel.ImageToText.from_pretrained",
 )
