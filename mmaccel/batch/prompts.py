@@ -179,8 +179,9 @@ def read_prompts(source: str) -> list[Row]:
             break
     rows = _make_ids_unique(rows, named, wrong)
     if wrong:
+        least = "at least " * (len(wrong) >= _MAX_WRONG)
         raise OptionError(
-            f"{title}: expected rows that can be read, received {len(wrong)} that cannot. "
+            f"{title}: expected rows that can be read, received {least}{len(wrong)} that cannot. "
             f"{name_wrong(wrong)}"
         )
     if not rows:

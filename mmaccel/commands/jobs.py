@@ -53,8 +53,10 @@ from mmaccel.loading import place
 from mmaccel.options import given
 from mmaccel.outputs.image_files import image_name
 from mmaccel.outputs.sound_streams import find_sink
+from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.results import EXACT_DTYPE, Stats, add_stats
+from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
@@ -100,11 +102,16 @@ def _make_few(flags: Any, modality: Modality) -> None:
     resume_collector()
     items = make_items(flags.ask(worker.pipe, seed), seed, modality.suffix)
     items = [_name(item, worker, len(items)) for item in items]
-    if is_drawn:
-        say_drawn(seed)
+    check_seed(seed + len(items) - 1)
+    if modality.layers:  # before the folder is made
+        policy = worker.plan(items[0]).policy
+        worker.pipe.choose(DecodingOptions(policy=policy, **modality.layers))
+    drawn = seed if is_drawn else None
     if sink is not None:
-        _listen(items, worker, sink)
+        _listen(items, worker, sink, drawn)
         return
+    if drawn is not None:
+        say_drawn(drawn)
     open_folder(out)
     records: list[Record] = []
     parts: list[Stats] = []
@@ -133,7 +140,7 @@ def _make_few(flags: Any, modality: Modality) -> None:
         say(stats)
     else:
         say(sheet.finish(what, stats))
-    _say_notes(records, stats.notes)
+    _say_notes(records, () if sheet is None else stats.notes)
 
 
 def _name(item: Item, worker: Worker, count: int) -> Item:
@@ -169,13 +176,16 @@ def _say_notes(records: Sequence[Record], notes: Sequence[str] = ()) -> None:
         say(f"note: {cut}; see --max-seconds")
 
 
-def _listen(items: Sequence[Item], worker: Worker, open_sink: Any) -> None:
-    """Speak texts one after the other into a sink; there are no files."""
+def _listen(items: Sequence[Item], worker: Worker, open_sink: Any, drawn: int | None) -> None:
+    """Speak texts one after the other into a sink; there are no files. A seed that was drawn is
+    said where the sound does not go."""
     modality, pipe = worker.modality, worker.pipe
     records: list[Record] = []
     streams: list[Any] = []
     try:
         with open_sink(pipe.speech.sample_rate) as write:
+            if drawn is not None:
+                say_drawn(drawn)
             with Reports("utterance", len(items)) as reports:
                 for item in items:
                     settings = worker.plan(item)
@@ -380,7 +390,7 @@ class Reports:
         """Show the state after a pass, a `mmaccel.results.Progress`; a row is a part of an item."""
         length = progress.tokens.shape[1]
         running = sum(n for n in progress.lengths.tolist() if n < length) / length
-        self._bar.update(self._task, completed=self._finished + running)
+        self._bar.update(self._task, completed=min(self._finished + running, self._total))
 
     def report(self, event: str, content: Any) -> None:
         """Show that an item is finished or failed for the last time, with its record, or a note."""

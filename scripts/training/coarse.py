@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from mmaccel.errors import OptionError
-from mmaccel.loading import DTYPES
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import save_coarse
@@ -115,7 +114,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--decoder", type=Path, help="images: file of the image decoder")
     parser.add_argument("--family", help="how the checkpoint is read")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default=EXACT_DTYPE)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default=EXACT_DTYPE)
     parser.add_argument("--trust-remote-code", action="store_true")
     return parser.parse_args(arguments)
 
