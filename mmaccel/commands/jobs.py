@@ -371,7 +371,8 @@ class Reports:
         from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Left
 
-        self._unit, self._is_streaming, self._finished = unit, is_streaming, 0
+        self._unit, self._is_streaming = unit, is_streaming
+        self._finished, self._total = 0, total
         self._bar = progress_bar(
             *("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
             *("left", Left()),
