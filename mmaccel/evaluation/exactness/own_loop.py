@@ -9,6 +9,7 @@ level.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -37,12 +38,13 @@ def compare_loops(
         loop, reference: draw sequences.
         n_prompts: of both.
         samples: sequences of each, at least; prompts have equally many.
-        seed: of the first sequence of a prompt; all others have the next ones.
+        seed: of the first sequence; all others, of all prompts, have the next ones.
     """
     each = -(-samples // n_prompts)
     tests = []
     for number in range(n_prompts):
-        seeds = [(seed + k) % 2**64 for k in range(2 * each)]
+        start = seed + number * 2 * each  # tests add up where no two sequences share a seed
+        seeds = [(start + k) % 2**64 for k in range(2 * each)]
         first, second = loop(number, seeds[:each]), reference(number, seeds[each:])
         tests.append(compare_counts(*count_cells(first, second)))
     total = each * n_prompts
@@ -90,7 +92,7 @@ def draw_by(loop: Loop, prompts: Sequence[Any], length: int, ends: Collection[in
         prompt = prompts[number]
         rows = []
         for seed in seeds:
-            made = loop(prompt, seed)
+            made = loop(copy(prompt), seed)  # which a loop may extend
             try:
                 tokens = [int(token) for token in torch.as_tensor(made).flatten()]
             except (TypeError, ValueError, RuntimeError):
