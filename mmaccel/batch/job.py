@@ -49,7 +49,8 @@ class Job:
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
         seed: of the job, noted in every record.
-        finished, failed: keys of items of this run.
+        finished: number of items of this run.
+        left, failed: items that are neither, and keys of those.
     """
 
     fingerprint: Fingerprint
@@ -58,7 +59,8 @@ class Job:
     retries: int = 1
     max_failures: int | None = None
     seed: int | None = None
-    finished: set[Key] = field(default_factory=set)
+    finished: int = 0
+    left: dict[Key, Item] = field(default_factory=dict)
     failed: set[Key] = field(default_factory=set)
 
     @property
@@ -72,13 +74,12 @@ class Job:
         Raises:
             WriteError: a file or the manifest cannot be written; its records stay.
         """
-        left = {item.key: item for item in items}
+        left = self.left = {item.key: item for item in items}
 
         def finish(record: Record) -> None:
             self._append(record)
-            key = record["id"], record["k"]
-            self.finished.add(key)
-            left.pop(key, None)
+            self.finished += 1
+            left.pop((record["id"], record["k"]), None)
             self.report("item", record)
 
         rows: int | None = None

@@ -292,7 +292,7 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
         if row.line not in named:
             numbers[row.id.casefold()] = number
             lines[name.casefold()] = row.line
-        unique.append(replace(row, id=name))
+        unique.append(row if name == row.id else replace(row, id=name))
     return unique
 
 

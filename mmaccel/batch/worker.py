@@ -179,7 +179,7 @@ class Worker:
             raise WriteError(
                 f"{file}: expected space and permission to write {'a' if unit == 'clip' else 'an'} "
                 f"{unit}, received: {error.strerror or error}; finished {unit}s stay, free some "
-                "space and run it again, of a prompt file with --resume"
+                f"space and run it again{' with --resume' * modality.has_manifest}"
             ) from error
         return {
             "id": item.row.id,

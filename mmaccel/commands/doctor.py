@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from mmaccel.checks import check_number
 from mmaccel.commands.flags import as_command
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
@@ -60,6 +61,7 @@ class Doctor:
 
         from mmaccel.commands.terminal import make_table, wide_console
 
+        check_number("--keep", self.keep, 0, 1, "0.22 keeps a fifth", above_low=True)
         findings = [*check_packages(), check_writing(self.out)]
         said = ""
         if ("torch", "needed") not in [found[:2] for found in findings]:
@@ -203,7 +205,9 @@ def _describe_threads() -> str:
     from mmaccel.pipelines.runner.threads import is_chosen_already
 
     own, there = torch.get_num_threads(), os.cpu_count()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     text = f"torch takes {own} of {there} processors"
+    text += "" if usable == there else f" ({usable} for this process)"
     if hasattr(os, "getloadavg"):
         text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
     chosen = (

@@ -315,7 +315,7 @@ def _finish_file(
             job.run(missing, executor)
         except KeyboardInterrupt:
             raise Stopped(f"{_summary(job, facts, unit)}; continue with --resume") from None
-    without = {item.key for item in missing} - job.finished
+    without = job.left.keys() | job.failed
     files, lines = find_lost([i for i in items if i.key not in without], fingerprint, folder)
     lost = list(dict.fromkeys(files + lines))
     summary = _summary(job, facts, unit)
@@ -329,7 +329,7 @@ def _finish_file(
     elif job.failed or lost:
         summary += "; try them again with --resume"
     _say_aside(summary)
-    facts |= {"made": len(job.finished), "failed": len(job.failed), "is_cut": job.is_cut}
+    facts |= {"made": job.finished, "failed": len(job.failed), "is_cut": job.is_cut}
     facts |= {"missing": len(lost), "manifest": str(manifest.file)}
     facts["seconds"] = round(time.perf_counter() - began, 3)
     if job.is_cut:
@@ -348,7 +348,7 @@ def _describe_error(data: dict[str, Any], unit: str) -> dict[str, str]:
 
 
 def _summary(job: Job, facts: dict[str, Any], unit: str) -> str:
-    text = f"{count_of(len(job.finished), unit)} generated in {facts['out']}"
+    text = f"{count_of(job.finished, unit)} generated in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
     return text + (f", {len(job.failed)} failed" if job.failed else "")
 

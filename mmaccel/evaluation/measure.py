@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -182,14 +183,25 @@ Columns = Mapping[str, str | Callable[[Any], str]]
 
 def tabulate(columns: Columns, rows: Iterable[Row]) -> list[tuple[str, ...]]:
     """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal; "-"
-    for a number that is None."""
+    where a format has a number that is None."""
     return [tuple(_write(cell, row) for cell in columns.values()) for row in rows]
+
+
+class _Unknown(Exception):
+    """A format has a value that is None."""
+
+
+class _Cells(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if value is None:
+            raise _Unknown
+        return super().format_field(value, format_spec)
 
 
 def _write(cell: str | Callable[[Any], str], row: Row) -> str:
     try:
-        return cell.format_map(row) if isinstance(cell, str) else cell(row)
-    except TypeError:
+        return _Cells().vformat(cell, (), row) if isinstance(cell, str) else cell(row)
+    except _Unknown:
         return "-"
 
 

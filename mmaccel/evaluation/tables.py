@@ -27,8 +27,13 @@ def _right(row: Row) -> str:
     return f"{right:.1f} ({low:.1f}…{high:.1f})"
 
 
-def _times(name: str, factor: float, digits: int = 1) -> Callable[[Row], str]:
-    return lambda row: f"{factor * row[name]:.{digits}f}"
+def _times(name: str, factor: float, spec: str = ".1f") -> Callable[[Row], str]:
+    return lambda row: "-" if row[name] is None else format(factor * row[name], spec)
+
+
+def _informative(row: Row) -> str:
+    found = row["informative"]
+    return "-" if found is None else f"{100 * found['right']:.0f} (of {found['questions']})"
 
 
 VISUAL_COLUMNS: Columns = {
@@ -37,11 +42,9 @@ VISUAL_COLUMNS: Columns = {
     "right % (95 %)": _right,
     "less all tokens": lambda row: points(row["to_all"]),
     "over random": lambda row: points(row["to_random"]),
-    "informative %": lambda row: "{:.0f} (of {questions})".format(
-        100 * row["informative"]["right"], **row["informative"]
-    ),
+    "informative %": _informative,
     "tokens": "{visual_tokens:.0f} ({layer_tokens:.0f})",
-    "GFLOP": lambda row: f"{row['flops'] / 1e9:.3g}",
+    "GFLOP": _times("flops", 1e-9, ".3g"),
     "prefill ms": _times("prefill_seconds", 1000),
     "all ms": _times("seconds", 1000),
 }
@@ -51,11 +54,11 @@ CACHE_COLUMNS: Columns = {
     "right % (95 %)": _right,
     "less full": lambda row: points(row["to_full"]),
     "over random": lambda row: points(row["to_random"]),
-    "entries kept %": _times("kept", 100, 0),
-    "blocks read %": _times("blocks", 100, 0),
-    "KiB a row": _times("bytes", 1 / 1024, 0),
+    "entries kept %": _times("kept", 100, ".0f"),
+    "blocks read %": _times("blocks", 100, ".0f"),
+    "KiB a row": _times("bytes", 1 / 1024, ".0f"),
     "pass ms": _times("pass_seconds", 1000),
-    "prefill ms": _times("prefill_seconds", 1000, 0),
+    "prefill ms": _times("prefill_seconds", 1000, ".0f"),
 }
 
 

@@ -146,8 +146,10 @@ def _record(app: ASGIApp, engine: Engine) -> ASGIApp:
             if not status:
                 await _answer(shutting_down())(scope, receive, send_recorded)
         except Exception as error:
-            status = 500
-            log_fault(request_id, error, engine.settings.log_prompts)
+            late = error.__cause__  # where an answer had begun
+            status = late.status_code if isinstance(late, ApiError) else 500
+            if status == 500:
+                log_fault(request_id, error, engine.settings.log_prompts)
         finally:
             engine.cancel(jobs)
             seconds = time.monotonic() - began

@@ -237,9 +237,9 @@ class Engine:
             except Exception as caught:
                 error = caught
                 log_fault("a run", caught, self.settings.log_prompts)
-            self._settle(error)
+            self._end_run(error)
 
-    def _settle(self, error: Exception | None) -> None:
+    def _end_run(self, error: Exception | None) -> None:
         """Fail or repeat the jobs that a run left; without an error these were cancelled."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             self.rows = max(1, self.rows // 2)

@@ -57,7 +57,7 @@ def run(folder: Path, rows: int, fails: Fails, error: Exception, **options: Any)
 def test_one_failed_item_ends_no_job(tmp_path: Path, retries: int) -> None:
     boom = RuntimeError("boom")
     job, lines, calls, _ = run(tmp_path, 4, lambda batch: 5 in batch, boom, retries=retries)
-    assert (len(job.finished), job.failed, job.is_cut) == (N - 1, {("a", 5)}, False)
+    assert (job.finished, job.failed, job.is_cut) == (N - 1, {("a", 5)}, False)
     assert sorted(line["k"] for line in lines) == list(range(N))
     (failed,) = [line for line in lines if line["status"] == "failed"]
     assert (failed["k"], failed["error"], failed["negative"]) == (
@@ -84,6 +84,6 @@ def test_too_little_memory_makes_smaller_batches(
     """Item 3 has too little alone too, where there is room for one."""
     few = lambda batch: len(batch) > room or (room == 1 and batch == [3])  # noqa: E731
     job, _, _, notes = run(tmp_path, 4 * room, few, error)
-    assert job.failed == failed and len(job.finished) == N - len(failed)
+    assert job.failed == failed and job.finished == N - len(failed)
     sizes = (4 * room, 2 * room)
     assert notes == [f"out of memory with {n} at once, continuing with {n // 2}" for n in sizes]

@@ -79,7 +79,9 @@ def test_a_killed_actor_loses_nothing_and_repeats_nothing(
             done = {(r["id"], r["k"]) for r in made}
             known = set(self._deaths)  # whose process was killed; a second time they would fail
             if len(made) == 3 or (len(killed) == 1 and known and known <= done):
-                written.update({file: file.stat().st_mtime_ns for file in images.files})
+                # of arrived records; the other actor may be writing a file now
+                files = [images.out / r["file"] for r in made]
+                written.update({file: file.stat().st_mtime_ns for file in files})
                 killed.append(actor_processes()[0])
                 os.kill(killed[-1], signal.SIGKILL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,15 @@ from benchmarks.report import fill_tables
 from mmaccel import TextToImage, loading
 from mmaccel.catalog import policy_names, read_policy
 from mmaccel.cli import main
-from mmaccel.commands.bench import PEERS
+from mmaccel.commands.bench import PEERS, Bench
+from mmaccel.commands.bench import canvas as canvas_command
 from mmaccel.commands.bench.canvas import SETUPS
 from mmaccel.demo.grammar.tasks import MASK, TASKS, WORDS
 from mmaccel.demo.scenes.data import MAX_WORDS
 from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
 from mmaccel.evaluation import transformers_baseline
 from mmaccel.options import LoadOptions
+from tests.architecture.source import ROOT
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
 
 KEYS = {  # of a row in the file, which other programs read
@@ -244,3 +247,20 @@ def test_canvas_rows_before_an_interrupt_are_kept(
 
 def test_every_setup_is_a_policy() -> None:
     assert all(read_policy(text).exactness for text in SETUPS.values())
+
+
+def test_commands_of_stored_results_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(Bench, "measure", lambda *given: taken.append(given))
+    monkeypatch.setattr(canvas_command, "bench_canvas", taken.append)
+    commands = [
+        json.loads(file.read_text(encoding="utf-8")).get("command", "")
+        for file in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    ]
+    own = [shlex.split(each)[1:] for each in commands if each.startswith("mmaccel bench")]
+    for arguments in own:
+        arguments[arguments.index("--json") + 1] = str(tmp_path / "found.json")
+        assert main(arguments) == 0, arguments
+    assert len(taken) == len(own) > 4

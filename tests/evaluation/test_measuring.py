@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from mmaccel.evaluation import measure as measuring
-from mmaccel.evaluation.measure import Case, Line, Panel, by_case, draw, measure, summarise
+from mmaccel.evaluation.measure import (
+    Case,
+    Line,
+    Panel,
+    by_case,
+    draw,
+    measure,
+    summarise,
+    tabulate,
+)
 from tests.architecture.source import ROOT
 
 
@@ -85,3 +94,13 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
     lines = [Line("a", [1, 2], [3, 4], {"marker": "o"}), Line("b", [1], [2])]
     draw(tmp_path / "x.png", "two", [Panel("x", "y", lines, level=(1, 2, 3))] * 2)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dash_stands_for_a_number_that_is_not_known_and_for_no_fault() -> None:
+    columns = {"a": "{a:.1f} x", "b": "{b[c]:.0%}"}
+    assert tabulate(columns, [{"a": 2, "b": {"c": 0.5}}, {"a": None, "b": {"c": None}}]) == [
+        ("2.0 x", "50%"),
+        ("-", "-"),
+    ]
+    with pytest.raises(TypeError):
+        tabulate({"a": lambda row: row["a"] + 1}, [{"a": "text"}])

@@ -88,6 +88,7 @@ def test_an_exact_loop_passes_and_a_biased_one_is_found_out(here: Path, capsys: 
     report = json.loads(file.read_text())
     (exact,) = report["checks"]
     assert exact["holds"] and exact["figures"]["degrees"] > 50 and report["broken"] == []
+    assert report["model"] is None and report["samples"] == 6000
     assert 0 < exact["figures"]["power"] < 1 and "all hold here" in capsys.readouterr().out
     for name in ("cold", "greedy_rejection"):
         assert check(name, file, *against) == 3
@@ -180,7 +181,48 @@ def test_both_sides_and_all_prompts_have_seeds_of_their_own() -> None:
 
 def test_sequences_end_with_their_end_and_must_be_integers() -> None:
     assert cut([3, 4, 5, 6], 3, ()) == [3, 4, 5] and cut([3, 4, 5], 9, {4}) == [3, 4]
-    draw = draw_by(lambda prompt, seed: torch.tensor([[seed, 2]]), ["a"], 5)
+    draw = draw_by(lambda prompt, seed: torch.tensor([[seed, 2]]), "--generate", ["a"], 5)
     assert draw(0, [8, 9]) == [[8, 2], [9, 2]]
-    with pytest.raises(OptionError, match="expected a sequence of integers, received a str"):
-        draw_by(lambda prompt, seed: "words", ["a"], 5)(0, [1])
+    assert draw_by(lambda prompt, seed: [], "--generate", ["a"], 5)(0, [1]) == [[]]
+    for wrong in ("words", torch.ones(3), torch.ones(2, 3, dtype=torch.int64), [True]):
+        with pytest.raises(OptionError, match="^--reference: expected a sequence of integers"):
+            draw_by(lambda prompt, seed, made=wrong: made, "--reference", ["a"], 5)(0, [1])
+
+
+def test_a_loop_has_a_prompt_of_its_own_and_may_draw_it_again() -> None:
+    def extend(prompt: list[int], seed: int) -> list[int]:
+        prompt += [seed % 2]
+        return prompt[1:]
+
+    assert draw_by(extend, "--generate", [[1]], 5)(0, [3, 4, 5]) == [[1], [0], [1]]
+
+
+def test_a_test_that_cannot_fail_holds_no_guarantee() -> None:
+    """Where all sequences are one cell, there is nothing to compare; one that always comes is all
+    there is."""
+
+    def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:
+        return [[int(seed > 8)] for seed in seeds]  # of nine, too few for a cell
+
+    (check,) = compare_loops(draw, draw, 1, 10, 0)
+    assert not check.guaranteed and "cannot fail" in check.said
+    (check,) = compare_loops(lambda n, s: [[7]] * len(s), lambda n, s: [[7]] * len(s), 1, 12, 0)
+    assert check.guaranteed and check.holds
+    with pytest.raises(OptionError, match="--samples: expected at least 10 for each of 500"):
+        next(compare_loops(draw, draw, 500, 1000, 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--policy", "gsd"),
+        ("--set", "window=4"),
+        ("--reference", "own_loops:sample", "--temperature", "0.5"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_a_loop_of_ones_own_does_not_take(
+    here: Path, options: tuple[str, ...], capsys: Any
+) -> None:
+    assert check("sample", here / "r.json", *options) == 2
+    assert "expected none with --" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_what_a_run_leaves_begins_again_unless_it_was_heard() -> None:
             engine.running[number] = job
             job.number = number
         jobs[-1].is_heard = jobs[-1].item == "heard"
-        engine._settle(error)
+        engine._end_run(error)
         engine.waiting.clear()
         return told
 

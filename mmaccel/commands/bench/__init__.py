@@ -31,6 +31,7 @@ from mmaccel.catalog import (
     policy_names,
     read_policy,
 )
+from mmaccel.checks import is_one
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import SizeFlags, split_values
@@ -106,6 +107,10 @@ class Bench:
         if self.family == "canvas":
             from mmaccel.commands.bench.canvas import bench_canvas
 
+            named = "prompt windows drafts dtypes guidance temperature decoder compile".split()
+            others = {f"--{name}": getattr(self, name) for name in named}
+            others |= {"--size": self.sides.join()}
+            shared.refuse(others, "with --family canvas, whose setups decide it")
             check_file("--json", self.json_file)
             bench_canvas(self)
             return
@@ -150,11 +155,18 @@ class Bench:
             if name in left_out:
                 continue
             known = {each.name for each in fields(load(entry.target))} - entry.preset.keys()
-            own = [w for w in widths if w != "adaptive" or name == "jacobi" or not is_all]
+            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
+            if not (own or is_all):
+                raise OptionError(
+                    f"--windows: expected a fixed width for {name}, received {self.windows!r}; add "
+                    "one such as 32"
+                )
             for window in own if "window" in known else [None]:
                 for source in sources if "drafts" in known and sources else [None]:
                     options = shared.given(window=window, drafts=source)
                     found.append((name, make_policy(name, **options)))
+        if not any("drafts" in vars(policy) for _, policy in found):
+            shared.refuse({"--drafts": self.drafts}, "with policies that have no draft sources")
         return found
 
     def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
@@ -308,7 +320,9 @@ def _read_card(folder: Path | None) -> dict[str, Any]:
 
     file = None if folder is None else folder / "card.json"
     card = read_json(file, option="model card") if file and file.is_file() else {}
-    return {name: card[name] for name in ("name", "parameters", "generator") if name in card}
+    kinds = {"name": str, "parameters": int, "generator": dict}
+    own = {name: card.get(name) for name in kinds}
+    return {name: own[name] for name, kind in kinds.items() if isinstance(own[name], kind)}
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -339,7 +353,8 @@ def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         own = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]
         print_rows(f"guidance {guidance:g}, {dtype}", _COLUMNS, own)
     loss = report["card"].get("generator", {}).get("validation_bits_per_token")
-    quality = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
+    is_known = is_one(loss, float)
+    quality = f"validation loss {loss:.3f} bits a token" if is_known else "no model card"
     if rows:
         say(
             f"{rows[0]['images']} prompts, batch size {report['batch_size']}, {quality}. "

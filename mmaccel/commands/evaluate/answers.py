@@ -242,14 +242,18 @@ def _read_records(
 
 
 def _print(kind: type[AskedModel], report: dict[str, Any], names: list[str]) -> None:
-    from mmaccel.commands.terminal import print_rows, say
+    from mmaccel.commands.terminal import make_table, print_rows, say, wide_console
+    from mmaccel.evaluation.measure import tabulate
+    from mmaccel.evaluation.tables import kind_cells
 
     rows = report[kind.rows]
     title = f"{report['model']}: {report['questions']} questions of {len(names)} {kind.kind}s"
     print_rows(title, kind.columns, rows)
     columns = dict(list(kind.columns.items())[:2])
-    columns |= {name: f"{{accuracy[{name}][right]:.0%}}" for name in names}
-    print_rows(f"right, by {kind.kind}", columns, rows)
+    table = make_table(*columns, *names, title=f"right, by {kind.kind}, %")
+    for cells, row in zip(tabulate(columns, rows), rows):
+        table.add_row(*cells, *kind_cells(row, names))
+    wide_console().print(table, "")
     for name, reason in report["left_out"].items():
         say(f"{name} is left out: {reason}")
     say(

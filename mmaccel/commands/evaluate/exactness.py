@@ -15,7 +15,7 @@ from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES
-from mmaccel.options import LoadOptions, option
+from mmaccel.options import LoadOptions, given, option
 
 _BROKEN = 3  # exit code
 _TEXT_POLICIES = ("jacobi", "prompt-lookup")  # where none is named
@@ -86,13 +86,22 @@ class Exactness(TextFlags):
         """The report on a caller's loop."""
         from mmaccel.evaluation.exactness.own_loop import compare_loops, draw_by, draw_plain
         from mmaccel.evaluation.quality.features import load_callable
+        from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
 
         loop = load_callable(name, "--generate", items="tokens of a prompt")
+        fields = self.method.fields() or None
+        named = {"--policy": self.method.policy, "--set": fields, "--features": self.features}
+        shared.refuse(named, "with --generate")
+        model: str | None = self.model
         if self.reference is not None:
+            drawn = {f"--{option}": value for option, value in given(self.sampling).items()}
+            shared.refuse(drawn, "with --reference, whose loops draw by themselves")
+            model = None
             texts = self.read_prompts() or [""]
             length = self.max_new_tokens or 64
             other = load_callable(self.reference, "--reference", items="characters of a prompt")
-            draw, reference = draw_by(loop, texts, length), draw_by(other, texts, length)
+            draw = draw_by(loop, "--generate", texts, length)
+            reference = draw_by(other, "--reference", texts, length)
             facts: dict[str, Any] = {"reference": self.reference}
         else:
             pipe, params, texts = self.open(load, self.count)
@@ -101,12 +110,15 @@ class Exactness(TextFlags):
             texts = list(dict.fromkeys(texts))
             ends = getattr(pipe.image_model, "ends", ())
             prompts = [pipe.image_model.encode(text) for text in texts]
-            draw = draw_by(loop, prompts, pipe.length, ends)
-            reference = draw_plain(pipe, params, texts, self.batch_size, ends)
+            length = pipe.length
+            draw = draw_by(loop, "--generate", prompts, length, ends)
+            plain = make_plain(self.method.choose(pipe.model.kind)[1])
+            reference = draw_plain(pipe, plain, params, texts, self.batch_size, ends)
             facts = {"reference": f"the plain loop on {self.model}", "params": repr(params)}
 
         facts |= {"policy": name, "captions": texts, "checks": [], "broken": []}
-        report = self.begin(load, **facts)
+        facts |= {"samples": self.samples, "max_new_tokens": length}
+        report = self.begin(load, **facts) | {"model": model}
         checks = compare_loops(draw, reference, len(texts), self.samples, self.seed)
         title = f"{name} against {facts['reference']}"
         self.tell(report, checks, name, title, f"guarantee of {name}: lossless")
@@ -131,6 +143,8 @@ class Exactness(TextFlags):
         extract = None if features is None else open_extractor(features)
         pipe, params, texts = self.open(load, self.count)
         kind, is_text = pipe.model.kind, self.is_text(pipe)
+        if is_text:
+            shared.refuse({"--features": self.features}, "with a model of texts")
         if params.temperature == 0 and self.sampling.temperature is None:
             params = replace(params, temperature=1.0)  # greedy tokens have a check of their own
         if self.count is None and not is_text:

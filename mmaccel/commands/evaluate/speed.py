@@ -162,6 +162,7 @@ class Speed(TextFlags):
         self, sides: list[Any], texts: list[str], sizes: list[int], runs: list[dict[str, Any]]
     ) -> None:
         """Runs of every size, which are appended to `runs` and written after each size."""
+        from mmaccel.batch.job import is_out_of_memory
         from mmaccel.commands.files import write_lines
         from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.measure import Case, measure
@@ -177,8 +178,8 @@ class Speed(TextFlags):
                 for run in watch(made, total, f"measuring batches of {size}"):
                     del run["made"]
                     runs.append(run)
-            except RuntimeError as error:
-                if "memory" not in str(error):
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) and "allocate memory" not in str(error):
                     raise
                 raise OSError(
                     f"memory: expected memory for a batch of {size}, received {str(error)[:120]!r};"
