@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import LAYER_METHODS, Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import StepBytes
 
@@ -84,8 +84,9 @@ class CodebookWindow(TokenModel):
         """See `TokenModel`."""
         return self.steps.takes_whole_prompts
 
-    def find_layer_obstacle(self, methods: Any) -> str:
-        return self.steps.find_layer_obstacle(methods)
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`: its layers are those of the steps."""
+        return self.steps.lack(word, part) if word in LAYER_METHODS else super().lack(word, part)
 
     def use_methods(self, methods: Any, branches: int = 1) -> None:
         self.steps.use_methods(methods, branches)

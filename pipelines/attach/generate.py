@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import explain
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import Fallback
+from mmaccel.pipelines.attach.layer_methods import parts_of
 from mmaccel.pipelines.attach.patching import as_function
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
 from mmaccel.pipelines.attach.series import SeriesOfThreads
@@ -173,8 +174,8 @@ class GenerateService:
             reasons += self.family.obstacles(call)
             if self.reduction.methods:
                 reasons += self.visuals.obstacles(call)
-            if self.layer_methods:
-                reasons += layer_methods.find_obstacles(self.layer_methods, call)
+            parts = parts_of(call)
+            reasons += [r.short for r in explain(self.layer_methods, *parts) if r.part in parts]
         if not reasons:
             try:
                 return self._decode(call)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import Checked, check_answer, check_kind
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
@@ -253,7 +254,10 @@ class OpenRun(Protocol):
         """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
 
 
-class DraftSource(Checked):
+NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
+
+
+class DraftSource(Checked, Capable):
     """Base of draft sources; a child is a frozen dataclass.
 
     A child implements `propose`, or `open` if it keeps something from one pass to the next. The
@@ -281,6 +285,7 @@ class DraftSource(Checked):
         name: what statistics and policies call it; empty for one that has no short name.
     """
 
+    slot = "drafts"
     is_capturable: ClassVar[bool] = False
     only_bitwise: ClassVar[bool] = False
     chooses_widths: ClassVar[bool] = False
@@ -293,6 +298,14 @@ class DraftSource(Checked):
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
     name: ClassVar[str] = ""
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        found = {} if self.is_capturable else dict(NO_GRAPHS)
+        if self.other_model is not None:
+            found |= {"copied entries": "has a model that processes whole prompts"}
+        return found
 
     @property
     def other_model(self) -> TokenModel | None:

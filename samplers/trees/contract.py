@@ -21,11 +21,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import Checked, check_answer, check_int, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Exactness
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
 
 
@@ -50,7 +51,7 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 
 @dataclass(frozen=True)
-class TreeShape(Checked, ABC):
+class TreeShape(Checked, Capable, ABC):
     """Base of tree shapes.
 
     Attributes:
@@ -61,9 +62,16 @@ class TreeShape(Checked, ABC):
             captured as CUDA graphs; then its nodes are not checked.
     """
 
+    slot = "tree"
+    needs = frozenset({"trees"})
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return {} if self.is_capturable else NO_GRAPHS
 
     @property
     @abstractmethod
@@ -194,22 +202,11 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         )
 
 
-def has_tree(policy: object) -> bool:
-    """Whether a policy verifies a tree."""
-    return getattr(policy, "tree", None) is not None
-
-
-def takes_capture(policy: object) -> bool:
-    """Whether a policy verifies no tree, or one whose steps may be captured."""
-    tree = getattr(policy, "tree", None)
-    return not isinstance(tree, TreeShape) or tree.is_capturable
-
-
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
     Nodes stand behind the whole window, also in a row that is nearly at its end.
     """
-    if not isinstance(tree, TreeShape) or not model.takes_trees:
+    if not isinstance(tree, TreeShape) or model.lack("trees", tree):
         return 0
     return widest + tree.nodes

@@ -6,12 +6,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
+from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import check_fields, check_kind
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.arithmetic import own_arithmetic
-from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.drafting.contract import NO_GRAPHS, DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source, parse_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import turn_of
@@ -20,7 +21,7 @@ from mmaccel.samplers.trees.contract import TreeShape, check_tree
 from mmaccel.samplers.window.run import WindowRun
 
 
-class WindowPolicy:
+class WindowPolicy(Capable):
     """Base of window policies; a child is a frozen dataclass that implements `decode`.
 
     A child that drafts has the fields `window` and `drafts`, which are checked here. "adaptive" is
@@ -49,6 +50,18 @@ class WindowPolicy:
     window: int | str = 1
     tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
+
+    needs = frozenset({"drafts"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return {} if self.is_capturable else NO_GRAPHS
+
+    @property
+    def parts(self) -> tuple[Capable | None, ...]:
+        """See `mmaccel.capabilities.Capable`."""
+        return self.draft_source(), self.tree
 
     @property
     def freezes_noise(self) -> bool:
