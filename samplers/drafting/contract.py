@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.capabilities import Capable, Exclusions
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
@@ -298,6 +298,16 @@ class DraftSource(Checked, Capable):
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
     name: ClassVar[str] = ""
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        asked = {
+            "corrections": self.corrects,
+            "guesses": self.learns_guesses,
+            "fixed noise": self.only_bitwise,
+        }
+        return frozenset(word for word, is_so in asked.items() if is_so)
 
     @property
     def excludes(self) -> Exclusions:

@@ -21,11 +21,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.capabilities import Capable, Exclusions
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_int, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import Exactness
 from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
 
@@ -63,10 +62,14 @@ class TreeShape(Checked, Capable, ABC):
     """
 
     slot = "tree"
-    needs = frozenset({"trees"})
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        return frozenset({"trees", "fixed noise"} if self.only_bitwise else {"trees"})
 
     @property
     def excludes(self) -> Exclusions:
@@ -118,7 +121,6 @@ def check_tree(
     tree: object,
     window: int | str,
     source: DraftSource,
-    exactness: Exactness,
     *,
     policy: str,
     takes: Callable[[TreeShape, DraftSource], bool],
@@ -130,14 +132,12 @@ def check_tree(
         tree: of the policy.
         window: of the policy.
         source: of its drafts.
-        exactness: of the policy.
         policy: its name.
         takes: whether the policy can walk a tree over drafts of a source.
         remedy: drafts and trees that it can.
 
     Raises:
-        OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
-            narrow; drafts without alternatives.
+        OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
     """
     if not isinstance(tree, TreeShape):
         raise OptionError(
@@ -147,11 +147,6 @@ def check_tree(
     name = type(tree).__name__
     check_int(f"{name}.nodes", tree.nodes, 1, hint="count the nodes beside the window")
     check_int(f"{name}.depth", tree.depth, 0, hint="count the nodes of the longest path")
-    if tree.only_bitwise and exactness != "bitwise":
-        raise OptionError(
-            f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
-            f"whose exactness is {exactness}; take mmaccel.DySpec(nodes={tree.nodes}), or Jacobi()"
-        )
     if not isinstance(window, int) or window <= tree.depth:
         raise OptionError(
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
