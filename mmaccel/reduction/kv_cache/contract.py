@@ -107,7 +107,8 @@ class CachedLayer:
         return mass
 
 
-OTHER_READS = ("trees", "step blocks", "prompt blocks")  # of more than the newest chain
+OTHER_READS = ("trees", "step blocks", "prompt blocks", "draft canvas", "draft passes")
+"""Words of passes that read more than whole prompts and the newest chain."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ class CacheMethod(KVCacheMethod, ABC):
         if self.every is not None:
             found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
         if self.is_headwise:
-            blocks = ("step blocks", "prompt blocks")
-            found |= dict.fromkeys(blocks, "leaves heads different numbers of entries; take SnapKV")
+            why = "leaves heads different numbers of entries; take SnapKV"
+            found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
         if self.repeated:
             found |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
         return found

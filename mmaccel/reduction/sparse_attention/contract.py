@@ -181,9 +181,11 @@ class AttentionMethod(Method, ABC):
             "attentions": "leaves entries out",
             "captured steps": "allocates while a run goes on",
             "copied entries": own_entries,
-            "shared prompts": own_entries,
-            "trees": "chooses for a chain of tokens",
+            "draft canvas": "chooses for a chain of tokens",
+            "draft passes": "chooses for every pass",
         }
+        if not self.chooses_prompts:
+            found |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
         if self.shares_layers:
             found |= {"eviction": "reads in a layer what another has chosen; take Quest"}
         if self.chooses_prompts:
