@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadKeywords, LoadOptions, SamplingOptions, option, read_options
+from mmaccel.options import LoadOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,3 @@ def test_switches_in_words() -> None:
 @pytest.mark.parametrize("flag", ["--hidden", "--revision", "--no-is-wet", "--token"])
 def test_no_flag(flag: str) -> None:
     assert run("north", flag, "1")["code"] == 2
-
-
-def test_keywords_are_the_fields_and_a_misspelt_one_is_refused() -> None:
-    hints = get_type_hints(LoadOptions)
-    assert get_type_hints(LoadKeywords) == {
-        each.name: hints[each.name] for each in fields(LoadOptions)
-    }
-    with pytest.raises(OptionError, match="received 'temprature'; did you mean temperature"):
-        read_options(SamplingOptions, "a call", {"temprature": 1.0})
