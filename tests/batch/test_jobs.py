@@ -276,5 +276,5 @@ def test_what_is_removed_during_a_job_is_missing_at_its_end(
     said = capsys.readouterr()
     (end,) = map(json.loads, said.out.splitlines())
     assert (end["error"]["code"], end["data"]["missing"]) == ("missing", 4)
-    assert "but 1 image and 4 records of the manifest" in said.err
+    assert "but 4 images or their records are missing there" in said.err
     assert images.job("--resume") == 0 and is_whole(images)
