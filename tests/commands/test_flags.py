@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.flags import Without, as_command
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, option
 
@@ -26,16 +26,21 @@ class Colours:
 def run(*arguments: str) -> dict[str, Any]:
     """What a command receives."""
     seen: dict[str, Any] = {}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Paint:
+        """A command."""
+
+        wall: str = option(..., "to paint", argument=True)
+        colours: Colours
+        load: Annotated[LoadOptions, Without("revision")]
+        times: int = option(1, "how often")
+
+        def run(self) -> None:
+            seen.update(vars(self))
+
     app = typer.Typer()
-
-    @app.command()
-    @with_flags
-    def paint(
-        wall: str, *, colours: Colours, load: Annotated[LoadOptions, Without("revision")],
-        times: int = 1,
-    ) -> None:  # fmt: skip
-        seen.update(wall=wall, colours=colours, load=load, times=times)
-
+    app.command()(as_command(Paint))
     result = CliRunner().invoke(app, arguments)
     if isinstance(result.exception, OptionError):
         raise result.exception
