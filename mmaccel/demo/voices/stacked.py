@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import DEMO_WEIGHTS
-from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
@@ -93,8 +92,6 @@ class StackedVoices:
                 frames than the model has positions.
         """
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
-        if not isinstance(seed, int):
-            raise OptionError(f"seed: expected one integer for one text, received {show(seed)}")
         prompt = torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
         most = self.model.config.max_position_embeddings - prompt.shape[1]
         n_frames = int(max_seconds / self.frame_seconds)
