@@ -86,11 +86,6 @@ class Answers:
     def ask(self, kind: type[AskedModel], levels: str, **facts: Any) -> None:
         """Ask every side what the file lacks, write after every round, draw and print.
 
-        Args:
-            kind: of model.
-            levels: with commas.
-            **facts: further ones of the report.
-
         Raises:
             OptionError: a wrong option; a file of other questions, settings or weights.
             Stopped: by a signal; what was measured is in the file.

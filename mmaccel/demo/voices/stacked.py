@@ -81,7 +81,6 @@ class StackedVoices:
             voice: a name of the speakers; None: the first one.
             seed: of the first book's draws, and of the other books' where no policy is attached;
                 torch's own generator is left as it was.
-            max_seconds: after which the sound is cut.
             temperature: of all books; 0 takes the likeliest codes.
 
         Returns:

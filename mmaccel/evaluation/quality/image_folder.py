@@ -52,10 +52,6 @@ class Item:
 def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
     """The files of a folder that count, by name.
 
-    Args:
-        folder: the folder of the files; folders within are not read.
-        kinds: suffixes in lower case.
-
     Raises:
         OptionError: no such folder, none of these files in it, a file that is no image, or a
             `prompts.jsonl` that cannot be read or names a file that is not there.
