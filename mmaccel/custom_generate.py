@@ -14,7 +14,6 @@ from mmaccel.handle import check_drafts_layout, choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_vocabulary
 from mmaccel.pipelines.attach.unwrap import check_switch
-from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed, choose_seed
@@ -75,19 +74,9 @@ class Decoder:
             self.history,
             self._warned,
         )
-        call = GenerateCall(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            others=others,
-            layout=self.layout,
-            assume_stateless=self.assume_stateless,
-            arguments=service.family.arguments,
-            placeholders=service.family.placeholders(model),
+        return service.sample(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **others
         )
-        return service.serve(call)
 
 
 def decoder(
