@@ -25,7 +25,7 @@ from mmaccel.pipelines.attach.fallback import run_original, warn_once
 from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
 from mmaccel.pipelines.attach.series import CallSeries
-from mmaccel.pipelines.attach.step_outputs import Columns, StepOutputs
+from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -202,7 +202,7 @@ class GenerateService:
         n_before = self.series.n_calls
         if options.get("custom_generate") is not None:
             self._check(_CALLERS_LOOP, [_CALLERS_LOOP])
-        task = self._find_own_loop(model, args, options)
+        task = self.family.own_loop(model, args, options)
         if task is not None:
             self._check("a decoding loop of the model's own", task.reasons)
             if not task.reasons:
@@ -215,17 +215,6 @@ class GenerateService:
             self._check(_UNKNOWN_LOOP)
             self._record_fallback([_UNKNOWN_LOOP] if task is None else task.reasons, began)
         return out
-
-    def _find_own_loop(
-        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Task | None:
-        task = self.family.own_loop(model, args, options)
-        if task is not None and not task.reasons:
-            try:
-                self.family.check(model)
-            except UnsupportedModelError as error:
-                return Task([str(error)])
-        return task
 
     @contextmanager
     def _reducing(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
@@ -465,7 +454,7 @@ def _prepare(
         dtype = torch.float32  # which transformers makes of logits, but of guidance's second ones
         if call.guidance is not None:
             dtype = torch.promote_types(dtype, call.model.dtype)
-        outputs = StepOutputs(names, Columns(call.mask), call.pad, cache, dtype)
+        outputs = StepOutputs(names, call.mask, call.pad, cache, dtype)
         window.recorder = outputs
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:

@@ -34,7 +34,8 @@ class CallSeries(threading.local):
         """Inside the block calls of this thread belong to a new series, whose statistics it has."""
         outer = dict(vars(self))
         self.reset()
-        self.parts = parts = []
+        parts: list[Stats] = []
+        self.parts = parts
         try:
             yield parts
         finally:
