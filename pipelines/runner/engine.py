@@ -226,7 +226,7 @@ class Engine:
             idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
         reason = _find_admission(prompt, window.prefill_chunk_size)
         if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
-            reason = window.lack("shared prompts") or _find_other_inputs(window, groups)
+            reason = window.lack("shared prompts") or find_other_inputs(window, groups)
         if reason and self.share_prefix is True:
             refuse([Reason(SHARING, window, "shared prompts", reason)])
         reason = reason or idle
@@ -267,7 +267,7 @@ def chunks_of(size: int | None) -> Option:
     return Option(f"prefill_chunk_size={size}", frozenset({"chunked prompts"}))
 
 
-def _find_other_inputs(window: Any, groups: PrefixGroups) -> str:
+def find_other_inputs(window: Any, groups: PrefixGroups) -> str:
     """Why rows of the same tokens are not alike; empty where they are."""
     inputs: dict[str, Any] = getattr(window, "get_row_inputs", dict)()
     for value in [each for each in inputs.values() if each is not None]:
