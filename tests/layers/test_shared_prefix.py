@@ -296,7 +296,7 @@ def test_auto_gives_way_to_methods_of_layers() -> None:
     with mmaccel.attach(model, "jacobi", share_prefix="auto") as other:
         model.generate(**rows, max_new_tokens=3, do_sample=False)
     assert handle.stats is not None and other.stats is not None
-    assert any("kv_cache, by which each row" in note for note in handle.stats.notes)
+    assert any("leaves each row entries of its own" in note for note in handle.stats.notes)
     assert any("40 rows read 1 stored prompt" in note for note in other.stats.notes)
 
 

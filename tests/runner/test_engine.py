@@ -184,7 +184,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
     ("obstacle", "arguments"),
     [
         ("the model on cpu", {"window": window("cpu")}),
-        ("cuda_graphs=True with Speculative(", {"policy": Speculative()}),
+        ("Speculative, whose passes synchronise", {"policy": Speculative()}),
         ("logits processors", {"params": SamplingParams(processor=lambda s, *_: s)}),
         (
             "it takes no step runner",
