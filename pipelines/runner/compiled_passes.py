@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mmaccel.checks import show
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
@@ -118,8 +118,7 @@ class CompiledPasses:
         except Exception as error:
             if is_device_error(error):
                 raise
-            text = " ".join(str(error).split())[:120]
-            self.reasons[kind] = f"a pass that ends in a {type(error).__name__} ({text})"
+            self.reasons[kind] = f"a pass that ends in a {describe(error)}"
             return
         difference = compare_logits(expected, received)
         if not difference.is_telling:  # rows that have ended may hold anything; another pass tells
@@ -242,8 +241,7 @@ def find_obstacle() -> str:
 
         get_cpp_compiler()
     except Exception as error:
-        text = " ".join(str(error).split())[:80]
-        return f"torch finds no C++ compiler ({type(error).__name__}: {text}); install g++"
+        return f"torch finds no C++ compiler, but a {describe(error)}; install g++"
     return ""
 
 

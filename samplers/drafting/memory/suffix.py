@@ -7,7 +7,7 @@ long it is says how likely its continuation is right.
 Departures: a suffix counts up to eight tokens and is looked for anew in each pass. The paper drafts
 where a match is long enough. Here a pass covers the width with the most tokens for its cost:
 chances by the length of the match, begun at those of `_CHANCES` and corrected by what the call
-accepts, and costs as a `Tuner` measures them. Widths depend on all rows and on the clock: the source
+accepts, and costs as a `Tuner` measures them. Widths depend on all rows and the clock: the source
 goes with bitwise policies alone.
 """
 
