@@ -202,12 +202,18 @@ def find_reason(window: Any) -> str:
     devices or under `MMACCEL_KERNELS=torch`. The answer is cached until the model's attention,
     dtype or device changes.
     """
-    if window.attention == "model":
+    kind, mode, device = window.attention, dispatch.mode(), window.device
+    if kind == "model":
         return "attention='model'"
-    mode = dispatch.mode()
-    reason = _find_reason(window, mode)
-    if reason and mode == "triton":
-        refuse_own_attention(window.model, reason)
+    reason = ""
+    if kind == "auto" and mode == "torch":
+        reason = f"{dispatch.VARIABLE}=torch"
+    elif kind == "auto" and device.type != "cuda" and mode != "triton":
+        reason = f"the model is on {device}"
+    elif kind == "auto":
+        reason = dispatch.find_obstacle(device.type) or ""
+    reason = reason or _remember(window.model, window, kind, wants_triton=kind == "auto")
+    refuse_own_attention(window.model, reason)
     return reason
 
 
@@ -226,20 +232,6 @@ def refuse_own_attention(model: Any, reason: str) -> None:
             f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "
             f"received {type(model).__name__}: {reason}; or set {dispatch.VARIABLE}=auto"
         )
-
-
-def _find_reason(window: Any, mode: str) -> str:
-    kind = window.attention
-    if kind == "auto":
-        device = window.device
-        on_gpu = device.type == "cuda" or mode == "triton"
-        obstacle = None if on_gpu else f"the model is on {device}"
-        if mode == "torch":
-            obstacle = f"{dispatch.VARIABLE}=torch"
-        obstacle = obstacle or dispatch.find_obstacle(device.type)
-        if obstacle is not None:
-            return obstacle
-    return _remember(window.model, window, kind, wants_triton=kind == "auto")
 
 
 @in_turn

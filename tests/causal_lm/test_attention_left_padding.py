@@ -250,6 +250,6 @@ def test_forced_triton_raises_for_a_model_with_other_attention(
     )
     monkeypatch.setattr(dispatch, "decide", lambda *_, **__: dispatch.Choice("triton", "pretended"))
     for kind in ("auto", "kernel"):
-        with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits under"):
+        with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: under the"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""
