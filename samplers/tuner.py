@@ -35,7 +35,8 @@ class Tuner:
 
     Args:
         choices: plain, then others, for `choose` in ascending order.
-        cost: of a choice in plain uses, where it is counted; None: it is measured.
+        cost: of each further token or canvas, as a share of a plain use's; None: costs are
+            measured.
         margin: how much better than plain another has to be: clocks are noisy.
         spread: standard deviation of a gain, as a share of it.
         risk: share of the gains that may be lost.
@@ -45,12 +46,13 @@ class Tuner:
 
     Attributes:
         total: seconds of all uses.
+        seconds: of a use now, by choice, of those that were timed: of late ones the lower third.
     """
 
     def __init__(
         self,
         choices: Sequence[int],
-        cost: Callable[[int], float] | None = None,
+        cost: float | None = None,
         *,
         margin: float = 1.0,
         spread: float = 0.0,
@@ -62,7 +64,8 @@ class Tuner:
         self.choices = tuple(choices)
         self._plain = self.choices[0]
         self.total = 0.0
-        self._count = cost
+        self.seconds: dict[int, float] = {}
+        self._share = cost
         self._margin, self._spread = margin, spread
         self._risk, self._room = risk, loan
         self._n_untimed, self._stale = n_untimed, stale
@@ -90,21 +93,21 @@ class Tuner:
             stage: within which seconds of a choice are held against each other.
         """
         if self._is_stale(choice):
-            self._seconds.pop(choice, None)
+            self._seconds[choice] = ()
         self._n_uses += 1
         self._n_used[choice] += 1
         self._last[choice] = self._n_uses
         self.total += seconds
         if self._n_used[choice] > self._n_untimed:
-            for key in (choice, (choice, stage)):
-                self._seconds[key] = (*self._seconds.get(key, ()), seconds)[-_RECENT:]
-            self._check_drift((choice, stage))
+            recent = sorted(self._note(choice, seconds))
+            self.seconds[choice] = recent[(len(recent) - 1) // 3]
+            self._check_drift((choice, stage), self._note((choice, stage), seconds))
         self._room += self._risk * gain
         if choice != self._plain:
-            cost, feared = self.cost(choice), self.expect(choice)[1]
+            cost = self.cost(choice)
             if cost is None:  # more than is feared happens once, as a compilation does
-                plain = self.seconds().get(self._plain, seconds)
-                cost = min(seconds / max(plain, 1e-9), feared)
+                plain = self.seconds.get(self._plain, seconds)
+                cost = min(seconds / max(plain, 1e-9), self.expect(choice)[1])
             self._room += gain - cost
 
     def learn(self, choice: int, gain: float, n_uses: float = 1.0) -> None:
@@ -116,20 +119,15 @@ class Tuner:
         """Learn anew what uses gain; what they cost stays."""
         self._gains = {}
 
-    def seconds(self) -> dict[int, float]:
-        """Of a use now, by choice, of those that were timed: of late ones the lower third."""
-        known = {choice: sorted(self._seconds.get(choice, ())) for choice in self.choices}
-        return {choice: each[(len(each) - 1) // 3] for choice, each in known.items() if each}
-
     def cost(self, choice: int) -> float | None:
         """Plain uses that a use takes as long as; None where it is not known."""
-        if self._count is not None:
-            return self._count(choice)
+        if self._share is not None:
+            return 1 + self._share * (choice - 1)
         for each in (self._plain, choice):
             if self._is_stale(each) or len(self._seconds.get(each, ())) < _LEAST:
                 return None
-        seconds = self.seconds()
-        return seconds[choice] / max(seconds[self._plain], 1e-9)
+        plain, own = self.seconds.get(self._plain), self.seconds.get(choice)
+        return None if plain is None or own is None else own / max(plain, 1e-9)
 
     def gain(self, choice: int) -> float:
         """Mean gain of a use, at least 1."""
@@ -154,7 +152,8 @@ class Tuner:
         if n_uses:
             doubt = self._spread / n_uses**0.5 if n_uses < _ENOUGH else 0.0
             return min(self.gain(choice) * (1 + 3 * doubt), choice)
-        last = max((c for c in self._gains if self._plain < c < choice), default=None)
+        learned = [c for c in self.choices[1:] if c < choice and c in self._gains]
+        last = learned[-1] if learned else None
         return choice if last is None else min(_extend(choice, last, self.hope(last)), choice)
 
     def choose(
@@ -180,10 +179,10 @@ class Tuner:
         if self.cost(chosen) is None:
             return chosen
         for choice in self.choices[1:]:
-            is_known = self.cost(choice) is not None
-            if not is_known and choice > most:
+            cost = self.cost(choice)
+            if cost is None and choice > most:
                 continue
-            hoped, feared = self.expect(choice)
+            hoped, feared = self.expect(choice) if cost is None else (cost, cost)
             if feared - 1 <= self._room + 1e-9:
                 gain = hope(choice)
                 worth = gain / (1 + lag * gain**0.5) / max(hoped, 1e-9)
@@ -191,34 +190,31 @@ class Tuner:
                     return choice
                 if worth > best:
                     best, chosen = worth, choice
-            if not is_known and self._n_used[choice] < self._n_untimed + _LEAST:
+            if cost is None and self._n_used[choice] < self._n_untimed + _LEAST:
                 break  # greater ones wait for it
         return chosen
 
     def _is_stale(self, choice: int) -> bool:
         return self._stale is not None and self._n_uses - self._last[choice] > self._stale
 
-    def _check_drift(self, key: Hashable) -> None:
+    def _note(self, key: Hashable, seconds: float) -> tuple[float, ...]:
+        """Late seconds, with those of one more use."""
+        recent = self._seconds[key] = (*self._seconds.get(key, ()), seconds)[-_RECENT:]
+        return recent
+
+    def _check_drift(self, key: Hashable, recent: tuple[float, ...]) -> None:
         """Time all choices again where one takes another time for long."""
-        recent = self._seconds[key]
         if len(recent) < _RECENT:
             return
         now = median(recent)
         before = self._first.setdefault(key, now)
         if not 1 / _DRIFT < now / max(before, 1e-9) < _DRIFT:
-            self._seconds, self._first = {}, {}
+            self._seconds, self._first, self.seconds = {}, {}, {}
 
 
 def _extend(choice: int, last: int, value: float) -> float:
     """What is 1 for a choice of 1 and has this value for the last one, in a straight line."""
     return 1 + (value - 1) * (choice - 1) / (last - 1)
-
-
-def counted_cost(token_cost: float | None) -> Callable[[int], float] | None:
-    """The cost of a pass of so many tokens, of which each further one costs a share of the first;
-    None where it is to be measured.
-    """
-    return None if token_cost is None else lambda width: 1 + token_cost * (width - 1)
 
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()

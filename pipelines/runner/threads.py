@@ -50,8 +50,9 @@ def measure_threads(
     try:
         for _ in range(_MOST_ROUNDS):
             for count in counts:
-                found = tuner.seconds()
-                if found.get(count, 0.0) > _HOPELESS * min(found.values(), default=0.0):
+                if tuner.seconds.get(count, 0.0) > _HOPELESS * min(
+                    tuner.seconds.values(), default=0.0
+                ):
                     continue
                 torch.set_num_threads(count)
                 tuner.add(count, run())
@@ -59,7 +60,7 @@ def measure_threads(
                 break
     finally:
         torch.set_num_threads(before)
-    return tuner.seconds()
+    return tuner.seconds
 
 
 def choose_threads(measured: dict[int, float], own: int) -> int:

@@ -33,7 +33,7 @@ from mmaccel.samplers.drafting.contract import (
 )
 from mmaccel.samplers.drafting.ngram import NGram
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
-from mmaccel.samplers.tuner import STALE, Tuner, counted_cost, keep
+from mmaccel.samplers.tuner import STALE, Tuner, keep
 
 _KEPT = 0.98  # of what was counted before a pass: texts change
 _LOAN = 4.0  # plain passes that may be lost before any token was made, once in a model's life
@@ -92,7 +92,7 @@ class BanditSpec(DraftSource):
         share = len(self.sources)
         tuner = Tuner(
             (1, *sorted(self.widths)),
-            counted_cost(self.token_cost),
+            self.token_cost,
             risk=self.risk / share,
             loan=_LOAN / share,
             stale=STALE,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mmaccel.samplers import tuner as tuner_module
 from mmaccel.samplers.canvas import draft_count
 from mmaccel.samplers.canvas.draft_count import FixedDrafts, MeasuredDrafts
-from mmaccel.samplers.tuner import Tuner, counted_cost, keep
+from mmaccel.samplers.tuner import Tuner, keep
 from mmaccel.samplers.window.window_size import CANDIDATES, AdaptiveWidth, FixedWidth, make_tuner
 
 Law = Callable[[int], float]  # of a choice
@@ -39,7 +40,7 @@ def test_a_cost_is_of_late_uses_and_the_first_one_is_not_timed() -> None:
     for seconds in (2.0, 2.0, 50.0):
         tuner.add(4, seconds, gain=2.0)
     assert tuner.cost(4) == 2.0 and tuner.expect(8) == (1 + 7 / 3, 4.0)
-    assert counted_cost(0.5)(3) == 2.0 and counted_cost(None) is None  # type: ignore[misc]
+    assert Tuner((1, 3), 0.5).cost(3) == 2.0
 
 
 def test_costs_are_forgotten_with_those_of_plain_uses() -> None:
@@ -62,7 +63,23 @@ def test_a_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     tuner = Tuner((1,))
     assert tuner.time(1, lambda: "made") == tuner.time(1, lambda: "made") == "made"
-    assert tuner.total == 7.0 and tuner.seconds() == {1: 2.0}
+    assert tuner.total == 7.0 and tuner.seconds == {1: 2.0}
+
+
+def test_threads_share_a_tuner() -> None:
+    """Also while drift makes it forget everything, again and again."""
+    tuner, rng = make_tuner(), random.Random(0)
+
+    def use(_: int) -> None:
+        for _ in range(500):
+            width = tuner.choose(64)
+            tuner.add(width, rng.choice([1.0, 1.0, 9.0]) * 2.0 ** rng.randrange(9), 2.0)
+            tuner.learn(width, 2.0)
+            if rng.random() < 0.1:
+                tuner.forget_gains()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
 
 
 def test_what_is_kept_belongs_to_a_model_and_is_bounded() -> None:

@@ -22,7 +22,7 @@ from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
-from mmaccel.samplers.tuner import STALE, Tuner, counted_cost, keep
+from mmaccel.samplers.tuner import STALE, Tuner, keep
 
 # That the next token is the one that followed a match of 0 … 8 tokens: means over copying, code,
 # summaries and stories by SmolLM2-135M and Gemma 3 270M at temperatures 0 and 0.7.
@@ -56,9 +56,7 @@ class Suffix(DraftSource):
 
     def make_tuner(self) -> Tuner:
         """Of the widths of a model's passes."""
-        return Tuner(
-            _WIDTHS, counted_cost(self.token_cost), margin=1.1, risk=0.02, loan=4.0, stale=STALE
-        )
+        return Tuner(_WIDTHS, self.token_cost, margin=1.1, risk=0.02, loan=4.0, stale=STALE)
 
 
 @dataclass(eq=False)
