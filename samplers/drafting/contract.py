@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.window.scheduler import WindowScheduler
     from mmaccel.samplers.window.step_runner import StepRunner
     from mmaccel.samplers.window.step_state import StepState
-    from mmaccel.samplers.window.window_size import Widths
+    from mmaccel.samplers.window.window_size import FixedWidth
 
 
 class Drafts(NamedTuple):
@@ -223,6 +223,7 @@ class OpenRun(Protocol):
         backend: carries out operations.
         runner: carries out steps.
         stats: counted so far.
+        chooser: chooses widths.
     """
 
     policy: DraftingPolicy
@@ -242,10 +243,7 @@ class OpenRun(Protocol):
     backend: Backend
     runner: StepRunner
     stats: Stats
-
-    @property
-    def chooser(self) -> Widths:
-        """Chooses widths."""
+    chooser: FixedWidth
 
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""

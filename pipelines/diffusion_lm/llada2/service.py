@@ -29,8 +29,9 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
 )
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
-from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
+from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
@@ -177,8 +178,15 @@ class LLaDA2Service(PolicyService):
         """
         model = self._make_cached_model()
         key = (block, model.dtype)
+        if self._undeclared:
+            return self._refuse(self._undeclared)
         if key not in self._reasons:
-            self._reasons[key] = self._undeclared or check_block_mask(model, block)
+            fault = find_fault(BlockDenoiser(model, 0, block))
+            said = (
+                f"the model does not follow a 4-D mask of blocks of {block} of form {model.form!r} "
+                f"(it gives {fault})"
+            )
+            self._reasons[key] = said if fault else ""
         return self._refuse(self._reasons[key])
 
     def _refuse(self, reason: str) -> str:
