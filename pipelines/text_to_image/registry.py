@@ -10,7 +10,7 @@ from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
-from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
+from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task, find_demos
@@ -105,9 +105,7 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "lumina-mgpt"
     if own in _BY_TYPE:
         return _BY_TYPE[own]
-    refuse_lookalike(
-        str(name), {file: _read(source / file) for file in CONFIGS if (source / file).is_file()}
-    )
+    refuse_lookalike(str(name), source)
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
