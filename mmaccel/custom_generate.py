@@ -84,7 +84,7 @@ class Decoder:
             others=others,
             layout=self.layout,
             assume_stateless=self.assume_stateless,
-            prompt_inputs=service.family.prompt_inputs,
+            arguments=service.family.arguments,
             placeholders=service.family.placeholders(model),
         )
         return service.serve(call)

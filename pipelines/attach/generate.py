@@ -31,7 +31,7 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.generate_call import (
     PER_LAYER,
     GenerateCall,
-    OwnLoop,
+    Task,
     find_obstacles,
     hand_over,
 )
@@ -169,7 +169,7 @@ class GenerateService:
             loop = family.sample_loop(call)
             if loop is not None:
                 return self._serve_loop(call, loop)
-            reasons = find_obstacles(call, facts, family.served, family.takes_own_prompt)
+            reasons = find_obstacles(call, facts, family.takes_own_prompt)
             reasons += self.family.obstacles(call)
             if self.reduction.methods:
                 reasons += self.visuals.obstacles(call)
@@ -190,7 +190,7 @@ class GenerateService:
                 reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
         return self._run_original(call, reasons)
 
-    def _serve_loop(self, call: GenerateCall, loop: OwnLoop) -> Any:
+    def _serve_loop(self, call: GenerateCall, loop: Task) -> Any:
         """Decode a task that a family has made of a call, or run the original."""
         if self.layout is not None:
             self._fallback.refuse_layout(_BOOKS)
@@ -198,12 +198,16 @@ class GenerateService:
             return self._run_original(call, loop.reasons)
         return self._decode_loop(loop)
 
-    def _decode_loop(self, loop: OwnLoop) -> Any:
+    def _decode_loop(self, loop: Task) -> Any:
         seed = self._choose_seed(loop.samples)
-        out, stats = loop.decode(self.policy, seed, self.engine)
-        stats.seed = seed if loop.samples else self.seed
-        self._record(stats)
-        return out
+        self.engine.prepare(loop.model, loop.prompt, self.policy, loop.params)
+        noise = Noise.from_seed(seed, loop.prompt.batch, loop.prompt.tokens.device)
+        generation = self.policy.sample(
+            loop.model, loop.prompt, loop.length, params=loop.params, noise=noise
+        )
+        generation.stats.seed = seed if loop.samples else self.seed
+        self._record(generation.stats)
+        return loop.hand_over(generation)
 
     def _run_original(self, call: GenerateCall, reasons: list[str]) -> Any:
         others = self.visuals.encode_whole(call.model, call.ids, call.others)
@@ -242,7 +246,7 @@ class GenerateService:
             others,
             self.layout,
             self.assume_stateless,
-            self.family.prompt_inputs,
+            self.family.arguments,
             self.family.placeholders(model),
             self.series.present.tokens,
         )
@@ -280,7 +284,7 @@ class GenerateService:
             if self.layout is not None:
                 self._fallback.refuse_layout(_MODELS_LOOP)
             if not loop.reasons:
-                self._use_coarse_drafts(loop.window, model)
+                self._use_coarse_drafts(loop.model, model)
                 return self._decode_loop(loop)
             if self.strict:
                 self._fallback.refuse("; ".join(loop.reasons))
@@ -319,13 +323,13 @@ class GenerateService:
 
     def _find_own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> OwnLoop | None:
+    ) -> Task | None:
         loop = self.family.own_loop(model, args, options)
         if loop is not None and not loop.reasons:
             try:
                 self.family.check(model)
             except UnsupportedModelError as error:
-                return OwnLoop([str(error)])
+                return Task([str(error)])
         return loop
 
     def _decode(self, call: GenerateCall) -> Any:
@@ -456,7 +460,7 @@ def _prepare(
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out
-    is_own = bool(set(call.prompt_reasons) - family.served)
+    is_own = bool(call.prompt_reasons)
     if not is_own and returns_cache and call.guidance is None and family.takes_own_prompt:
         is_own = not bool(call.mask.all())  # for the keys and values of padding
     if is_own:

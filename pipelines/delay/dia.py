@@ -35,14 +35,13 @@ from mmaccel.pipelines.delay.family import (
     open_prompt,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import Processor, SamplingParams
-from mmaccel.tokenizers_vq.delay import Cells, list_cells
 
 _GUIDANCE = "DiaClassifierFreeGuidanceLogitsProcessor"
 _FILTER = "DiaEOSChannelFilterLogitsProcessor"
@@ -177,10 +176,10 @@ class DiaSteps:
 class Dia(CodeDecoder):
     """`DiaForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = frozenset({
+    arguments: ClassVar[Table] = dict.fromkeys((
         "attention_mask", "decoder_attention_mask", "decoder_delay_mask", "encoder_outputs",
-        "tokenizer", "use_cache", CACHE,
-    })  # fmt: skip
+        "use_cache", CACHE,
+    ), READ) | {"tokenizer": IGNORED}  # fmt: skip
 
     def decoder(self, model: Any) -> Any:
         return model.model.decoder
@@ -247,7 +246,7 @@ class Dia(CodeDecoder):
         free[:, :n_prompt] = False
         return given, free
 
-    def loop(self, call: GenerateCall) -> OwnLoop:
+    def loop(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config.decoder_config
         given, free = self._read_pattern(call)
@@ -291,8 +290,8 @@ class Dia(CodeDecoder):
         states = call.others["encoder_outputs"][0]
         steps = DiaSteps(model, states, call.others.get("attention_mask"))
         repeated = given.repeat(branches, 1, 1)
-        return OwnLoop(
-            window=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
+        return Task(
+            model=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
             prompt=open_prompt(rows, branches, n_books, device, stop=rules.stop),
             length=len(cells.step),
             params=params,

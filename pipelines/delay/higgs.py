@@ -24,12 +24,11 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.delay.attention import StepCaches
 from mmaccel.pipelines.delay.family import CodeDecoder, draw_codes, open_prompt, read_warpers
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, is_left_padded
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task, is_left_padded
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import Cells, list_cells
 
 _DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
 _NEVER = 2**31  # a step that no sound reaches
@@ -142,10 +141,11 @@ class HiggsSteps:
 class Higgs(CodeDecoder):
     """`HiggsAudioV2ForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = frozenset({
-        "attention_mask", "audio_input_ids", "audio_input_ids_mask", "logits_to_keep",
-        "position_ids", "tokenizer", "use_cache", CACHE,
-    })  # fmt: skip
+    arguments: ClassVar[Table] = {
+        **dict.fromkeys(("attention_mask", "audio_input_ids", "audio_input_ids_mask"), READ),
+        **dict.fromkeys(("use_cache", CACHE), READ),
+        **dict.fromkeys(("logits_to_keep", "position_ids", "tokenizer"), IGNORED),
+    }
 
     def decoder(self, model: Any) -> Any:
         return model
@@ -191,7 +191,7 @@ class Higgs(CodeDecoder):
         """Why a call's prompt cannot be served."""
         config = call.model.config
         sound = call.others.get("audio_input_ids_mask")
-        if sound is None and "audio_input_ids" in call.given:
+        if sound is None and "audio_input_ids" in call.given["read"]:
             yield "sound without its mask"
         if sound is not None and not bool(sound[:, :-1].any()):
             yield "a prompt with less than two frames of sound"
@@ -214,7 +214,7 @@ class Higgs(CodeDecoder):
         ago = width - is_begin.long().argmax(1)
         return torch.where(is_begin.any(1), ago, 0)
 
-    def loop(self, call: GenerateCall) -> OwnLoop:
+    def loop(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config
         n_books = self.n_books(model)
@@ -247,11 +247,11 @@ class Higgs(CodeDecoder):
 
         prompt = {"input_ids": call.ids}
         for name in ("audio_input_ids", "audio_input_ids_mask"):
-            if name in call.given:
+            if name in call.given["read"]:
                 prompt[name] = call.others[name]
         steps = HiggsSteps(model, call.mask, prompt)
-        return OwnLoop(
-            window=DelayWindow(model, steps, cells, given, end=end),
+        return Task(
+            model=DelayWindow(model, steps, cells, given, end=end),
             prompt=open_prompt(rows, 1, n_books, device, stop=rules.stop),
             length=len(cells.step),
             params=SamplingParams(processor=rules, **chosen),

@@ -28,21 +28,22 @@ from mmaccel.pipelines.delay.family import (
     open_prompt,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import list_cells
 
 _GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
 _PATTERN = "decoder_delay_pattern_mask"
-_GIVEN = frozenset({
-    "audio_scales", "guidance_scale", "input_values", "padding_mask", "prefill_outputs",
-    "tokenizer", "use_cache", _PATTERN,
-})  # fmt: skip
+_BOTH: Table = {
+    **dict.fromkeys((_PATTERN, "guidance_scale"), READ),
+    **dict.fromkeys((
+        "audio_scales", "input_values", "padding_mask", "prefill_outputs", "tokenizer", "use_cache",
+    ), IGNORED),
+}  # fmt: skip
 
 
 class MusicgenSteps:
@@ -124,7 +125,7 @@ class MelodySteps(MusicgenSteps):
 class Musicgen(CodeDecoder):
     """`MusicgenForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = _GIVEN | {"attention_mask", "encoder_outputs"}
+    arguments: ClassVar[Table] = _BOTH | dict.fromkeys(("attention_mask", "encoder_outputs"), READ)
 
     def decoder(self, model: Any) -> Any:
         return model.decoder
@@ -182,7 +183,7 @@ class Musicgen(CodeDecoder):
         elif not bool(free.any()):
             yield "a pattern in which nothing is generated"
 
-    def loop(self, call: GenerateCall) -> OwnLoop:
+    def loop(self, call: GenerateCall) -> Task:
         model = call.model
         n_books = self.n_books(model)
         n_prompt = call.ids.shape[1]
@@ -205,8 +206,8 @@ class Musicgen(CodeDecoder):
             return hand_rows(call, arrange(made.tokens, cells, given))
 
         repeated = given.repeat(branches, 1, 1)
-        return OwnLoop(
-            window=DelayWindow(model, self.open_steps(call), cells, repeated),
+        return Task(
+            model=DelayWindow(model, self.open_steps(call), cells, repeated),
             prompt=open_prompt(len(given), branches, n_books, given.device),
             length=len(cells.step),
             params=SamplingParams(guidance_scale=scale, processor=chain, **chosen),
@@ -237,7 +238,11 @@ class Musicgen(CodeDecoder):
 class Melody(Musicgen):
     """`MusicgenMelodyForConditionalGeneration`, which has the states of its encoders in front."""
 
-    given: ClassVar[frozenset[str]] = _GIVEN | {"encoder_hidden_states", "input_features", CACHE}
+    arguments: ClassVar[Table] = _BOTH | {
+        "encoder_hidden_states": READ,
+        "input_features": IGNORED,
+        CACHE: READ,
+    }
 
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))

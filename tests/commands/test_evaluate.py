@@ -16,13 +16,11 @@ from PIL import Image
 from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
+from mmaccel.demo.features import hear, load_features
 from mmaccel.demo.moving_scenes.data import make_clips
-from mmaccel.demo.moving_scenes.features import extract_clip_features
 from mmaccel.demo.scenes.data import make_scenes
-from mmaccel.demo.voices.features import extract_speech_features
+from mmaccel.evaluation.quality.distances import frechet_distance, squared_mmd
 from mmaccel.evaluation.quality.features import extract_all, open_extractor
-from mmaccel.evaluation.quality.frechet import frechet_of
-from mmaccel.evaluation.quality.kid import squared_mmd
 from mmaccel.outputs.sound_files import read_sound, write_sound
 from mmaccel.outputs.video_files import write_video
 from mmaccel.results import Generation
@@ -61,7 +59,7 @@ def test_images_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> No
     report, said = json.loads(report_file.read_text()), capsys.readouterr().out
     extract = open_extractor("scenes")
     first, second = (extract_all([p], extract) for p in (images[:12], images[12:] // 2))
-    assert report["frechet"]["distance"] == pytest.approx(frechet_of(first, second).distance)
+    assert report["frechet"]["distance"] == pytest.approx(frechet_distance(first, second))
     assert report["kid"]["value"] == pytest.approx(squared_mmd(first, second))
     assert (report["n"], report["n_against"], report["kid"]["n_second"]) == (12, 12, 12)
     assert report["frechet"]["bias"].startswith("biased") and "biased" in said
@@ -119,8 +117,9 @@ def test_clips_against_a_folder_and_drawn_ones(tmp_path: Path, capsys: Any) -> N
     files = ("--json", tmp_path / "r.json", "--items", tmp_path / "items.jsonl")
     assert evaluate("clips", tmp_path / "own", "--against", tmp_path / "still", *files) == 0
     report, said = json.loads((tmp_path / "r.json").read_text()), capsys.readouterr().out
-    features = [extract_clip_features(part) for part in (clips, clips[:, :1].expand_as(clips))]
-    wanted = frechet_of(*(part.numpy() for part in features)).distance
+    extract = load_features("moving-scenes").extract
+    features = [extract(part) for part in (clips, clips[:, :1].expand_as(clips))]
+    wanted = frechet_distance(*(part.numpy() for part in features))
     assert report["frechet"]["distance"] == pytest.approx(wanted)
     assert "FVD-own" in said and (report["n"], report["n_against"]) == (8, 8)
     assert report["captions"]["n"] == 8 and report["captions"]["shares"]["whole"] > 0.7
@@ -143,11 +142,11 @@ def test_speech_against_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     report = json.loads(file.read_text())
     assert (report["n"], report["frechet"]["n_first"]) == (3, 6)  # two windows of each
     features = [
-        torch.cat([extract_speech_features(read_sound(f)[0]) for f in sorted(part.iterdir())
+        torch.cat([hear(read_sound(f)[0]) for f in sorted(part.iterdir())
                    if f.suffix == ".wav"])
         for part in (tmp_path / "own", tmp_path / "others")
     ]  # fmt: skip
-    wanted = frechet_of(*(part.numpy() for part in features)).distance
+    wanted = frechet_distance(*(part.numpy() for part in features))
     assert report["frechet"]["distance"] == pytest.approx(wanted)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_ears.py").write_text(
@@ -271,20 +270,20 @@ def test_an_interrupted_export_leaves_nothing(
         geneval(tmp_path),
         tmp_path / "o",
     )
-    before = os.fsync
-    calls: list[int] = []
+    before = os.link
+    calls: list[Path] = []
 
-    def interrupted(handle: int) -> None:
-        calls.append(handle)
-        if len(calls) == 5:
+    def interrupted(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        before(handle)
+        before(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", interrupted)
+        patch.setattr(os, "link", interrupted)
         assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 130
     left = {file.name for file in tmp_path.iterdir()}
-    assert len(calls) >= 5 and left == {"f", "metadata.jsonl"}
+    assert len(calls) == 3 and left == {"f", "metadata.jsonl"}
     out.mkdir()
     assert export(folder, "geneval", prompts, out, "--per-prompt", "1") == 0
     assert sorted(p.name for p in out.iterdir()) == ["00000", "00001", "00002"]

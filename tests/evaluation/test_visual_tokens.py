@@ -125,8 +125,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 def sides_of(model: Any, names: Any, keeps: Any) -> Any:
-    groups = VisionModel.list_groups([], keeps)
-    chosen = {name: groups[name] for name in names}
+    chosen = [side for side in VisionModel.list_sides([], keeps) if side.name in names]
     return try_sides(VisionModel(model, None, False), chosen, 0)
 
 

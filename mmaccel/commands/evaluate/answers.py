@@ -112,7 +112,7 @@ class Answers:
         load = place(LoadOptions(device=self.device, dtype=self.dtype))
         fractions = parse_levels(kind.option, shared.split_values(kind.option, levels))
         texts = list(map(TypedName, shared.split_values("--methods", self.methods)))
-        groups = kind.list_groups(texts, fractions)
+        wanted = kind.list_sides(texts, fractions)
         given = None
         if self.data is not None:
             given = read_questions(self.data, self.questions, kind.fields)
@@ -121,7 +121,7 @@ class Answers:
         is_short = asked.is_demo or self.suite is not None
         max_new_tokens = self.max_new_tokens or (kind.short if is_short else 16)
         seen = asked.look_at(questions, max_new_tokens)
-        sides, left_out = try_sides(asked, groups, seen.get("prompt_tokens", [0])[0])
+        sides, left_out = try_sides(asked, wanted, seen.get("prompt_tokens", [0])[0])
         kinds = [question.kind for question in questions]
         names = sorted(set(kinds))
         report = new_report(
@@ -207,8 +207,7 @@ class Answers:
 def _read_records(
     file: Path | None, kind: type[AskedModel], report: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The records and runs of an earlier report; empty where there is no file. Lists that reports
-    of earlier releases lack are filled with None.
+    """The records and runs of an earlier report; empty where there is no file.
 
     Raises:
         OptionError: a report of other questions, settings or weights, or no report.
@@ -222,8 +221,6 @@ def _read_records(
         found = parse_json(read_whole(file, "--json"))
         records, sessions = dict(found["records"]), list(found["sessions"])
         for record in records.values():
-            for name in kind.figures():
-                record.setdefault(name, [None] * len(record["seconds"]))
             lengths = {len(record[name]) for name in (*kind.figures(), "sessions")}
             if len(lengths) > 1:
                 raise ValueError(f"lists of {lengths} rounds")

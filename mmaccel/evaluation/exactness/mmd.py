@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmaccel.errors import NumericsError, OptionError
-from mmaccel.evaluation.quality.frechet import Array, check_features, check_pair
+from mmaccel.evaluation.quality.distances import Array, check_features, check_pair
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8

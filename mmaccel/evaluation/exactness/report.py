@@ -21,8 +21,8 @@ from mmaccel.evaluation.exactness.g_test import GTest, import_stats, power
 from mmaccel.evaluation.exactness.identity import Check, Plan, compare_rows
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
+from mmaccel.evaluation.quality.distances import Array
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.evaluation.quality.frechet import Array
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.samplers.drafting.coarse import Coarse
 

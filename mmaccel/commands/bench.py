@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.catalog import (
-    IMAGE_MODELS,
     MODELS,
     find_policy,
     load,
@@ -46,15 +45,14 @@ if TYPE_CHECKING:
     from mmaccel.samplers.sampling_params import SamplingParams
 
 ALL = "all"
-"""Every policy, or every setup of canvas policies."""
+"""Every policy."""
 _WINDOWS = "1,16,32,64,adaptive"
 PEERS = {  # label of a row -> policy
     "Jacobi, as it comes": "jacobi",
     "GSD, fastest relaxed": "gsd:window=16:drafts=auto",
     "SJD, as published": "sjd:window=16:drafts=random",
 }
-_HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
-_HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
+_HELP_POLICIES = "short names or module:Name, with commas; or all"
 _HELP_DTYPES = "with commas; the first, by default float32, is the baseline"
 _HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders of coarse models"
 
@@ -84,8 +82,7 @@ class Bench:
     decoder: shared.Decoder = None
     json_file: shared.JsonFile = None
     sides: SizeFlags
-    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")]
-    family: str | None = option(None, _HELP_FAMILY)
+    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs")]
     compile: shared.CompileFirst = False
 
     @property
@@ -104,16 +101,6 @@ class Bench:
 
         shared.check_count("count", self.count, MAX_MEASURED)
         shared.check_count("batch-size", self.batch_size, MAX_BATCH)
-        if self.family == "canvas":
-            from mmaccel.commands.bench.canvas import bench_canvas
-
-            named = "prompt windows drafts dtypes guidance temperature decoder compile".split()
-            others = {f"--{name}": getattr(self, name) for name in named}
-            others |= {"--size": self.sides.join()}
-            shared.refuse(others, "with --family canvas, whose setups decide it")
-            check_file("--json", self.json_file)
-            bench_canvas(self)
-            return
         policies = self.list_policies() if self.is_sweep else []
         scales = [read_text("--guidance", text, float) for text in self.split("guidance", "")]
         dtypes = self.split("dtypes", "float32")
@@ -182,7 +169,7 @@ class Bench:
         temperature = {"temperature": self.temperature}
         for scale in scales or [1.0]:
             choose_params(SamplingParams(), guidance_scale=scale, **temperature)
-        opened = replace(self.load, family=self.family, compile=self.compile)
+        opened = replace(self.load, compile=self.compile)
         loads = [place(replace(opened, dtype=dtype)) for dtype in dtypes]
         size = self.sides.join()
         pipes = {
