@@ -26,14 +26,10 @@ def read_json(file: str | Path, option: str = "model") -> dict[str, Any]:
     """
     file = Path(file)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LIMIT + 1)
-        if len(data) > LIMIT:
-            raise ValueError(f"more than {LIMIT} bytes")
-        content = parse_json(data)
-    except OSError as error:
-        received = f"none that can be read ({error.strerror})"
-    except ValueError as error:
+        if not file.is_file() or file.stat().st_size > LIMIT:
+            raise ValueError(f"no file, or one of more than {LIMIT} bytes")
+        content = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         received = " ".join(str(error).split())
     else:
         if isinstance(content, dict):
