@@ -17,7 +17,6 @@ from mmaccel.commands.doctor import check_model
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import read_weights
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.video import build_video
 
 Parts = dict[str, tuple[Path, Path]]
 
@@ -62,20 +61,12 @@ def door(
         shutil.copytree(codec, folder)
         file = folder / "pytorch_model.bin"
         return file, lambda: mmaccel.TextToSpeech.from_pretrained(model, codec=folder)
-    if name == "model.pt of Cosmos":
-        model, codec = build_video(folder)
-        file = model / "model.pt"
-        return file, lambda: mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
-    if name == "vqgan.ckpt":
-        shutil.copytree(built("chameleon"), folder)
-        return folder / name, lambda: mmaccel.TextToImage.from_pretrained(folder)
     shutil.copytree(built("llamagen-c2i").parent, folder)
     file = (folder / "c2i_B_64.pt").rename(folder / f"c2i_B_64{name}")
     return file, lambda: mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
 
 
-DOORS = [".pt", ".pth", "vqgan.ckpt", "model.pt of Cosmos", "pytorch_model.bin of snac"]
-DOORS += ["pytorch_model.bin of transformers"]
+DOORS = [".pt", "pytorch_model.bin of snac", "pytorch_model.bin of transformers"]
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])

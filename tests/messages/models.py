@@ -127,7 +127,6 @@ def _swap_codes(folder: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-_ENDS_EARLY = "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"
 _SPEECH = (
     Refused("an unknown family of speech", _speech("llasa", "llasa", family="bark"),
             ("family: expected one of llasa, orpheus",)),
@@ -156,8 +155,6 @@ _SPEECH = (
              ("chat_template is not set",)),
             ("a chat template that fails",
              _speech("llasa", "llasa", _template("{{ raise_exception('no') }}")),
-             ("files that do not fit (",)),
-            ("a chat template that ends early", _speech("llasa", "llasa", _template(_ENDS_EARLY)),
              ("files that do not fit (",)),
             ("a marker in two tokens", _speech("llasa", "llasa", _split_marker),
              ("received a prompt that ends otherwise",)),
@@ -227,10 +224,6 @@ _COSMOS = tuple(
          ("Missing key", "cross_attention")),
         ("a missing weight", _video(_weights(lambda w: w.pop(_KEY.format(1)))),
          ("Missing key", "layers.1")),
-        ("no first layer", _video(_weights(lambda w: w.pop(_KEY.format(0)))),
-         ("none as 'layers.0.attention.wk",)),
-        ("a weight too many", _video(_weights(lambda w: w.update(x=torch.zeros(1)))),
-         ("Unexpected key", '"x"')),
         ("a narrow norm", _video(_weights(lambda w: w.update({_NORM: torch.zeros(3)}))),
          ("size mismatch for model.norm.weight",)),
         ("fewer tokens than the codec", _video(_weights(_fewer_tokens), run=True),
@@ -248,11 +241,10 @@ _COSMOS = tuple(
          ("received no decoder.jit; give the folder",)),
         ("an encoder to floats", _video(codec=_other_encoder, run=True),
          ("expected an encoder to whole numbers",)),
-        ("half a configuration", _video(_config("{")), ("a JSON object in ", "config.json")),
         *(
             (f"the shape {shape!r}", _video(_config({"video_latent_shape": shape})),
              ("video_latent_shape",))
-            for shape in ([1, 2, 3], [3, 2], [3, 2, 0], "3x2x3")
+            for shape in ([1, 2, 3], [3, 2])
         ),
         *(
             (str(config), _video(_config({"video_latent_shape": SHAPE} | YARN | config)),
