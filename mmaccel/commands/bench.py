@@ -34,6 +34,8 @@ from mmaccel.checks import is_one
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import SizeFlags, split_values
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import print_rows, say, stderr_console, watch
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions, option, read_text
@@ -159,7 +161,6 @@ class Bench:
     def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
         """Measure scale by scale, write and print; the arguments are those of the command, read."""
         from mmaccel.commands.files import new_report, write_json
-        from mmaccel.commands.process import Stopped
         from mmaccel.loading import open_pipeline, place
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.drafting.coarse import Coarse
@@ -245,7 +246,6 @@ class Bench:
     ) -> tuple[list[dict[str, Any]], list[Side]]:
         """The rows of a guidance scale over the rounds that every side had before Ctrl-C, none
         without such a round; and the sides."""
-        from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.measure import measure
         from mmaccel.evaluation.speed import Side, compare_images, make_cases
 
@@ -287,7 +287,6 @@ class Bench:
 
 def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingParams) -> Side:
     """transformers' `generate`, or the plain loop where that makes no images."""
-    from mmaccel.commands.terminal import stderr_console
     from mmaccel.evaluation.speed import Side
     from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle
     from mmaccel.outputs.machine import package_version
@@ -334,7 +333,6 @@ _COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
 
 
 def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    from mmaccel.commands.terminal import print_rows, say
 
     for guidance, dtype in dict.fromkeys((row["guidance"], row["dtype"]) for row in rows):
         own = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]

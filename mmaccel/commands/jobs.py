@@ -315,6 +315,7 @@ def _finish_file(
             job.run(missing, executor)
         except KeyboardInterrupt:
             raise Stopped(f"{say_made()}; continue with --resume") from None
+    remove_temporaries(folder, items)  # of actors that were killed
     without = job.left.keys() | job.failed
     lost = find_lost([i for i in items if i.key not in without], fingerprint, folder)
     summary, code = say_made(), ""

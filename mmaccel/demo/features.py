@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmaccel.catalog import DEMO_WEIGHTS
-from mmaccel.demo.moving_scenes.data import make_clips
-from mmaccel.demo.moving_scenes.layout import N_FRAMES
+from mmaccel.demo.moving_scenes.data import N_FRAMES, make_clips
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes.layout import CANVAS
 from mmaccel.errors import OptionError, ShapeError

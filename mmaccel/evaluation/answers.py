@@ -204,14 +204,8 @@ def measure_answers(
     """Fill the records, round by round; yields the key of the side that has answered a batch.
 
     Args:
-        asked: the model.
-        questions: all of them.
-        sides: who answers.
         records: by the sides' keys; changed.
-        batch: questions answered together.
-        max_new_tokens: of an answer.
         seed: question k has seed + k, for methods that draw.
-        session: number of this run, for the records.
     """
     done = {side.key: len(records[side.key]["seconds"]) for side in sides}
     n_rounds = -(-len(questions) // batch)
@@ -255,10 +249,6 @@ def summarise(
 
     Args:
         topic: the class of the model, which names what rows have.
-        sides: all sides, the whole one first.
-        records: by their keys.
-        kinds: of each question.
-        batch: questions of a round; the last may have fewer.
         only_answered: whether only questions count that the first side answers rightly.
 
     Returns:

@@ -185,8 +185,6 @@ def open_model(
 
     Args:
         name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
-        device, dtype: of the model.
-        revision: of a download.
 
     Raises:
         OptionError: no such folder, or a model for another command.
@@ -304,11 +302,7 @@ def answer(
     """Greedy answers to R prompts, and what they cost.
 
     Args:
-        window: over the model.
         prompts: ids `[T]` int64 of each, at least 2.
-        methods: of the layers.
-        ends: ids that end an answer.
-        max_new_tokens: of an answer.
         shared: the prompts' pass; None: it is done here.
 
     Returns:

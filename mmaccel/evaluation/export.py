@@ -91,9 +91,6 @@ def match_items(
 
     Args:
         prompts: one that occurs twice takes the next files.
-        items: files with prompts.
-        per_prompt: files each prompt is to have.
-        partial: leave out prompts without enough files.
 
     Raises:
         OptionError: prompts without enough files, with a list of them, or none with them.
@@ -125,8 +122,6 @@ def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[
 
     Args:
         out: the folder; there is none yet, or an empty one.
-        suite: one of `SUITES`.
-        matched: of `match_items`.
 
     Returns:
         How many files it has.

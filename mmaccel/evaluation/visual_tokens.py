@@ -146,7 +146,6 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
     Args:
         name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a folder or hub
             id of a vision-language model of transformers with its processor.
-        device, dtype: of the model.
 
     Raises:
         OptionError: no such folder.
@@ -215,11 +214,7 @@ def answer(
     """Greedy answers to a batch of R questions, token by token, and what they cost.
 
     Args:
-        vlm: the model.
         inputs: of `VisionModel.encode`.
-        method: a reducer, or None.
-        seeds: one for each question.
-        max_new_tokens: of an answer.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     how: dict[str, Any] = {"strict": True, "seed": list(seeds), "cuda_graphs": False}

@@ -30,7 +30,7 @@ class CodeDecoder(CausalLM):
     """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
 
     Attributes:
-        arguments: of its forward that calls may have, whatever `read` makes of them; with `CACHE`,
+        arguments: of its forward that calls may have, whatever `read` finds in them; with `CACHE`,
             its `generate` makes a cache for every call.
     """
 
@@ -55,10 +55,6 @@ class CodeDecoder(CausalLM):
         """For a self-check: a decoder of steps, codes `[R, S, K]`, and the logits `[R, S, K, V]`
         of one pass of the model's own over them.
         """
-
-    @abstractmethod
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        """Why a call cannot be served."""
 
     def check(self, model: Any) -> ModelFacts:
         """See `CausalLM.check`. Cost: once a model, four passes over a few steps.
@@ -125,13 +121,11 @@ class CodeDecoder(CausalLM):
     def sample_loop(self, call: GenerateCall) -> Task | None:
         """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
-        if not reasons:
-            reasons += self.read(call)
-        return Task(reasons) if reasons else self.loop(call)
+        return Task(reasons) if reasons else self.read(call)
 
     @abstractmethod
-    def loop(self, call: GenerateCall) -> Task:
-        """The task of a call that can be served."""
+    def read(self, call: GenerateCall) -> Task:
+        """The task of a call whose arguments can be served, or why it cannot be."""
 
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.has_callers_cache or CACHE in call.given["refuse"]:

@@ -13,7 +13,6 @@ Source: transformers 5.24, `musicgen` and `musicgen_melody`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -158,49 +157,40 @@ class Musicgen(CodeDecoder):
         by_book: Tensor = logits[:, -n_steps:].unflatten(0, (rows, n_books))
         return by_book.transpose(1, 2)
 
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        if call.stops:
-            yield "an end token, which MusicGen has none of"
-        kinds = call.kinds
-        if _is_guided(call):
-            kinds = kinds[1:]
-        elif call.others.get("guidance_scale") not in (None, 1):
-            yield "guidance after another processor"
-        yield from find_unflat(kinds)
-        if call.config.num_return_sequences > 1:
-            yield "num_return_sequences, which takes the books of a sound apart"
-            return
-        mask = call.others.get(_PATTERN)
-        n_books = self.n_books(call.model)
-        n_prompt = call.ids.shape[1]
-        length = call.length or 0
-        if mask is None or mask.shape[0] != len(call.ids) or mask.shape[1] < n_prompt + length:
-            yield "a pattern of another length than the call"
-            return
-        free = self._by_row(mask, n_books)[:, n_prompt : n_prompt + length] == -1
-        if not torch.equal(free, free[:1].expand_as(free)):
-            yield "rows with different patterns"
-        elif not bool(free.any()):
-            yield "a pattern in which nothing is generated"
-
-    def loop(self, call: GenerateCall) -> Task:
+    def read(self, call: GenerateCall) -> Task:
         model = call.model
         n_books = self.n_books(model)
         n_prompt = call.ids.shape[1]
         assert call.length is not None
         n_steps = n_prompt + call.length
-        branches = 2 if _is_guided(call) else 1
+        is_guided = len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)
+        kinds = call.kinds[1:] if is_guided else call.kinds
+        reasons = [*find_unflat(kinds)]
+        if call.stops:
+            reasons.append("an end token, which MusicGen has none of")
+        if not is_guided and call.others.get("guidance_scale") not in (None, 1):
+            reasons.append("guidance after another processor")
+        mask = call.others.get(_PATTERN)
+        if call.config.num_return_sequences > 1:
+            reasons.append("num_return_sequences, which takes the books of a sound apart")
+        elif mask is None or len(mask) != len(call.ids) or mask.shape[1] < n_steps:
+            reasons.append("a pattern of another length than the call")
+        if reasons:
+            return Task(reasons)
         pattern = self._by_row(call.others[_PATTERN], n_books)[:, :n_steps]  # [B, S, K]
+        free = pattern == -1
+        free[:, :n_prompt] = False
+        if not torch.equal(free, free[:1].expand_as(free)):
+            return Task(["rows with different patterns"])
+        if not bool(free.any()):
+            return Task(["a pattern in which nothing is generated"])
         given = pattern.clone()
         own = self._by_row(call.ids, n_books)
         given[:, :n_prompt] = torch.where(pattern[:, :n_prompt] == -1, own, pattern[:, :n_prompt])
-        is_free = pattern[0] == -1
-        is_free[:n_prompt] = False
-        cells = list_cells(is_free)
-        chain, chosen = read_warpers(
-            call.kinds[branches - 1 :], call.config.do_sample, call.ids[:, :0]
-        )
-        scale = float(call.processors[0].guidance_scale) if branches == 2 else 1.0
+        cells = list_cells(free[0])
+        branches = 2 if is_guided else 1
+        chain, chosen = read_warpers(kinds, call.config.do_sample, call.ids[:, :0])
+        scale = float(call.processors[0].guidance_scale) if is_guided else 1.0
 
         def hand_over(made: Generation) -> Any:
             return hand_rows(call, arrange(made.tokens, cells, given))
@@ -252,8 +242,3 @@ class Melody(Musicgen):
 
     def open_steps(self, call: GenerateCall) -> StepDecoder:
         return MelodySteps(call.model.decoder, call.others["encoder_hidden_states"])
-
-
-def _is_guided(call: GenerateCall) -> bool:
-    """Whether guidance is the first processor of a call."""
-    return len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)

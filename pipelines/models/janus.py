@@ -69,6 +69,10 @@ class Janus(CausalLM):
         """The call as an `Task` if it generates an image, else None."""
         if options.get("generation_mode", "text") == "text":
             return None
+        try:
+            self.check(model)
+        except UnsupportedModelError as error:
+            return Task([str(error)])
         seen = prepare_image(model, args, options)
         config = seen.config
         processors = list(seen.processors)

@@ -102,8 +102,14 @@ def test_a_drawn_seed_is_noted_and_taken_up(images: Command, capsys: Said) -> No
 
 
 def test_shards_have_one_seed_and_one_number(images: Command, capsys: Said) -> None:
-    assert images.job("--shard", "1/2", seed=None) == 0
-    assert {record["job_seed"] for record in records(images.out)} == {0}
+    half = ("--shard", "1/2", "--json")
+    assert images.job(*half, "--dry-run", seed=None) == 0 and not images.out.exists()
+    plan = answer(capsys)["data"]["plan"]
+    assert images.job(*half, seed=None) == 0
+    noted = records(images.out)
+    assert {record["job_seed"] for record in noted} == {0}
+    assert [item["file"] for item in plan] == [record["file"] for record in noted]
+    capsys.readouterr()
     before = images.content
     for more in (["--shard", "1/3", "--temperature", "0.7"], []):
         assert images.job(*more, seed=0) == 2
@@ -196,14 +202,6 @@ def test_a_job_that_ends_early_keeps_finished_items_and_nothing_half(
     assert signal.getsignal(signal.SIGTERM) is before
     assert 1 <= len(command.content) == len(lines(command.out)) < N_ITEMS
     assert command.job("--resume", "--batch-size", 2) == 0 and is_whole(command)
-
-
-def test_a_dry_run_checks_and_writes_nothing(images: Command, capsys: Said) -> None:
-    assert images.job("--dry-run", "--json") == 0
-    data = answer(capsys)["data"]
-    wanted = [(row["id"], k) for row in rows_of("images") for k in range(row.get("n", 1))]
-    assert [(item["id"], item["k"]) for item in data["plan"]] == wanted
-    assert data["to_make"] == N_ITEMS and not images.out.exists()
 
 
 BAD_ROWS: tuple[tuple[dict[str, Any], str], ...] = (

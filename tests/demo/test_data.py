@@ -16,9 +16,8 @@ from mmaccel.demo.recall.documents import list_questions as ask_documents
 from mmaccel.demo.recall.documents import make_document
 from mmaccel.demo.recall.words import ANSWERED, WORDS, make_tokenizer, to_text
 from mmaccel.demo.scenes.data import make_scenes
-from mmaccel.demo.scenes_vqa.data import list_questions, make_examples
+from mmaccel.demo.scenes_vqa.data import KINDS, list_questions, make_examples
 from mmaccel.demo.scenes_vqa.processor import BOS, N_WORDS, UNKNOWN, make_processor
-from mmaccel.demo.scenes_vqa.questions import KINDS
 from scripts.training import grammar_tasks as tasks
 from scripts.training.grammar_tasks import CANVAS, END, MASK, encode_answer
 from scripts.training.voices_words import make_sentence

@@ -10,8 +10,8 @@ import torch
 
 import mmaccel
 from mmaccel.demo.features import SceneFeatures
-from mmaccel.demo.scenes.caption import read_caption
 from mmaccel.demo.scenes.checker import check_images
+from mmaccel.demo.scenes.data import read_caption
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from tests.messages.case import Refused

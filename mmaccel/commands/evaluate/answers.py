@@ -14,6 +14,8 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import as_command
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import make_table, print_rows, say, watch, wide_console
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions, option
@@ -84,18 +86,11 @@ class Answers:
     def ask(self, kind: type[AskedModel], levels: str, **facts: Any) -> None:
         """Ask every side what the file lacks, write after every round, draw and print.
 
-        Args:
-            kind: of model.
-            levels: with commas.
-            **facts: further ones of the report.
-
         Raises:
             OptionError: a wrong option; a file of other questions, settings or weights.
             Stopped: by a signal; what was measured is in the file.
         """
         from mmaccel.commands.files import new_report, write_json
-        from mmaccel.commands.process import Stopped
-        from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.answers import (
             digest_weights,
             draw_rows,
@@ -239,7 +234,6 @@ def _read_records(
 
 
 def _print(kind: type[AskedModel], report: dict[str, Any], names: list[str]) -> None:
-    from mmaccel.commands.terminal import make_table, print_rows, say, wide_console
     from mmaccel.evaluation.measure import tabulate
     from mmaccel.evaluation.tables import kind_cells
 

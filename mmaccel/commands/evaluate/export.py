@@ -12,6 +12,7 @@ import typer
 from mmaccel.checks import check_choice
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import check_count, parse_path
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.options import option
@@ -36,7 +37,6 @@ class Export:
     def run(self) -> None:
         """Match, and write all files or none."""
         from mmaccel.commands.files import check_folder, open_folder
-        from mmaccel.commands.terminal import say
         from mmaccel.evaluation.export import SUITES, match_items, read_prompts, write_suite
         from mmaccel.evaluation.quality.image_folder import list_items
 

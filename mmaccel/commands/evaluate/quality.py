@@ -11,6 +11,7 @@ import typer
 
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
+from mmaccel.commands.terminal import print_rows, say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH
 from mmaccel.options import option
@@ -46,7 +47,6 @@ class Speech:
     def run(self) -> None:
         """Measure, write and print."""
         from mmaccel.commands.files import check_file, new_report, write_json, write_lines
-        from mmaccel.commands.terminal import print_rows, say
         from mmaccel.demo.features import draw_reference
         from mmaccel.evaluation.quality import report as reports
         from mmaccel.evaluation.quality.distances import measure_distances

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mmaccel.demo.moving_scenes.caption import read_caption
-from mmaccel.demo.moving_scenes.layout import COLOURS, DIRECTIONS
-from mmaccel.demo.scenes.caption import Reading, Wanted
+from mmaccel.demo.moving_scenes.data import COLOURS, DIRECTIONS, read_caption
 from mmaccel.demo.scenes.checker import (
     CORE,
     NAMES,
@@ -29,6 +27,7 @@ from mmaccel.demo.scenes.checker import (
     fit_shape,
     has_ground,
 )
+from mmaccel.demo.scenes.data import Reading, Wanted
 from mmaccel.demo.scenes.layout import BACKGROUNDS
 
 _MOVES = 0.6  # pixels a frame: slower is rest; the slowest motion has 1.2

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
-from mmaccel.demo.scenes.caption import Reading, read_caption
+from mmaccel.demo.scenes.data import Reading, read_caption
 from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES
 from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, DEPTH
 

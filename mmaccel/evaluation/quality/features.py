@@ -58,7 +58,6 @@ def load_callable(
     """Import a callable of the user's; see `mmaccel.own_code.import_named`.
 
     Args:
-        name: "module:function".
         option: begins the messages.
         wanted: what is expected, in messages.
         items: what the first argument has, in messages.
@@ -88,10 +87,6 @@ def load_callable(
 @torch.no_grad()
 def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
     """Features `[N, D]` float64 of all images, clips or windows of sound.
-
-    Args:
-        batches: arguments of `extract`, or tuples of them.
-        extract: see there.
 
     Raises:
         ShapeError: what the extractor returns is not `[B, D]`.

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from mmaccel.checks import check_kind
-from mmaccel.demo.moving_scenes.caption import read_caption as read_clip_caption
+from mmaccel.demo.moving_scenes.data import read_caption as read_clip_caption
 from mmaccel.demo.moving_scenes.tracker import check_clips
-from mmaccel.demo.scenes.caption import read_caption
 from mmaccel.demo.scenes.checker import check_images
+from mmaccel.demo.scenes.data import read_caption
 from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.quality.image_folder import (
     IMAGES,
