@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -18,13 +19,19 @@ LIMIT = 64 * 2**20  # bytes of a configuration or an index
 _SHOWN = 60  # characters of a value in a message
 
 
-def read_json(file: str | Path, option: str = "model") -> dict[str, Any]:
-    """Read a JSON object; `option` begins messages.
+def read_json(file: Path, option: str = "model", *, may_lack: bool = False) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        file: its path.
+        option: begins messages.
+        may_lack: whether nothing at the path means an empty object.
 
     Raises:
         UnsupportedModelError: no file, one of more than `LIMIT` bytes, or no JSON object.
     """
-    file = Path(file)
+    if may_lack and not os.path.exists(file):  # False for a name that is too long
+        return {}
     try:
         if not file.is_file() or file.stat().st_size > LIMIT:
             raise ValueError(f"no file, or one of more than {LIMIT} bytes")

@@ -63,8 +63,8 @@ def read_whole(file: str | Path, option: str) -> bytes:
     name = str(file)
     if not os.path.isfile(file):
         raise OptionError(
-            f"{option}: expected a regular file, received {name!r}; check the path, or write the "
-            "text to a file first"
+            f"{option}: expected a file that can be read, received {name!r}, which is none or no "
+            "regular one; check the path"
         )
     try:
         with open(file, "rb") as opened:

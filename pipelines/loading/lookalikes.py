@@ -27,9 +27,7 @@ def refuse_lookalike(name: str, folder: Path, option: str = "model") -> None:
         UnsupportedModelError: the layout of authors' own code, a denoiser of diffusers, or an
             adapter.
     """
-    content = {
-        file: read_json(folder / file) if (folder / file).is_file() else {} for file in CONFIGS
-    }
+    content = {file: read_json(folder / file, option, may_lack=True) for file in CONFIGS}
     kind = content["config.json"].get("model_type")
     if str(kind) in _COPIES:
         raise UnsupportedModelError(

@@ -46,8 +46,7 @@ def check_folder(folder: Path, option: str = "model") -> None:
             "path"
         )
     for file in (folder / name for name in CONFIGS):
-        content = read_json(file, option=option) if file.is_file() else {}
-        for name in _find_implementations(content):
+        for name in _find_implementations(read_json(file, option, may_lack=True)):
             if not _is_here(name):
                 raise UnsupportedModelError(
                     f"{option}: expected attention and experts as one of {', '.join(_BUILT_IN)} in "
@@ -131,8 +130,7 @@ def find_code(folder: Path) -> list[str]:
     """Python classes that a folder's configurations name, as "config.json: modeling.Model"."""
     found = []
     for name in CONFIGS:
-        content = read_json(folder / name) if (folder / name).is_file() else {}
-        named = content.get("auto_map")
+        named = read_json(folder / name, may_lack=True).get("auto_map")
         values = named.values() if isinstance(named, dict) else named
         for value in values if isinstance(values, Iterable) else ():
             classes = value if isinstance(value, list) else [value]

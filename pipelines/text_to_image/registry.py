@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmaccel.catalog import IMAGE_MODELS, load
 from mmaccel.checks import check_choice
@@ -95,10 +95,10 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "llamagen"
     if (source / "words.json").exists():
         return "words" if read_masked(source) is None else "masked-words"
-    kind = _read(source / "model_index.json").get("_class_name")
+    kind = read_json(source / "model_index.json", may_lack=True).get("_class_name")
     if kind == "GlmImagePipeline":
         return "glm-image"
-    config = _read(source / "config.json")
+    config = read_json(source / "config.json", may_lack=True)
     own = str(config.get("model_type"))
     names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
     if own == _LUMINA or (own == "chameleon" and ("lumina" in names or "xllmx" in names)):
@@ -127,10 +127,6 @@ def _advise(source: Path, model_type: str) -> str:
             "model, policy); name --family if it is one of those above"
         )
     return "give the folder with its config.json, or name --family if it is one of these"
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
 
 
 def _list(folder: Path) -> list[str]:

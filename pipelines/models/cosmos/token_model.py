@@ -175,7 +175,7 @@ def load_cosmos_window(
         UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    config = read_json(folder / "config.json", may_lack=True)
     if file is None:
         kind = config.get("model_type")
         named = f", whose config.json names the type {show(kind)}" if kind else ""
