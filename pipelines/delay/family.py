@@ -14,13 +14,12 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder
 from mmaccel.pipelines.generate_call import GenerateCall, Task, find_in_call
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
-from mmaccel.tokenizers_vq.delay import Cells
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
 _checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()

@@ -23,12 +23,11 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.delay.attention import StepCaches
 from mmaccel.pipelines.delay.family import CodeDecoder, draw_codes, open_prompt, read_warpers
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task, is_left_padded
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import Cells, list_cells
 
 _DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
 _NEVER = 2**31  # a step that no sound reaches

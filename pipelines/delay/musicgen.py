@@ -27,14 +27,13 @@ from mmaccel.pipelines.delay.family import (
     open_prompt,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import list_cells
 
 _GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
 _PATTERN = "decoder_delay_pattern_mask"

@@ -139,7 +139,6 @@ class JanusCodes(CausalLMWindow):
     row_inputs = ("_lengths",)
     follows_tokens = True  # in a prompt all tokens are before its length
     needs_head = False
-    takes_embeddings = False
 
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)
