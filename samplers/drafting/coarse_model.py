@@ -30,8 +30,8 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, show, within
 from mmaccel.config_files import check_shapes, read_json, read_settings, read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.kernels.coarse_sweep import SweepWeights
-from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
+from mmaccel.kernels.coarse_rounds import SweepWeights
+from mmaccel.kernels.coarse_rounds_numpy import SlotWeights
 
 CONFIG = "coarse.json"
 WEIGHTS = "coarse.safetensors"
