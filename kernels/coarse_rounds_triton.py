@@ -92,6 +92,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     batch_row = at // n_slots
+    out = written + batch_row * n_columns + tl.load(columns + at)
     work += batch_row * n_columns
     layer += at * width
     last += batch_row * n_values
@@ -174,7 +175,8 @@ def _round_kernel(  # type: ignore[no-untyped-def]
                 True,
             )
             draft = found.to(tl.int64)
-    tl.store(written + batch_row * n_columns + tl.load(columns + at), draft)
+        tl.store(out, draft)  # here as well: held until the end, it spills registers
+    tl.store(out, draft)
     tl.store(drafts + at, draft)
 
 
