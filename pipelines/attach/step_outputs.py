@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,10 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.generate_call import PER_LAYER, PER_STEP
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.window.recorder import EndedRun, process_filler
+from mmaccel.samplers.window.recorder import process_filler
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class StepOutputs:
                     steps[step] = self._store_layers(name, step, value, rows, at)
         self._noted = {}
 
-    def finish(self, run: EndedRun) -> None:
+    def finish(self, run: WindowRun) -> None:
         lengths: list[int] = run.buffer.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:
@@ -175,7 +178,7 @@ class StepOutputs:
         found = found.where(index >= 0, 0)
         return found if window is None else found[..., -window:]
 
-    def _fill_cache(self, run: EndedRun) -> None:
+    def _fill_cache(self, run: WindowRun) -> None:
         """Append the keys and values that transformers' loop would have appended."""
         index = self._columns.generated(self._n_steps - 1)
         if int(self._cache.get_seq_length()) < self._columns.mask.shape[1]:
