@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from mmaccel.contracts import Model
 from mmaccel.reduction.kv_cache.contract import (
@@ -145,15 +144,8 @@ class LayerMethods:
             )
 
 
-class ReducedModel(Protocol):
-    """A model whose layers carry methods; see `mmaccel.contracts.Model`."""
-
-    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced."""
-
-
 @contextmanager
-def reducing(model: ReducedModel, methods: LayerMethods, branches: int) -> Iterator[None]:
+def reducing(model: Model, methods: LayerMethods, branches: int) -> Iterator[None]:
     """Inside the block, runs of a model are under methods; its rows have `branches` branches."""
     if not methods:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import TokenModel
@@ -16,17 +16,11 @@ from mmaccel.results import Stats
 from mmaccel.samplers.prefix_tree import PREFIX_TREE, Match, PrefixTree, count_common
 from mmaccel.samplers.prompt_chunks import Chunk, PromptFeed
 
+if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.contract import DraftSource
+
 FindRow = Callable[[int, int], int]
 """The row of a pass by the number of a row and its branch."""
-
-
-class DraftsBeside(Protocol):
-    """What is asked of a `mmaccel.samplers.drafting.contract.DraftSource`, which explains it."""
-
-    needs_layers: ClassVar[bool]
-
-    @property
-    def other_model(self) -> object: ...
 
 
 class PrefixReader:
@@ -44,7 +38,7 @@ class PrefixReader:
     """
 
     def __init__(
-        self, tree: PrefixTree, model: TokenModel, source: DraftsBeside, *, is_static: bool
+        self, tree: PrefixTree, model: TokenModel, source: DraftSource, *, is_static: bool
     ) -> None:
         refuse(explain(PREFIX_TREE, source, model))
         self._tree = tree
