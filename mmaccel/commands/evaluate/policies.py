@@ -222,8 +222,7 @@ class Exactness(TextFlags):
 
     def check_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
         """Report on policies of this library."""
-        from mmaccel.evaluation.exactness.identity import Plan
-        from mmaccel.evaluation.exactness.report import check_all
+        from mmaccel.evaluation.exactness.report import Plan, check_all
         from mmaccel.evaluation.quality.features import open_extractor
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
@@ -368,7 +367,6 @@ class Speed(TextFlags):
             load.device,
             model=self.model,
             seed=self.seed,
-            device=load.device,
             policy=repr(policy),
             exactness=policy.exactness,
             promise=exactness_in(policy.exactness, load.dtype),
