@@ -10,7 +10,7 @@ import pytest
 
 from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
+from mmaccel.samplers.drafting.coarse_model import FOLDER, describe_coarse
 from tests.fixtures.jobs import Command
 from tests.fixtures.tiny_coarse import MINUTES, build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
@@ -63,4 +63,4 @@ def test_bench_compares_draft_sources_in_one_run(
     assert [row["identical"] for row in report["rows"][:4]] == [1] * 4
     assert report["coarse"] == {name: describe_coarse(coarse) for name in ("coarse", coarse)}
     assert report["coarse"][coarse]["minutes"] == MINUTES
-    assert report["coarse"][coarse]["bytes"] == (Path(coarse) / WEIGHTS).stat().st_size
+    assert report["coarse"][coarse]["bytes"] == (Path(coarse) / FOLDER.weights).stat().st_size

@@ -31,7 +31,7 @@ from tests.fixtures.jobs import (
 )
 from tests.fixtures.media import image
 from tests.fixtures.tiny_model import FPS, N_FRAMES
-from tests.fixtures.voices import TINY_CODEC, build_codec
+from tests.fixtures.voices import build_codec
 
 Said = pytest.CaptureFixture[str]
 
@@ -83,7 +83,7 @@ def test_a_name_changes_with_what_an_item_depends_on_and_only_then(
         image().save(tmp_path / "a.png")
         others += [("--start", tmp_path / "a.png")]
     if command.kind == "speech":
-        save_codec(build_codec(seed=6), TINY_CODEC, tmp_path / "codec", torch.float32)
+        save_codec(build_codec(seed=6), tmp_path / "codec", torch.float32)
         others += [("--voice", "ben"), ("--max-seconds", 0.3), ("--codec", tmp_path / "codec")]
     if command.kind == "images":
         others += [("--kv-cache", "streaming-llm:budget=3:sinks=1")]

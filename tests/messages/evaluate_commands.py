@@ -106,7 +106,6 @@ PICTURES = (
     _case("unlike clips", ("clips", "unlike", "--against", "moving"), "[3, 6, 6] (0.gif)"),
 )
 LISTS = (
-    _listed('{"file": "0.png", "prompt": "a", "seed": "3"}', "on line 1"),
     _listed('{"file": "../0.png", "prompt": "a"}', "each file of the folder once"),
     _listed('{"file": "0.png", "prompt": "a"}\n{"file": "0.png", "prompt": "b"}', "on line 2"),
 )

@@ -16,7 +16,6 @@ from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.compact import compact
 from mmaccel.kernels.gated_act import gated_act
-from mmaccel.kernels.nearest_code import nearest_code, nearest_codes_residual
 from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.norm import HeadNorms, Norm
 from mmaccel.kernels.rope_write import rope_write
@@ -107,10 +106,6 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     "a canvas of no tokens": (_canvas(_t(2, 3, 0), _OPEN), "canvas"),
     "a mask of numbers": (_canvas(_t(2, 3, 4), _ids(2, 3)), "bool"),
 }
-for _shape in ((4, 3), (0, 2), (2,), (1, 4, 2)):
-    _SHAPES[f"a codebook {list(_shape)}"] = partial(nearest_code, _t(5, 2), _t(*_shape)), "codebook"
-    _chain = partial(nearest_codes_residual, _t(5, 2), _t(1, *_shape))
-    _SHAPES[f"codebooks {[1, *_shape]}"] = _chain, "codebook"
 
 CASES = (
     *(Refused(name, call, (says,), ShapeError) for name, (call, says) in _SHAPES.items()),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ import torch
 from mmaccel import Frames, Grid
 from mmaccel.errors import ShapeError, UnsupportedModelError
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer as load_vqgan
-from mmaccel.tokenizers_vq import delay
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, load_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, ImageTokenizerConfig
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 from tests.messages.case import Refused
@@ -38,7 +35,7 @@ _FRAMES: tuple[dict[str, Any], ...] = (
 
 
 def _tokenizer(act: Callable[[ImageTokenizer], Any]) -> Callable[[], Any]:
-    return lambda: act(ImageTokenizer(**_SMALL))
+    return lambda: act(ImageTokenizer(ImageTokenizerConfig(**_SMALL)))
 
 
 def _vqgan(lost: str = "", **changes: torch.Tensor) -> Callable[[], Any]:
@@ -50,39 +47,7 @@ def _vqgan(lost: str = "", **changes: torch.Tensor) -> Callable[[], Any]:
     return load
 
 
-def _load_empty() -> None:
-    with TemporaryDirectory() as folder:
-        load_tokenizer(Path(folder))
-
-
-_CODES = torch.zeros(1, 3, 2, dtype=torch.int64)
-_TABLE = delay.delay(3, (0, 1))
 CASES = (
-    Refused("no frames", partial(delay.flat, 0, 2), ("n_frames", "received 0")),
-    Refused("no books", partial(delay.delay, 2, ()), ("n_books", "received 0")),
-    Refused("a negative delay", partial(delay.delay, 2, (0, -1)), ("delays", "[0, -1]")),
-    Refused("a gap of 0", partial(delay.stack_and_delay, 2, (0, 1), 0), ("gap", "received 0")),
-    Refused("an order", partial(delay.stack_and_delay, 2, (0, 0), 1), ("order", "permutation")),
-    *(
-        Refused(name, partial(delay.find_frames, table), ("pattern", says), ShapeError)
-        for name, table, says in (
-            ("two codes of a book at a step", torch.zeros(2, 1, dtype=torch.int64), "two at one"),
-            ("steps before the first", -_TABLE, "received torch.int64 [3, 2]"),
-            ("steps of another type", _TABLE.float(), "received torch.float32"),
-        )
-    ),
-    Refused(
-        "codes of another pattern",
-        partial(delay.apply, _CODES[:, :2], _TABLE, 0),
-        ("codes", "[B, 3, 2]", "received [1, 2, 2]"),
-        ShapeError,
-    ),
-    Refused(
-        "a grid that is not whole",
-        partial(delay.invert, _CODES, _TABLE),
-        ("grid", "at least 4 steps", "received [1, 3, 2]"),
-        ShapeError,
-    ),
     *(
         Refused(
             f"a grid of {given}",
@@ -119,7 +84,6 @@ CASES = (
         says=("0..14",),
         error=ShapeError,
     ),
-    Refused("a folder without a tokenizer", _load_empty, says=("tokenizer.json",)),
     Refused(
         "a VQGAN with one tensor more",
         _vqgan(conv=torch.zeros(1)),

@@ -352,7 +352,7 @@ CASES = (
             (_json("config.json", model_type="vit"), "expected the AutoModelForCausalLM"),
             (_drop("model.norm.weight"), "1 missing, such as model.norm.weight"),
             (_cut("model.safetensors"), "safetensors cannot read"),
-            (_cut("tokenizer.safetensors"), "as save_tokenizer wrote"),
+            (_cut("tokenizer.safetensors"), "safetensors cannot read"),
             (_cut("tokenizer.json"), "JSON object in … tokenizer.json"),
             (_cut("words.json"), "a JSON object in … words.json"),
             (_json("words.json"), "words.json with words and max_words"),
