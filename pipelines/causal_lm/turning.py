@@ -29,7 +29,6 @@ class KeyTurner:
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """See `mmaccel.pipelines.layers.stores.KeyTurner.turn`."""
         this = self.structure.layers[layer]
         if not this.attention.turns:
             return states

@@ -56,7 +56,6 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def __post_init__(self) -> None:
@@ -115,7 +114,6 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -140,7 +138,6 @@ class Auto(DraftSource):
     name = "auto"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
