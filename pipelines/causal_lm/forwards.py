@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from mmaccel.pipelines.runner.own_products import (
     open_own_products,
     own_products,
 )
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
 class ForwardRoute:
@@ -53,7 +56,7 @@ class ForwardRoute:
         self._configs: list[Any] = []  # in which the model's layers look up their attention
         self._attending: list[nn.Module] = []  # of the model, where hidden states are read
 
-    def choose(self, window: Any) -> None:
+    def choose(self, window: CausalLMWindow) -> None:
         """Choose the route of a window's next run.
 
         Raises:
@@ -88,7 +91,7 @@ class ForwardRoute:
             None if self.decoder is None else CompiledRun(self.decoder.compiled, compile)
         )
 
-    def _open_decoder(self, window: Any) -> tuple[FusedDecoder | None, str]:
+    def _open_decoder(self, window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
         """The fused decoder of the model, or None and why not."""
         check_mode(self._model)  # a self-check needs it
         found, reason = open_fused(
@@ -171,7 +174,7 @@ def close_forwards(model: Any, *, forget: bool = True) -> None:
     close_fused(model, forget=forget)
 
 
-def _find_obstacle(window: Any) -> str:
+def _find_obstacle(window: CausalLMWindow) -> str:
     """What about a run needs the model's own forward; empty where nothing does."""
     if window.fused is False:
         return "fused=False"

@@ -25,9 +25,8 @@ ItemsFile = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speech:
-    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
-    with it."""
+class Compared:
+    """A folder, what it is compared with, and where the report goes."""
 
     folder: Annotated[Path, typer.Argument(help="WAV files, such as those of mmaccel speak")]
     against: Annotated[
@@ -41,7 +40,7 @@ class Speech:
     items_file: ClassVar[Path | None] = None
     weights: ClassVar[Path | None] = None
     clip: ClassVar[str | None] = None
-    kind: ClassVar[str] = "SPEECH"
+    kind: ClassVar[str]
     """Of `mmaccel.evaluation.quality.report`."""
 
     def run(self) -> None:
@@ -132,7 +131,7 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Speech):
+class Pictures(Compared):
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
 
@@ -148,7 +147,7 @@ class Pictures(Speech):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clips(Speech):
+class Clips(Compared):
     """FVD-own, the Fréchet distance over features trained here, and KID; prompts of moving scenes
     are read back where clips carry them. No published FVD compares with it."""
 
@@ -159,6 +158,14 @@ class Clips(Speech):
     batch_size: int = option(16, "clips extracted together")  # type: ignore[misc]
     items_file: ItemsFile = None  # type: ignore[misc]
     kind: ClassVar[str] = "CLIPS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech(Compared):
+    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
+    with it."""
+
+    kind: ClassVar[str] = "SPEECH"
 
 
 pictures = as_command(Pictures, pauses=False)

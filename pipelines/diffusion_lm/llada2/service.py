@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasInterrupt
+from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
+from mmaccel.pipelines.diffusion_lm.cached import lack_of_blocks
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
     CALLBACK_TENSORS,
@@ -63,13 +64,10 @@ class LLaDA2Service(PolicyService):
         config = getattr(self._model, "config", None)
         return getattr(config, "vocab_size", None)
 
-    def find_layer_obstacle(self) -> str:
-        if isinstance(self.policy, CachedBlocks):
-            return (
-                "CachedBlocks computes a block anew where its tokens change, from all that stood "
-                "before it; take a canvas policy"
-            )
-        return self._undeclared or self._make_cached_model().find_obstacle()
+    def lack(self, word: str, part: Any = None) -> str:
+        if word not in LAYER_METHODS:
+            return ""
+        return self._undeclared or lack_of_blocks(self._make_cached_model(), word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         of_pipe: Methods = {
