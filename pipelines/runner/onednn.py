@@ -13,17 +13,18 @@ Departures: what is laid out is a copy, since no view can have its order.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.kernels import dispatch
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.samplers.tuner import Tuner
 
 MOST_ROWS = 64  # behind which `mm` is as fast
 LEAST_BYTES = 64 << 20  # weights of a decoder that caches hold are as fast by `mm`
@@ -109,19 +110,16 @@ class Trials:
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
             chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
-            seconds: tuple[list[float], list[float]] = ([], [])
+            tuner = Tuner((1, 2))
             is_same = True
-            for number, (*calls, x) in enumerate([found[0], *chosen]):
+            for number, (*calls, x) in enumerate([found[0], *chosen]):  # the first makes its code
                 inputs = x.expand(n_rows, -1).contiguous()
                 made = [inputs, inputs]
                 for by in (0, 1) if number % 2 else (1, 0):
-                    began = time.perf_counter()
-                    made[by] = calls[by](inputs)
-                    seconds[by].append(time.perf_counter() - began)
-                off = (made[0] - made[1]).abs().mean() / made[0].abs().mean()
-                is_same &= bool(off < max(1e-5, torch.finfo(x.dtype).eps))
-            plain, reordered = (median(each[1:]) for each in seconds)  # the first makes its code
-            if is_same and _GAIN * reordered < plain:
+                    made[by] = tuner.time(by + 1, partial(calls[by], inputs))
+                tolerance = Tolerance(max(1e-5, torch.finfo(x.dtype).eps))
+                is_same &= compare_logits(made[0][None], made[1][None]).within(tolerance)
+            if is_same and _GAIN * (tuner.cost(2) or 1.0) < 1:
                 faster.add(shape)
 
 

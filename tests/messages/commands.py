@@ -106,7 +106,6 @@ def _caller(line: str, code: int, loads: bool) -> Callable[[], None]:
 
 
 _GENERATE = (
-    ("--policy jacoby", "policy: expected one of autoregressive"),
     ("--policy jacoby", "received 'jacoby'; did you mean jacobi?"),
     ("--model scene", "received 'scene'; did you mean scenes?"),
     ("--guidence-scale 2", "Possible options: --guidance"),
@@ -118,44 +117,12 @@ _GENERATE = (
     ("--policy autoregressive --window 3", "received 'window'"),
     ("--dtype int8", "dtype: expected auto, float32, bfloat16, float16"),
     ("--drafts tarot", "drafts: expected one of"),
-    ("--count 0", "--num-images"),
-    ("--batch-size -1", "--batch-size"),
     ("--temperature -0.1", "temperature: expected a finite number >= 0"),
-    ("--top-p 0", "top_p: expected a number in (0, 1]"),
-    ("--top-p 1.5", "top_p: expected a number in (0, 1]"),
-    ("--top-k -1", "top_k: expected an integer >= 1"),
-    ("--min-p 2", "min_p: expected a number in 0..1"),
     ("--seed 18446744073709551616", "seed: expected a 64-bit integer"),
-    ("--count three", "--num-images"),
-    ("--window 4 --set window=5", "--window: expected it once, received '4'"),
-    ("--max-gap 1 --set max_gap=1", "--max-gap: expected it once, received 1"),
-    (
-        "--policy gsd --group 999999999999999999999999999999",
-        "group: expected an integer in 0..2147483647",
-    ),
-    ("--policy gsd --max-gap 5e-324", "max_gap: expected a number in 1e-06..1"),
-    ("--window 999999999999", "window: expected an integer in 1..4096"),
-    ("--guidance 1e999", "guidance_scale: expected a finite number"),
-    ("--temperature 1e999", "temperature: expected a finite number >= 0"),
     ("--device meta", "device: expected a device of this machine, received 'meta'"),
     ("--no-such-option", "--no-such-option"),
-    ("--device cuda:99", "device: expected a device of this machine"),
-    ("--model no-such-model", "model: expected a folder"),
     ("'a green dog'", "received 'green', 'dog'; it knows: a red"),
     ("'a a a a a a a a a a a a a'", "at most 12"),
-)
-_BOTH = (
-    ("--policy entropy-bounded", "policy: expected one of"),
-    ("--policy nonsense", "policy: expected one of"),
-    ("--window 0", "window: expected an integer in 1..4096"),
-    ("--temperature -1", "temperature: expected a finite number >= 0"),
-    ("--top-k -1", "top_k: expected"),
-    ("--min-p 2", "min_p: expected"),
-    ("--batch-size 0", "--batch-size"),
-    ("--seed 18446744073709551616", "seed: expected a 64-bit integer"),
-    ("--dtype int8", "dtype: expected auto, float32"),
-    ("--set window", "--set: expected name=value"),
-    ("--set windw=3", "windw"),
 )
 _MEDIA = (
     ("speak '  '", "prompt: expected text to say, received ' '"),
@@ -166,19 +133,11 @@ _MEDIA = (
     ("speak", "TEXT: expected a text to say, received none"),
     ("speak fox --play --stdout", "--play: expected it or --stdout, received both"),
     ("speak fox --stdout --batch-size 2", "--batch-size: expected none with --stdout"),
-    ("speak fox --resume", "--resume: expected --prompts FILE with it"),
-    ("speak fox --prompts x.txt", "--prompts: expected no text with it"),
     ("speak --prompts x.txt --play", "--prompts: expected no --play with it"),
-    ("speak --prompts x.txt --max-seconds 0", "max_seconds: expected a number"),
     ("animate none.png", "start: expected a file, received 'none.png'"),
-    (
-        "animate {name}",
-        "start: expected a file",
-    ),
     ("animate words.txt", "which PyAV does not read"),
     ("animate cut.png", "which Pillow does not read"),
     ("animate 'a.png' --format avi", "--format: expected one of mp4, webp, gif"),
-    ("animate 'a.png' --count 0", "--count"),
     ("animate", "FILE: expected images or videos that x continues, received none"),
     (
         "animate a.png --start a.png",
@@ -189,17 +148,9 @@ _MEDIA = (
 )
 _CLIPS = (
     ("'a rad circle'", "received 'rad' (nearest: 'red')"),
-    ("''", "prompt: expected at least one word"),
-    ("a.png", "PROMPT: expected prompts for"),
     ("a.png", "received the file 'a.png'; give a prompt and --start a.png"),
     ("'a circle' --codec y", "--codec: expected none with"),
-    ("'a circle' --start none.png", "start: expected a file, received 'none.png'"),
-    ("'a circle' --count 0", "--count"),
-    ("'a circle' --batch-size 0", "--batch-size"),
-    ("'a circle' --resume", "--resume: expected --prompts FILE with it"),
-    ("'a circle' --prompts p.jsonl", "--prompts: expected no prompt with it"),
     ("--prompts p.jsonl --start a.png", "--prompts: expected no --start with it"),
-    ("--prompts none.jsonl", "--prompts: expected a file that can be read, received 'none.jsonl'"),
     ("'a circle' --negative dragon", "negative prompt: expected words the model knows"),
     ("'a circle' --guidance-scale 1 --negative red", "expected a guidance_scale other than 1"),
     ("'a circle' --policy stepwise", "which decodes a canvas, not a window"),
@@ -216,33 +167,12 @@ _ANSWER = (
     ("answer a.png 'is <image> <image> red?'", "images: expected 2, one for each <image>"),
     ("answer a.png a.png 'is <image> red?'", "images: expected 1, one for each <image>"),
     (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 0",
-        "DART.keep: expected a number in (0, 1]",
-    ),
-    (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1.5",
-        "DART.keep: expected a number in (0, 1]",
-    ),
-    (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --n-keep 0",
-        "DART.n_keep: expected an integer >= 1",
-    ),
-    (
         "answer a.png 'what colour is the star?' --visual-tokens dart",
         "DART: expected one of keep and n_keep, received neither",
     ),
     (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 --n-keep 3",
-        "DART: expected one of keep and n_keep",
-    ),
-    (
         "answer a.png 'what colour is the star?' --visual-tokens darts",
         "one of downsample, downsample-pixels",
-    ),
-    ("answer a.png 'what colour is the star?' --visual-tokens dart:depth=3", "received 'depth'"),
-    (
-        "answer a.png 'what colour is the star?' --visual-tokens dart:layer",
-        "visual_tokens: expected name=",
     ),
     (
         "answer a.png 'what colour?' --visual-tokens dart --visual-tokens fastv --keep 0.5",
@@ -253,18 +183,10 @@ _ANSWER = (
         "--keep: expected --visual-tokens with it",
     ),
     (
-        "answer a.png 'what colour is the star?' --n-keep 5",
-        "--n-keep: expected --visual-tokens with it",
-    ),
-    (
         "answer a.png 'what colour is the star?' --compare",
         "--compare: expected --visual-tokens with it",
     ),
     ("answer a.png 'what colour is the star?' -o b.png", "--out: expected --visual-tokens with it"),
-    (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 -o a.jpg",
-        "--out: expected a name that",
-    ),
     (
         "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 -o x/..",
         "--out: expected a",
@@ -274,22 +196,6 @@ _ANSWER = (
         "answer a.png 'what colour is the star?' --policy stepwise",
         "policy: expected one of autoregressive",
     ),
-    (
-        "answer a.png 'what colour is the star?' --window 0",
-        "window: expected an integer in 1..4096",
-    ),
-    ("answer a.png 'what colour is the star?' --temperature -1", "temperature: expected"),
-    (
-        "answer a.png 'what colour is the star?' --seed 18446744073709551616",
-        "seed: expected a 64-bit integer",
-    ),
-    ("answer a.png 'what colour is the star?' --dtype int8", "dtype: expected auto, float32"),
-    ("answer a.png 'what colour is the star?' --threads 0", "threads: expected"),
-    (
-        "answer a.png 'what colour is the star?' --max-tokens 0",
-        "--max-tokens",
-    ),
-    ("answer a.png 'what colour is the star?' --model none", "model: expected a folder"),
     ("answer a.png 'what colour is the star?' --model lm", "expected a vision-language model", 1),
     ("answer a.png 'what colour is the star?' --model empty", "model: expected", 1),
 )
@@ -301,7 +207,6 @@ _FAMILIES = (
         "generate 'a fox' --model {llamagen-c2i} --size 64",
         "prompt: expected the number of a class, 0..4",
     ),
-    ("generate 5 --model {llamagen-c2i} --size 64", "prompt: expected the number of a class, 0..4"),
     (
         "generate 'a a a a a a a a a ' --model {llamagen-t2i} --size 64",
         "prompt: expected at most 8 tokens, received 9",
@@ -311,10 +216,6 @@ _FAMILIES = (
         "positions: expected at most 128",
     ),
     ("generate ' ' --model {chameleon}", "prompt: expected a prompt"),
-    (
-        "generate 'blue cat' {prompt} --model {janus}",
-        "positions: expected at most 128",
-    ),
     ("generate 'a fox' --model {emu3} --size 16384", "positions: expected at most 128"),
     ("generate 'a fox' --model {emu3} --size 80000000", "--size: expected"),
     ("generate 'a <image> fox' --model {janus}", "prompt: expected words, received <image>"),
@@ -361,8 +262,6 @@ CASES = (
     *_rows(_NEGATIVE, f"{_DRAWN} --model {{tiny}}", loads=True),
     *_rows(_MASKED, f"{_DRAWN} --model {{masked}}", loads=True),
     *_rows(_FAMILIES, after="--out out --seed 0", loads=True),
-    *_rows(_BOTH, "speak fox", "--model x --codec y --out out"),
-    *_rows(_BOTH, "animate a.png", "--model x --codec y --out out"),
     *_rows(_MEDIA, after="--model x --codec y --out out"),
     *_rows(_CLIPS, "animate", "--model {clips} --out out --seed 0", loads=True),
     *_rows(_ANSWER),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import BusyError, NumericsError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
 from mmaccel.samplers.canvas.stepwise import Stepwise
@@ -65,15 +66,11 @@ _BEAMS, _PENALTY = SimpleNamespace(num_beams=4), SimpleNamespace(repetition_pena
 _OPTIONS = tuple(
     Refused(f"a canvas with {name}", _generate(**options), says)
     for name, options, says in (
-        ("steps", {"steps": 8}, ("attach MaskedParallel(steps=)",)),
-        ("block_length", {"block_length": 4}, ("attach EntropyBounded(block=)",)),
-        ("dual_cache", {"dual_cache": True}, ("attach EntropyBounded(cache=)",)),
-        ("threshold", {"threshold": 0.9}, ("attach ConfidentParallel(threshold=)",)),
-        ("remasking", {"remasking": "random"}, ("the policy is the rule",)),
-        ("cfg_scale", {"cfg_scale": 1.5}, ("prompts of mask tokens",)),
-        ("mask_id", {"mask_id": MASK}, ("built with mask_token=",)),
-        ("num_beams", {"num_beams": 2}, ("one canvas a row",)),
-        ("a streamer", {"streamer": print}, ("any order",)),
+        *(
+            (name, {name: 8}, (f"{name}: ", row.remedy.format(policy="EntropyBounded")))
+            for name, row in DENOISER.items()
+            if row.use == "refuse" and name not in ("temperature", "guidance_scale")
+        ),
         ("beams in a configuration", {"generation_config": _BEAMS}, ("one canvas a row",)),
         ("a penalty in a configuration", {"generation_config": _PENALTY}, ("no prefix",)),
         ("a dict for a configuration", {"generation_config": {"max_new_tokens": 3}},

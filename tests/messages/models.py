@@ -127,7 +127,6 @@ def _swap_codes(folder: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-_ENDS_EARLY = "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"
 _SPEECH = (
     Refused("an unknown family of speech", _speech("llasa", "llasa", family="bark"),
             ("family: expected one of llasa, orpheus",)),
@@ -144,7 +143,7 @@ _SPEECH = (
                 lambda: TextToSpeech.from_pretrained(
                     media_folders("orpheus")[0], codec=new_folder("no codec")
                 ),
-                ("codec: expected a file config.json in",),
+                ("codec: expected a JSON object in",),
             ),
             ("a tokenizer without a family's codes", _without_codes,
              ("with <|s_0|> or <custom_token_10>",)),
@@ -152,16 +151,11 @@ _SPEECH = (
              ("a tokenizer that knows <|s_16|>",)),
             ("a codec of four levels", _codec("orpheus", _four_levels),
              ("three levels, strides [4, 2, 1]",)),
-            *(
-                (
-                    f"the chat template {text!r}"[:60],
-                    _speech("llasa", "llasa", _template(text)),
-                    ("chat template: expected one that renders a prompt",),
-                )
-                for text in (
-                    None, "", "{% for", "{{ raise_exception('no') }}", "hello", _ENDS_EARLY,
-                )
-            ),
+            ("no chat template", _speech("llasa", "llasa", _template(None)),
+             ("chat_template is not set",)),
+            ("a chat template that fails",
+             _speech("llasa", "llasa", _template("{{ raise_exception('no') }}")),
+             ("files that do not fit (",)),
             ("a marker in two tokens", _speech("llasa", "llasa", _split_marker),
              ("received a prompt that ends otherwise",)),
             ("codes in another order", _speech("llasa", "llasa", _swap_codes),
@@ -230,10 +224,6 @@ _COSMOS = tuple(
          ("Missing key", "cross_attention")),
         ("a missing weight", _video(_weights(lambda w: w.pop(_KEY.format(1)))),
          ("Missing key", "layers.1")),
-        ("no first layer", _video(_weights(lambda w: w.pop(_KEY.format(0)))),
-         ("none as 'layers.0.attention.wk",)),
-        ("a weight too many", _video(_weights(lambda w: w.update(x=torch.zeros(1)))),
-         ("Unexpected key", '"x"')),
         ("a narrow norm", _video(_weights(lambda w: w.update({_NORM: torch.zeros(3)}))),
          ("size mismatch for model.norm.weight",)),
         ("fewer tokens than the codec", _video(_weights(_fewer_tokens), run=True),
@@ -251,27 +241,20 @@ _COSMOS = tuple(
          ("received no decoder.jit; give the folder",)),
         ("an encoder to floats", _video(codec=_other_encoder, run=True),
          ("expected an encoder to whole numbers",)),
-        ("half a configuration", _video(_config("{")), ("a JSON object in ", "config.json")),
         *(
             (f"the shape {shape!r}", _video(_config({"video_latent_shape": shape})),
-             ("expected video_latent_shape",))
-            for shape in ([1, 2, 3], [3, 2], [3, 2, 0], "3x2x3", [3, 2.0, 3], None)
+             ("video_latent_shape",))
+            for shape in ([1, 2, 3], [3, 2])
         ),
         *(
             (str(config), _video(_config({"video_latent_shape": SHAPE} | YARN | config)),
-             ("model: expected ", *says))
+             says)
             for config, says in (
-                ({"rope_theta": "500000"}, ("rope_theta as numbers", "received '500000'")),
-                ({"rope_theta": 0}, ("rope_theta as numbers",)),
-                ({"rope_theta": True}, ("rope_theta as numbers",)),
-                ({"norm_eps": math.inf}, ("norm_eps as numbers", "received inf")),
-                ({"norm_eps": math.nan}, ("a JSON object", "received NaN")),
-                ({"apply_yarn": "false"}, ("apply_yarn true or false", "received 'false'")),
-                ({"yarn_scale": 0}, ("yarn_scale as numbers",)),
-                ({"yarn_beta_fast": "4"}, ("yarn_beta_fast as numbers",)),
+                ({"rope_theta": "500000"}, ("rope_theta in", "received '500000'")),
+                ({"norm_eps": math.nan}, ("norm_eps in", "received nan")),
+                ({"apply_yarn": "false"}, ("apply_yarn in", "received 'false'")),
+                ({"yarn_scale": 0}, ("yarn_scale in",)),
                 ({"yarn_beta_fast": 1}, ("yarn_beta_fast above yarn_beta_slow", "1 and 1")),
-                ({"yarn_beta_slow": -1}, ("yarn_beta_slow as numbers",)),
-                ({"original_latent_shape": [0, 2, 3]}, ("original_latent_shape as whole numbers",)),
             )
         ),
     )

@@ -27,6 +27,7 @@ from mmaccel.pipelines.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
+from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -184,10 +185,9 @@ def test_one_function_serves_a_kind_and_a_trial_each_shape(made: Made) -> None:
 def test_a_shape_that_is_not_faster_compiled_runs_as_it_is(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = {(1, 4): [1.0, 0.5], (1, 2): [1.0, 0.98], (1, 1): [1.0, 2.0]}
-    monkeypatch.setattr(
-        compiled_passes, "_measure", lambda calls, given: times[tuple(given[1].shape[:2])]
-    )
+    costs = iter([0.98, 2.0, 0.5])  # of passes of 2, 1 and 4 tokens
+    monkeypatch.setattr(Tuner, "add", lambda *_: None)
+    monkeypatch.setattr(Tuner, "cost", lambda *_: next(costs))
     _, window = open_windows()
     run_passes(window, (2, 1))
     assert window.route == "fused"
@@ -202,7 +202,7 @@ def test_auto_waits_until_passes_took_as_long_as_compiling_may(
     window = CausalLMWindow(model, fused="auto", compile="auto")
     run_passes(window)
     assert not made and window.route == "fused"
-    passes_of(window).add_seconds((1, 4), 25.0)
+    passes_of(window).plain_passes[1, 4].add(1, 25.0)
     monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "no compiler")
     run_passes(window)
     assert not made
@@ -216,7 +216,7 @@ def test_passes_of_a_shape_run_in_one_way_through_a_run(made: Made) -> None:
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True, compile="auto")
     run_passes(window, (4,))
-    passes_of(window).add_seconds((1, 4), 25.0)
+    passes_of(window).plain_passes[1, 4].add(1, 25.0)
     window.forward(Pass(torch.zeros(1, 4, dtype=torch.int64), torch.full((1,), 8)))
     assert not made  # the run began before it was time
     run_passes(window, (4,))
