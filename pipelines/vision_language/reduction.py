@@ -91,7 +91,7 @@ class VisualReduction:
             else:  # whose layers have no keys and attention of all tokens
                 method.check(offered(model) - OF_TOWER, f"{name} whose encoder {first!r} reduces")
             if method.stage == "llm_layer":
-                method.layers_in(len(model.get_decoder().layers))
+                method.layers_of(len(model.get_decoder().layers))
             if method.revives and not isinstance(policy, Autoregressive):
                 raise OptionError(
                     f"visual_tokens: expected Autoregressive() with {method!r}, because every "

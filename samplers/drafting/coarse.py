@@ -59,11 +59,6 @@ class Coarse(DraftSource):
         """See `DraftSource.draws_trees`."""
         return True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
-
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 

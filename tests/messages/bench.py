@@ -33,17 +33,11 @@ _NOT_OF_CANVASES = (
     ("a red circle",), ("--windows", 16), ("--size", 64), ("--guidance", 3), ("--temperature", 0),
 )  # fmt: skip
 CASES = (
-    _case(("--guidance", ","), "--guidance", "at least one"),
     _case(("--guidance", "one"), "guidance_scale", "a finite number", "'one'"),
-    _case(("--device", "cdua"), "device: expected a device of this machine"),
     _case(("--json", "-"), "--json: expected a file name, received '-'"),
-    _case(("--policies", "jacobi,sjd", "--windows", "adaptive"), "window", "'adaptive'"),
-    _case(("--policies", "jacobi,nonsense"), "'nonsense'"),
-    _case(("--policies", "autoregressive", "--windows", "adaptive,0"), "window: expected"),
     _canvas(("--policies", "stepwise,quick"), "--policies", "labels out of stepwise", "quick"),
     _canvas((), "model: expected a folder"),
     *(_canvas(each, "expected none with --family canvas") for each in _NOT_OF_CANVASES),
     _case(("--policies", "jacobi,mc-sjd", "--windows", "adaptive"), "a fixed width for mc-sjd"),
     _case(("--policies", "autoregressive", "--drafts", "left"), "--drafts: expected none"),
-    _canvas(("--device", "cdua"), "a device of this machine", "'cdua'"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,34 +43,11 @@ def _attach(**sizes: int) -> Callable[[], None]:
     return call
 
 
-def _change(name: str, tensor: torch.Tensor) -> Callable[[Path], None]:
-    """A linear scorer with one tensor in place of its own."""
-
-    def put(folder: Path) -> None:
-        own = make_networks("linear")
-        tensors = {f"layers.{i}.{n}": t.detach() for i in range(2)
-                   for n, t in own[i].named_parameters()}  # fmt: skip
-        save_file(tensors | {name: tensor}, folder / "model.safetensors")
-
-    return put
-
-
 CASES = (
-    Refused(
-        "a scorer that is no path",
-        lambda: mmaccel.KVzap(scorer=3),  # type: ignore[arg-type]
-        says=("KVzap.scorer: expected a str", "3", "None"),
-    ),
     Refused(
         "no such scorer",
         lambda: mmaccel.KVzap(scorer="nvidia/KVzap-mlp-Qwen3-8B"),
         says=("KVzap.scorer: expected a file", "'nvidia/KVzap-mlp-Qwen3-8B'", "download"),
-    ),
-    Refused(
-        "a folder without a scorer",
-        _open(lambda folder: (folder / "config.json").write_text("{}")),
-        says=("KVzap.scorer", "model.safetensors", "received none"),
-        error=UnsupportedModelError,
     ),
     Refused(
         "a pickle as a scorer",
@@ -86,24 +62,6 @@ CASES = (
         says=("KVzap.scorer", "layers.0.weight", "1 tensors", "embed_tokens", "KVzap-mlp-Qwen3-8B"),
         error=UnsupportedModelError,
     ),
-    Refused(
-        "a scorer with a layer that lacks its bias",
-        _open(_save({"layers.0.weight": torch.zeros(2, 2)})),
-        says=("KVzap.scorer", "weight and bias", "1 tensors"),
-        error=UnsupportedModelError,
-    ),
-    Refused(
-        "a scorer whose layers differ",
-        _open(_change("layers.1.weight", torch.zeros(2, 31))),
-        says=("KVzap.scorer", "same shapes", "31"),
-        error=UnsupportedModelError,
-    ),
-    Refused(
-        "a scorer with numbers that are none",
-        _open(_change("layers.1.bias", torch.full((2,), math.nan))),
-        says=("KVzap.scorer", "finite", "not finite"),
-        error=UnsupportedModelError,
-    ),
     *(
         Refused(
             f"a scorer of a model of other {name}",
@@ -111,6 +69,6 @@ CASES = (
             says=("kv_cache", "2 layers of 2 key heads over 32", "for", str(n), "of this model"),
             error=UnsupportedModelError,
         )
-        for name, n in (("layers", 3), ("channels", 48), ("heads", 4))
+        for name, n in (("layers", 3),)
     ),
 )  # fmt: skip

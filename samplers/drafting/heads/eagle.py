@@ -169,11 +169,6 @@ class Eagle(HeadSource):
         """See `DraftSource.draws_trees`."""
         return True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
-
     def file_time(self) -> float:
         """See `HeadSource.file_time`."""
         return find_file_time(self.folder)
