@@ -378,7 +378,7 @@ def scenes_masked() -> Runs:
 
 @cache
 def _grammar() -> Any:
-    from mmaccel.demo.grammar.evaluate import GrammarText
+    from benchmarks.canvas import GrammarText
 
     return GrammarText(Path(mmaccel.__file__).parent / "demo/weights/grammar-masked")
 
@@ -389,7 +389,7 @@ def grammar_masked() -> Runs:
     def make(policy: Any, batch: int, options: Options) -> Row:
         from dataclasses import replace
 
-        from mmaccel.demo.grammar.tasks import make_examples
+        from scripts.training.grammar_tasks import make_examples
 
         text = _grammar()
         guided = options["guidance_scale"] != 1.0

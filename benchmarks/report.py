@@ -21,7 +21,6 @@ from mmaccel.errors import OptionError
 from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import (
     CACHE_COLUMNS,
-    SHOWN,
     VISUAL_COLUMNS,
     grid,
     kind_cells,
@@ -323,7 +322,9 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
         for model in dict.fromkeys(row["model"] for row in report["canvas"]):
             rows = [row for row in report["canvas"] if row["model"] == model]
             quality = rows[0]["quality"]
-            shown = {h: f"{{quality[{name}]:.3f}}" for h, name in SHOWN.items() if name in quality}
+            names = {"right": "right", "distance": "total_variation"}
+            names |= {name: name for name in ("colours", "shapes", "relations", "whole")}
+            shown = {h: f"{{quality[{name}]:.3f}}" for h, name in names.items() if name in quality}
             floor = quality.get("floor")
             noise = "" if floor is None else f" Noise alone gives a distance of {floor:.3f}."
             text = (

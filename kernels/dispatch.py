@@ -36,7 +36,6 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "window_attention": "window_attention",
     "column_mass": "column_mass",
     "compact": "compact",
-    "nearest_code": "nearest_code",
     "unmask": "unmask",
     "sample": "sample_frozen",
     "couple": "couple",

@@ -16,7 +16,7 @@ truncation, and 2 with min-p alone. With top-k or top-p:
   a program's tokens lie between two edges, as in rows of equal logits, or a score is no number. 18
   and those for the ids with both, there and wherever candidates do not hold all survivors.
 
-`sample_traffic.py` counts the bytes. A window's logits stay in the second-level cache between the
+A window's logits stay in the second-level cache between the
 reads. Scratch is fixed, 2048 numbers for 4096 tokens.
 
 Departures: those of the thresholds; logarithms and exponentials may differ in their last bits, so

@@ -111,11 +111,11 @@ class Pass:
     anything is read. Without the optional fields a pass is a window: row r has the cache indices
     ``start[r] … start[r] + W - 1``, which are its positions, too, and every entry attends to what
     the cache holds up to itself. The step of a next-scale model is a pass of embeddings whose
-    entries read all of its scale; a step of C codebooks is one entry, the sum of their embeddings.
+    entries read all of its scale.
 
     Attributes:
         tokens: `[R, W]` int64; or `[R, W, D]` floating point, embeddings that the layers take
-            as they are, for a model that `takes_embeddings`.
+            as they are, for a causal LM.
         start: `[R]` int64, the first cache index of each row; None where `cache_indices` are given.
         positions: `[R, W]` int64, not negative; None: they follow from the cache indices.
         parents: `[R, W]` int64, a tree: the entry that each entry follows, smaller than its own
@@ -303,7 +303,6 @@ class TokenModel(Model):
             them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         takes_runner: whether its passes may be captured: its buffers outlive a run.
-        takes_embeddings: whether passes may hold embeddings, and say what their entries read.
         prefill_chunk_size: tokens of prompts that a step of the next runs processes at most; None:
             whole prompts. See `mmaccel.samplers.prompt_chunks`.
         route, route_reason: which forward the run takes, and why not another; for statistics.
@@ -319,7 +318,6 @@ class TokenModel(Model):
     runner: Any = None
     recorder: Any = None
     takes_runner: bool = False
-    takes_embeddings: bool = False
     prefill_chunk_size: int | None = None
     route: str = ""
     route_reason: str = ""

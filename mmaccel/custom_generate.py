@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from mmaccel.handle import check_drafts_layout, choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_vocabulary
 from mmaccel.pipelines.attach.unwrap import check_switch
-from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed, choose_seed
@@ -24,18 +24,16 @@ from mmaccel.samplers.noise import check_seed, choose_seed
 class Decoder:
     """A decoding loop for `custom_generate`; see `decoder`.
 
-    Attributes:
-        history: statistics of all calls, the last one at the end.
+    Args:
+        service: of any family; each call has that of its model.
     """
 
-    policy: Policy
-    seed: int | Sequence[int] | None
-    strict: bool
-    layout: Layout | None
-    engine: Engine
-    assume_stateless: bool
-    history: list[Stats] = field(default_factory=list)
-    _warned: set[str] = field(default_factory=set)
+    service: GenerateService
+
+    @property
+    def history(self) -> list[Stats]:
+        """Statistics of all finished calls, the last one at the end."""
+        return self.service.history
 
     @property
     def stats(self) -> Stats | None:
@@ -63,31 +61,11 @@ class Decoder:
                 f"custom_generate: expected greedy search or sampling, received {mode}; leave "
                 "custom_generate out of such a call"
             )
-        check_vocabulary(self.layout, model)
-        service = GenerateService(
-            self.policy,
-            family_of(model),
-            self.seed,
-            self.strict,
-            self.layout,
-            self.engine,
-            self.assume_stateless,
-            self.history,
-            self._warned,
+        check_vocabulary(self.service.layout, model)
+        service = replace(self.service, family=family_of(model), coarse_drafts={})
+        return service.sample(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **others
         )
-        call = GenerateCall(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            others=others,
-            layout=self.layout,
-            assume_stateless=self.assume_stateless,
-            prompt_inputs=service.family.prompt_inputs,
-            placeholders=service.family.placeholders(model),
-        )
-        return service.serve(call)
 
 
 def decoder(
@@ -123,4 +101,6 @@ def decoder(
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
     chosen = choose_policy(policy, layout)
     check_drafts_layout(chosen, layout)
-    return Decoder(chosen, own_seed, strict, layout, engine, assume_stateless)
+    return Decoder(
+        GenerateService(chosen, CausalLM(), own_seed, strict, layout, engine, assume_stateless)
+    )

@@ -19,7 +19,7 @@ from mmaccel.pipelines.attach.layer_methods import (
     read_methods,
 )
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
-from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
+from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
 from mmaccel.pipelines.attach.unwrap import (
     check_switch,
@@ -309,10 +309,10 @@ def attach(
     injection = Injection()
     injection.add(model, service.methods())
     if is_diffusers_pipeline(target):
-        injection.add(target, {"__call__": as_function(service.watch_pipeline)})
+        injection.add(target, {"__call__": service.watch_pipeline})
     holder = unwrap(target)
     if is_holder(holder):
-        injection.add(holder, {"generate": as_function(service.watch_calls)})
+        injection.add(holder, {"generate": service.watch_calls})
     handle = Handle(model, service, injection)
     if engine.needs_fused:
         try:

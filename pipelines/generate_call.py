@@ -1,23 +1,32 @@
-"""One `generate` call, read as a decoding task: prompt, length, sampling parameters, stops.
+"""Calls of hosts, read once: what each argument means, and the task that comes out.
 
-`GenerateCall` reads a call of transformers' `_sample`, `OwnLoop` a loop of the model's own.
-`find_obstacles` names what a policy cannot serve, in words that go into the statistics.
+A host's table says what becomes of every argument of its call (`Argument`). Arguments that nothing
+reads are named with what helps: they refuse a canvas's call, and let a call of transformers'
+`_sample` run the original loop. `GenerateCall` is a call of `_sample`, `find_obstacles` says what a
+policy cannot serve of it, in words that go into the statistics. `read_canvas` reads a denoiser's
+`generate`, `bind_call` a pipeline's call. A `Task` is a call as a policy decodes it.
 
 Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 5.17 to 5.24.
+
+Departures of a denoiser's call from transformers: a temperature without `do_sample` decides alone,
+as in the published loops of these models; no default length is assumed; without an
+`attention_mask` every token counts.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
+from mmaccel.contracts import Denoiser, Layout, Prompt
+from mmaccel.errors import BusyError, OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import (
     ModelFacts,
     find_device,
@@ -26,15 +35,98 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
-from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.results import Generation, Stats
-from mmaccel.samplers.noise import Noise
+from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 
+Use = Literal["read", "prompt", "ignore", "refuse"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A row of a host's table.
+
+    Attributes:
+        use: "read" by a policy's run; "prompt", read by the model's own pass over the prompt;
+            "ignore", which changes no token; or "refuse".
+        remedy: what helps where it is refused; `{policy}` is the name of the policy's class.
+        neutral: a value that asks for nothing, as None does.
+    """
+
+    use: Use
+    remedy: str = ""
+    neutral: Any = None
+
+    def asks(self, value: Any) -> bool:
+        """Whether a value asks for something."""
+        is_number = isinstance(value, int | float)
+        is_alike = isinstance(value, bool) == isinstance(self.neutral, bool)
+        return value is not None and not (is_number and is_alike and value == self.neutral)
+
+
+Table = dict[str, Argument]
+READ, OF_PROMPT, IGNORED = Argument("read"), Argument("prompt"), Argument("ignore")
+_UNKNOWN = Argument("refuse")
 PER_STEP = {"output_scores": "scores", "output_logits": "logits"}
 PER_LAYER = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
+SAMPLE: Table = {  # of transformers' `_sample`, for the model's forward; None: what is not here
+    **dict.fromkeys(("attention_mask", "position_ids", "use_cache", CACHE), READ),
+    **dict.fromkeys(("inputs_embeds", "token_type_ids", "mm_token_type_ids"), OF_PROMPT),
+    **dict.fromkeys(PER_LAYER, OF_PROMPT),
+    **dict.fromkeys(("logits_to_keep", "tokenizer"), IGNORED),  # stopping criteria have the second
+}
 GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
+
+
+def sort_arguments(given: Mapping[str, Any], table: Table) -> dict[Use, dict[str, Any]]:
+    """Arguments that ask for something by their use; those that a table lacks are refused."""
+    found: dict[Use, dict[str, Any]] = {use: {} for use in ("read", "prompt", "ignore", "refuse")}
+    for name, value in given.items():
+        row = table.get(name, _UNKNOWN)
+        if row.asks(value):
+            found[row.use][name] = value
+    return found
+
+
+def refuse_arguments(given: Mapping[str, Any], table: Table, policy: Any) -> None:
+    """Refuse arguments that a policy's run does not take; those that a table lacks pass.
+
+    Raises:
+        OptionError: with what to use instead.
+    """
+    own = type(policy).__name__
+    for name, row in table.items():
+        if row.use == "refuse" and row.asks(given.get(name)):
+            raise OptionError(
+                f"{name}: expected none under {own}, received {given[name]!r}; "
+                f"{row.remedy.format(policy=own)}"
+            )
+
+
+@dataclass
+class Task:
+    """A host's call as a policy decodes it.
+
+    Attributes:
+        reasons: why the host's own loop has to run; the other fields are used only without one.
+        model: that decodes; None where the service has it.
+        prompt: the prompt of all rows.
+        length: new tokens of a row.
+        params: sampling parameters.
+        samples: whether tokens are drawn; a greedy call uses no seed.
+        hand_over: turns the generation into what the call returns.
+    """
+
+    reasons: list[str] = field(default_factory=list)
+    model: Any = None
+    prompt: Any = None
+    length: int = 0
+    params: SamplingParams = field(default_factory=SamplingParams)
+    samples: bool = True
+    hand_over: Callable[[Generation], Any] = lambda made: made.tokens
+
+
+# ------------------------------------------------------------------- `_sample` of transformers
 
 
 @dataclass
@@ -48,13 +140,12 @@ class GenerateCall:
         processors: transformers' `LogitsProcessorList`.
         criteria: transformers' `StoppingCriteriaList`.
         config: transformers' `GenerationConfig`.
-        synced_gpus: as in `_sample`.
-        streamer: as in `_sample`.
+        synced_gpus, streamer: as in `_sample`.
         others: all arguments for the model's forward.
         layout: what is known about the tokens of each slot, or None.
         assume_stateless: whether processors of the caller's own count as marked, see
             `mmaccel.stateless`.
-        prompt_inputs: arguments for the model's forward that belong to the prompt alone.
+        arguments: the table of the model's family.
         placeholders: ids that stand for a part of an image or a video in a prompt.
         earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
 
@@ -67,7 +158,7 @@ class GenerateCall:
         n_columns: columns of the prompt, cached ones included: T where nothing is cached.
         mask: `[B, n_columns]` bool, False on padding and on holes.
         positions: `position_ids` `[B or 1, T]`; `[3, B or 1, T]` on a grid.
-        given: names of the arguments for the model's forward that say something.
+        given: arguments for the model's forward that say something, by use.
         is_uncached: whether transformers' loop processes all tokens again at every step.
         has_callers_cache: whether the caller gave a cache, where `generate` prepares one otherwise.
         returns_cache: whether the caller sees the cache after the call.
@@ -88,43 +179,26 @@ class GenerateCall:
     others: dict[str, Any] = field(default_factory=dict)
     layout: Layout | None = None
     assume_stateless: bool = False
-    prompt_inputs: frozenset[str] = frozenset()
+    arguments: Table = field(default_factory=lambda: SAMPLE)
     placeholders: frozenset[int] = frozenset()
     earlier: Tensor | None = None
-    device: torch.device = field(init=False)
-    guidance: Any = field(init=False)
-    kinds: list[tuple[Any, str]] = field(init=False)
-    cache: Any = field(init=False)
-    n_cached: int = field(init=False)
-    n_columns: int = field(init=False)
-    mask: Tensor = field(init=False)
-    positions: Tensor | None = field(init=False)
-    given: frozenset[str] = field(init=False)
-    is_uncached: bool = field(init=False)
-    has_callers_cache: bool = field(init=False)
-    returns_cache: bool = field(init=False)
-    records: frozenset[str] = field(init=False)
-    length: int | None = field(init=False)
-    pad: Tensor | None = field(init=False)
-    stops: list[Tensor] = field(init=False)
-    needs_streamer: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
         if self.ids.dtype == torch.int32:  # the tokens that transformers puts behind them are int64
             self.ids = self.ids.long()
         processors = list(self.processors)
-        self.guidance = processors[0] if processors and is_own(processors[0], GUIDANCE) else None
-        rest = processors if self.guidance is None else processors[1:]
-        self.kinds = [(one, find_kind(one, self.assume_stateless)) for one in rest]
+        is_guided = bool(processors) and is_own(processors[0], GUIDANCE)
+        self.guidance: Any = processors.pop(0) if is_guided else None
+        self.kinds = [(one, find_kind(one, self.assume_stateless)) for one in processors]
         self._read_arguments()
         self._read_criteria()
 
     def _read_arguments(self) -> None:
         """Read the arguments for the model's forward, and what of its outputs is wanted."""
-        others = self.others
+        others = dict(self.others)
         config = self.config
-        self.cache = others.get(CACHE)
+        self.cache = cast(Any, others.get(CACHE))
         is_known = type(self.cache).__name__ in _CACHES
         self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
         embeddings, mask = others.get("inputs_embeds"), others.get("attention_mask")
@@ -136,14 +210,13 @@ class GenerateCall:
             self.n_columns = int(embeddings.shape[1])
         if mask is None:
             mask = self.ids.new_ones(len(self.ids), self.n_columns)
-        self.mask = mask.bool()
+        self.mask: Tensor = mask.bool()
         self.positions = _read_positions(others.get("position_ids"))
-        given = {name for name, value in others.items() if value is not None}
         if not others.get("mm_encoder_outputs"):  # no images in the prompt
-            given.discard("mm_encoder_outputs")
-        self.given = frozenset(given)
+            others.pop("mm_encoder_outputs", None)
+        self.given = sort_arguments(others, self.arguments)
         self.is_uncached = others.get("use_cache") is False
-        self.has_callers_cache = getattr(self.cache, "_is_user_defined", False)
+        self.has_callers_cache: bool = getattr(self.cache, "_is_user_defined", False)
         returns_all = config.return_dict_in_generate
         self.returns_cache = self.cache is not None and bool(self.has_callers_cache or returns_all)
         known = PER_STEP | PER_LAYER if returns_all else {}
@@ -158,9 +231,11 @@ class GenerateCall:
         ]
         limits = [one.max_length for one, name in named if name == "MaxLengthCriteria"]
         self.length = min(limits) - self.ids.shape[-1] if limits else None
-        self.stops = [one.eos_token_id for one, name in named if name == "EosTokenCriteria"]
-        has_end = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
-        self.pad = self.config._pad_token_tensor if has_end else None
+        self.stops: list[Tensor] = [
+            one.eos_token_id for one, name in named if name == "EosTokenCriteria"
+        ]
+        self.has_end = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
+        self.pad: Tensor | None = self.config._pad_token_tensor if self.has_end else None
         is_plain = all(name in ("MaxLengthCriteria", "EosTokenCriteria") for _, name in named)
         self.needs_streamer = self.streamer is not None or not is_plain
 
@@ -188,11 +263,12 @@ class GenerateCall:
         return list(self._find_prompt_reasons())
 
     def _find_prompt_reasons(self) -> Iterator[str]:
-        names = (*_PROMPT_INPUTS, *sorted(self.prompt_inputs))
-        yield from (name for name in names if name in self.given)
+        yield from (name for name in self.given["prompt"] if name not in PER_LAYER)
         if self.n_cached:
             yield "a cache given by the caller"
-        yield from (name for name, kind in PER_LAYER.items() if kind in self.records)
+        for name, kind in PER_LAYER.items():
+            if kind in self.records and self.arguments.get(name) == OF_PROMPT:
+                yield name
         if not is_left_padded(self.mask):
             yield "an attention mask that does more than hide padding on the left"
             return
@@ -217,17 +293,10 @@ class GenerateCall:
         branches = [(ids, self.mask)]
         if self.guidance is not None:
             branches.append(self.unconditional())
-        longest = max(ids.shape[1] for ids, _ in branches)
-        aligned = [
-            pad(align_left(ids, mask), (0, longest - ids.shape[1])) for ids, mask in branches
-        ]
-        lengths = torch.cat([mask.sum(1) for _, mask in branches])
-        tokens = torch.cat(aligned)[:, : int(lengths.max())]
-        device = self.device
+        tokens, lengths = join_branches(branches, self.device)
         stop_tokens = None
         if self.stops:
-            stop_tokens = torch.cat([stop.flatten().to(device) for stop in self.stops])
-        tokens, lengths = tokens.to(device), lengths.to(device)
+            stop_tokens = torch.cat([stop.flatten().to(self.device) for stop in self.stops])
         is_text = None
         if self.placeholders:
             is_text = ~torch.isin(tokens, tokens.new_tensor(sorted(self.placeholders)))
@@ -251,6 +320,16 @@ def align_left(ids: Tensor, mask: Tensor) -> Tensor:
     """Move columns that are not attended to, padding and holes, to the right."""
     order = (~mask).long().argsort(dim=1, stable=True)  # [B, T]
     return ids.gather(1, order)
+
+
+def join_branches(
+    branches: Sequence[tuple[Tensor, Tensor]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Ids and masks `[B, T]` of each branch as right-padded tokens `[R, T']` and lengths `[R]`."""
+    longest = max(ids.shape[1] for ids, _ in branches)
+    aligned = [pad(align_left(ids, mask), (0, longest - ids.shape[1])) for ids, mask in branches]
+    lengths = torch.cat([mask.sum(1) for _, mask in branches])
+    return torch.cat(aligned)[:, : int(lengths.max())].to(device), lengths.to(device)
 
 
 def hand_over(
@@ -286,16 +365,6 @@ def hand_over(
     return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **(fields or {}))
 
 
-_PROMPT_INPUTS = ("inputs_embeds", "token_type_ids", "mm_token_type_ids")
-_SERVED = {
-    "attention_mask",
-    "logits_to_keep",
-    "position_ids",
-    "tokenizer",  # used by the stopping criteria alone
-    "use_cache",
-    *_PROMPT_INPUTS,
-    *PER_LAYER,
-}
 _CACHES = {  # transformers' caches that are read, and their layers
     "DynamicCache": {"DynamicLayer", "DynamicSlidingWindowLayer"},
     "StaticCache": {"StaticLayer", "StaticSlidingWindowLayer"},
@@ -303,47 +372,41 @@ _CACHES = {  # transformers' caches that are read, and their layers
 
 
 def find_obstacles(
-    call: GenerateCall,
-    facts: ModelFacts,
-    served: frozenset[str] = frozenset(),
-    takes_own_prompt: bool = True,
+    call: GenerateCall, facts: ModelFacts, takes_own_prompt: bool = True
 ) -> list[str]:
-    """Why the call cannot be served; empty if it can.
+    """Why a window cannot serve the call; empty if one can.
 
     Args:
         call: the call.
         facts: of its model.
-        served: arguments for the model that its family uses, in addition to the usual ones.
         takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
     """
-    found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call, facts))
-    if not found and type(call.cache).__name__ == "StaticCache" and _is_short(call, facts):
-        found = ["a StaticCache with less room than the call needs"]
-    if not found and call.cache is not None:
-        rows = {len(layer.keys) for layer in call.cache.layers if layer.is_initialized}
-        found = ["a cache of another number of rows"] if rows - {len(call.ids)} else []
-    if not found:
-        reasons = [reason for reason in call.prompt_reasons if reason not in served]
-        found = list(_find_in_own_prompt(call, facts, reasons)) if takes_own_prompt else reasons
+    stages = (
+        find_in_call(call),
+        _find_in_shapes(call, facts),
+        _find_in_lengths(call, facts),
+        _find_in_own_prompt(call, facts, takes_own_prompt),
+    )
+    found = next((reasons for reasons in map(list, stages) if reasons), [])
     return list(dict.fromkeys([*found, *_find_in_lists(call)]))
 
 
-def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[str]:
-    config = call.config
+def find_in_call(call: GenerateCall) -> Iterator[str]:
+    """Why no window and no stream of codes can serve the call."""
     if call.synced_gpus:
         yield "synced_gpus"
-    if getattr(config, "is_assistant", False):
+    if getattr(call.config, "is_assistant", False):
         yield "a model that drafts for another one"
-    yield from sorted(call.given - _SERVED - {CACHE} - served - call.prompt_inputs)
-    for name in sorted(PER_LAYER.keys() & call.given):
-        if not isinstance(call.others[name], bool):  # layers, or what the model refuses
-            yield f"{name} that is not True or False"
-    cache = call.cache
-    if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
-        yield f"a cache of its own kind ({type(cache).__name__})"
+    yield from sorted(call.given["refuse"])
     yield from find_in_model(call.model)
-    if call.ids.device not in (call.device, call.model.device):
-        yield "token ids on another device than the model"
+    if call.length is None or call.length < 1:
+        yield "no limit on the number of tokens"
+    for name, given in (
+        ("LogitsProcessorList", call.processors),
+        ("StoppingCriteriaList", call.criteria),
+    ):
+        if type(given).__name__ != name:
+            yield f"a {type(given).__name__} in place of a {name}"
 
 
 def find_in_model(model: Any) -> Iterator[str]:
@@ -353,57 +416,66 @@ def find_in_model(model: Any) -> Iterator[str]:
         yield f"training mode with {effect}"
 
 
-def _find_in_prompt(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
-    if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
-        yield "a prompt that is not token ids [B, T]"
-        return
-    mask = call.mask
+def _find_in_shapes(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
+    cache = call.cache
     positions = call.positions
-    if mask.shape != (len(call.ids), call.n_columns):
+    if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
+        yield f"a cache of its own kind ({type(cache).__name__})"
+    elif call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
+        yield "a prompt that is not token ids [B, T]"
+    elif call.ids.device not in (call.device, call.model.device):
+        yield "token ids on another device than the model"
+    elif call.mask.shape != (len(call.ids), call.n_columns):
         yield "an attention mask of another shape than the prompt"
-        return
-    if not bool(mask.any(1).all()):
+    elif not bool(call.mask.any(1).all()):
         yield "an attention mask that hides a whole row"
-    reason = _find_in_positions(positions)
-    if reason is not None:
-        yield reason
-        return
-    length = call.length
-    longest = call.n_columns
-    if length is None or length < 1:
-        yield "no limit on the number of tokens"
-        return
+    elif positions is not None and positions.ndim != 2:
+        if positions.ndim != 3 or len(positions) != 3:
+            yield "position_ids of another shape"
+        elif bool((positions[:, :, -1] != positions[:1, :, -1]).any()):
+            yield "a prompt that ends in an image"
     if call.guidance is not None:
+        ids, mask = call.unconditional()
         if not call.ids.shape[1]:
             yield "guidance for a prompt without token ids"
-            return
-        ids, unconditional = call.unconditional()
-        if ids.shape[0] != call.ids.shape[0] or not is_left_padded(unconditional):
+        elif ids.shape[0] != call.ids.shape[0] or not is_left_padded(mask):
             yield "negative prompts that are not one per row, padded on the left"
-            return
-        if not bool(unconditional.all()) and not hasattr(facts.config, "rope_parameters"):
+        elif not bool(mask.all()) and not hasattr(facts.config, "rope_parameters"):
             yield "padded negative prompts for a model whose positions are absolute"
-        longest = max(longest, ids.shape[1])
-    if positions is not None:
-        longest = max(longest, int(positions.max()) + 1)
+
+
+def _find_in_lengths(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
+    longest = call.n_columns
+    assert call.length is not None
+    if call.guidance is not None:
+        longest = max(longest, call.unconditional()[0].shape[1])
+    if call.positions is not None:
+        longest = max(longest, int(call.positions.max()) + 1)
     limit = facts.max_positions
-    if limit is not None and longest + length - 1 > limit:
+    if limit is not None and longest + call.length - 1 > limit:
         yield f"more positions than the model's {limit}"
+    if call.cache is None:
+        return
+    layers = call.cache.layers
+    if type(call.cache).__name__ == "StaticCache":
+        # a sliding layer that was made for a shorter call slides over fewer columns
+        n_columns = call.n_columns + call.length - 1
+        sizes = zip(layers, facts.windows)
+        if any(own.max_cache_len < min(n_columns, window or n_columns) for own, window in sizes):
+            yield "a StaticCache with less room than the call needs"
+    if {len(layer.keys) for layer in layers if layer.is_initialized} - {len(call.ids)}:
+        yield "a cache of another number of rows"
 
 
-def _find_in_positions(positions: Tensor | None) -> str | None:
-    """Why text after `positions` cannot be counted on; None if it can."""
-    if positions is None or positions.ndim == 2:
-        return None
-    if positions.ndim != 3 or len(positions) != 3:
-        return "position_ids of another shape"
-    last = positions[:, :, -1]  # of all three coordinates
-    return None if bool((last == last[:1]).all()) else "a prompt that ends in an image"
-
-
-def _find_in_own_prompt(call: GenerateCall, facts: ModelFacts, reasons: list[str]) -> Iterator[str]:
-    """Why the model's own prefill cannot be used where there are `reasons` for it."""
+def _find_in_own_prompt(
+    call: GenerateCall, facts: ModelFacts, takes_own_prompt: bool
+) -> Iterator[str]:
+    """Why the model's own prefill cannot be used where there are reasons for it."""
+    reasons = call.prompt_reasons
     if not reasons:
+        return
+    if not takes_own_prompt:
+        yield from reasons
         return
     if call.guidance is not None:
         yield from (f"guidance with {reason}" for reason in reasons)
@@ -426,32 +498,12 @@ def _find_in_own_prompt(call: GenerateCall, facts: ModelFacts, reasons: list[str
         yield "an attention mask with holes for a model with sliding windows"
 
 
-def _is_short(call: GenerateCall, facts: ModelFacts) -> bool:
-    """Whether a layer of a static cache forgets columns, or has no room for them.
-
-    A sliding layer that was made for a shorter call slides over fewer columns than the model's.
-    """
-    assert call.length is not None
-    n_columns = call.n_columns + call.length - 1
-    return any(
-        layer.max_cache_len < min(n_columns, n_columns if window is None else window)
-        for layer, window in zip(call.cache.layers, facts.windows)
-    )
-
-
 def _has_holes(mask: Tensor) -> bool:
     """Whether a row of `[B, T]` bool hides columns after its first token."""
     return bool((mask[:, 1:] < mask[:, :-1]).any())
 
 
 def _find_in_lists(call: GenerateCall) -> Iterator[str]:
-    for name, given in (
-        ("LogitsProcessorList", call.processors),
-        ("StoppingCriteriaList", call.criteria),
-    ):
-        if type(given).__name__ != name:
-            yield f"a {type(given).__name__} in place of a {name}"
-            return
     guidance = call.guidance
     if guidance is not None and guidance.model is not call.model:
         yield "guidance by another model"
@@ -459,10 +511,8 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
         yield from (kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix"))
     else:
         yield "guidance after another processor"
-    if call.pad is None and any(hasattr(c, "eos_token_id") for c in call.criteria):
+    if call.has_end and call.pad is None:
         yield "an end token without a padding token"
-    if call.pad is not None and call.pad.is_floating_point():
-        yield "a padding token that is not an id"
 
 
 def is_left_padded(mask: Tensor) -> bool:
@@ -470,34 +520,253 @@ def is_left_padded(mask: Tensor) -> bool:
     return not _has_holes(mask) and bool(mask[:, -1].all())
 
 
-@dataclass
-class OwnLoop:
-    """One call of a decoding loop of the model's own, read as a task for a policy.
+# ------------------------------------------------------------------------ `generate` of denoisers
 
-    Attributes:
-        reasons: why the model's own loop has to run; the other fields are used only without one.
-        window: the model as a token model.
-        prompt: the prompt of all rows.
-        length: new tokens of a row.
-        params: sampling parameters.
-        samples: whether tokens are drawn; a greedy call uses no seed.
-        hand_over: turns the generation into what the call returns.
+
+def read_canvas(
+    given: Mapping[str, Any], config: Any, denoiser: Denoiser, layout: Layout | None
+) -> Task:
+    """A denoiser's call, as a canvas to fill behind each prompt.
+
+    An option that the call does not name is taken from the configuration it gives, then from the
+    model's own `generation_config`; end and padding tokens also from the model's configuration.
+
+    Args:
+        given: the call's options by name, None where it does not name them.
+        config: transformers' `GenerationConfig`, or None.
+        denoiser: that fills the canvas.
+        layout: of its slots.
+
+    Raises:
+        ShapeError, OptionError: what the call does not say, or says wrongly.
     """
+    model = getattr(denoiser, "model", denoiser)
+    defaults = (config, getattr(model, "generation_config", None))
+    levels = [given, *(vars(level) if hasattr(level, "__dict__") else {} for level in defaults)]
 
-    reasons: list[str] = field(default_factory=list)
-    window: TokenModel | None = None
-    prompt: Prompt | None = None
-    length: int = 0
-    params: SamplingParams = field(default_factory=SamplingParams)
-    samples: bool = True
-    hand_over: Callable[[Generation], Any] = lambda made: made.tokens
+    def find(name: str, default: Any = None) -> Any:
+        return next((level[name] for level in levels if level.get(name) is not None), default)
 
-    def decode(
-        self, policy: Policy, seed: int | Sequence[int], engine: Engine
-    ) -> tuple[Any, Stats]:
-        """Run a policy; returns what the call returns, and its statistics."""
-        assert self.window is not None and self.prompt is not None
-        engine.prepare(self.window, self.prompt, policy, self.params)
-        noise = Noise.from_seed(seed, self.prompt.batch, self.prompt.tokens.device)
-        made = policy.sample(self.window, self.prompt, self.length, params=self.params, noise=noise)
-        return self.hand_over(made), made.stats
+    own = getattr(model, "config", None)
+    ends = _as_ids(find("eos_token_id", getattr(own, "eos_token_id", None)))
+    fillers = [*_as_ids(find("pad_token_id", getattr(own, "pad_token_id", None))), *ends]
+    filler = torch.tensor(fillers[0], device="cpu", dtype=torch.int64) if fillers else None
+    as_output = bool(find("return_dict_in_generate"))
+    mask_token = denoiser.mask_token  # in the model's own numbering, as ids of calls are
+    if mask_token is not None and hasattr(denoiser, "to_model"):
+        own_token = torch.tensor(mask_token, device="cpu", dtype=torch.int64)
+        mask_token = int(denoiser.to_model(own_token))
+    if mask_token in ends:
+        raise OptionError(
+            f"eos_token_id: expected ids that end a row, received {mask_token}, the mask "
+            "token, which is never drawn; take the tokenizer's, or -1 where nothing ends rows"
+        )
+    n_ids = getattr(denoiser, "n_ids", None)
+    ids = given["input_ids"]
+    branches = [_read_rows(given, "input_ids", "attention_mask", n_ids, mask_token)]
+    scale = _read_scale(given)
+    if scale != 1:
+        names = ("negative_prompt_ids", "negative_prompt_attention_mask")
+        tokens, mask = _read_rows(given, *names, n_ids, mask_token)
+        if len(tokens) not in (1, len(ids)):
+            raise ShapeError(
+                f"negative_prompt_ids: expected {len(ids)} rows or one for all, received "
+                f"{len(tokens)}; give one for each row of input_ids"
+            )
+        branches.append((tokens.expand(len(ids), -1), mask.expand(len(ids), -1)))
+    tokens, lengths = join_branches(branches, denoiser.device)
+    stops = tokens.new_tensor(ends)
+    if hasattr(denoiser, "to_canvas"):
+        tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
+    params = SamplingParams(
+        temperature=_read_temperature(levels, find("temperature")),
+        top_k=find("top_k") or None,  # transformers: 0 keeps all
+        top_p=find("top_p"),
+        min_p=find("min_p"),
+        guidance_scale=scale,
+    )
+    if not params.temperature:  # without truncation, which was checked above
+        params = SamplingParams(temperature=0.0, guidance_scale=scale)
+    return Task(
+        prompt=Prompt(
+            tokens,
+            lengths,
+            branches=len(branches),
+            stop_tokens=stops if ends else None,
+            layout=layout,
+        ),
+        length=_read_length(levels, ids.shape[1]),
+        params=params,
+        samples=bool(params.temperature),
+        hand_over=lambda made: hand_over(ids, made, filler, as_output),
+    )
+
+
+def _read_rows(
+    given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int | None
+) -> tuple[Tensor, Tensor]:
+    """Ids `[B, T]` int64 of a call and their mask, bool, padded on any side.
+
+    Args:
+        given: options of the call.
+        name, mask_name: of the ids and of their mask, 1 on tokens; None where nothing is padded.
+        n_ids: ids of the model, or None.
+        mask_token: that no prompt may hold; padding may be any number.
+
+    Raises:
+        ShapeError: another shape or dtype, or a row without a token.
+        OptionError: a mask of other numbers, or ids that cannot stand in a prompt.
+    """
+    ids, mask = given[name], given[mask_name]
+    is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
+    if not is_sound or ids.is_floating_point() or ids.dtype == torch.bool:
+        shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+        raise ShapeError(
+            f"{name}: expected int64 [B, T] with a token in it, received {shown}; "
+            "take the tokenizer's input_ids"
+        )
+    mask = torch.ones_like(ids) if mask is None else mask
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        shown = str(list(mask.shape)) if isinstance(mask, Tensor) else repr(mask)
+        raise ShapeError(
+            f"{mask_name}: expected {list(ids.shape)}, received {shown}; take the one of "
+            "the tokenizer, or None where nothing is padded"
+        )
+    is_other = (mask != 0) & (mask != 1)
+    if bool(is_other.any()):
+        raise OptionError(
+            f"{mask_name}: expected 1 on tokens and 0 on padding, received "
+            f"{mask[is_other][0].item()}; take the one of the tokenizer, not scores to add"
+        )
+    ids, mask = ids.to(torch.int64), mask.to(ids.device).bool()
+    is_empty = ~mask.any(1)
+    if bool(is_empty.any()):
+        raise ShapeError(
+            f"{name}: expected at least one token in every row, received padding alone in "
+            f"row {int(is_empty.nonzero()[0])} by {mask_name}; begin it with a token"
+        )
+    remedy = "take those of the model's own tokenizer"
+    refused = [(ids < 0, "ids from 0 on", remedy)]
+    if n_ids is not None:
+        refused.append((ids >= n_ids, f"ids below {n_ids}", remedy))
+    if mask_token is not None:
+        remedy = "leave open slots to the canvas, and give known ones by a layout"
+        refused.append((ids == mask_token, "no mask token", remedy))
+    for is_wrong, expected, remedy in refused:
+        for row, column in (is_wrong & mask).nonzero().tolist():
+            raise OptionError(
+                f"{name}: expected {expected}, received id {int(ids[row, column])} in row {row}; "
+                f"{remedy}"
+            )
+    return ids, mask
+
+
+def _read_scale(given: Mapping[str, Any]) -> Any:
+    """The guidance scale; 1 runs no second branch.
+
+    Raises:
+        OptionError: a scale without negative prompts, negative prompts without a scale, or a mask
+            without prompts.
+    """
+    scale = given["guidance_scale"]
+    is_off = scale is None or scale == 1
+    if given["negative_prompt_ids"] is None:
+        if given["negative_prompt_attention_mask"] is not None:
+            raise OptionError(
+                "negative_prompt_attention_mask: expected negative_prompt_ids with it, received "
+                "it alone; give both, or none"
+            )
+        if not is_off:
+            raise OptionError(
+                f"guidance_scale: expected negative_prompt_ids with it, received {scale!r} alone; "
+                "give the ids of the prompt to guide away from"
+            )
+        return 1.0
+    if is_off:
+        raise OptionError(
+            f"negative_prompt_ids: expected a guidance_scale other than 1 with it, received "
+            f"{scale!r}; give one such as guidance_scale=3.5"
+        )
+    return scale
+
+
+def _read_temperature(levels: Sequence[Mapping[str, Any]], default: Any) -> Any:
+    """Of the first level that says whether tokens are drawn, or how; `default` is any level's."""
+    for level in levels:
+        samples, asked = level.get("do_sample"), level.get("temperature")
+        if samples is None and asked is None:
+            continue
+        if samples is not None and not samples:
+            return 0.0
+        return (default or 1.0) if asked is None else asked
+    return 0.0
+
+
+def _read_length(levels: Sequence[Mapping[str, Any]], n_columns: int) -> int:
+    """L, tokens to generate behind prompts of `n_columns`.
+
+    Raises:
+        OptionError: no number, two numbers for the same, or one below 1.
+    """
+    names = ("gen_length", "max_new_tokens", "max_length")
+    named = [(name, level.get(name)) for level in levels for name in names]
+    name, count = next((pair for pair in named if pair[1] is not None), ("", None))
+    if count is None:
+        raise OptionError(
+            "max_new_tokens: expected how many tokens to generate, received none; a canvas has a "
+            "length from the start, give one such as max_new_tokens=128"
+        )
+    if levels[0].get("gen_length") is not None and levels[0].get("max_new_tokens") is not None:
+        raise OptionError(
+            "gen_length: expected none with max_new_tokens, received both; they are two "
+            "names of one number"
+        )
+    before = n_columns if name == "max_length" else 0
+    if not isinstance(count, int) or isinstance(count, bool) or count - before < 1:
+        prompt = f" with {before} columns of the prompt" if before else ""
+        raise OptionError(
+            f"{name}: expected at least 1 token to generate, received {count!r}{prompt}; ask "
+            "for more, such as max_new_tokens=128"
+        )
+    return count - before
+
+
+def _as_ids(found: Any) -> list[int]:
+    """The ids from 0 on of one id, several, a tensor or None."""
+    values = found.tolist() if hasattr(found, "tolist") else found
+    if values is None:
+        return []
+    values = list(values) if isinstance(values, list | tuple | set) else [values]
+    if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+        raise OptionError(
+            f"eos_token_id, pad_token_id: expected ids, received {found!r}; take the tokenizer's"
+        )
+    return [value for value in values if value >= 0]
+
+
+# --------------------------------------------------------------------------- diffusers' pipelines
+
+
+def bind_call(
+    own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Arguments of a call by name: those that were given, and all with defaults.
+
+    None where `own` does not take them; calling `own` then raises the best error message.
+    """
+    try:
+        bound = inspect.signature(own).bind(*args, **options)
+    except TypeError:
+        return None
+    asked = dict(bound.arguments)
+    bound.apply_defaults()
+    return asked, dict(bound.arguments)
+
+
+def check_idle(is_busy: bool) -> None:
+    """Raise BusyError while another call of the same pipeline runs."""
+    if is_busy:
+        raise BusyError(
+            "pipeline: expected one call at a time, received one while another runs; make a "
+            "second pipeline of the same components for it"
+        )

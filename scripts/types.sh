@@ -8,7 +8,7 @@ mypy=$(realpath -s "${1:-.venv/bin/mypy}")
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 mkdir "$tree/mmaccel"
-ln -s "$PWD"/mmaccel/* "$PWD"/{kernels,samplers,pipelines,tokenizers_vq} "$tree/mmaccel/"
-ln -s "$PWD"/{benchmarks,scripts} "$tree/"
+ln -sfn "$PWD"/mmaccel/* "$PWD"/{kernels,samplers,pipelines,tokenizers_vq} "$tree/mmaccel/"
+ln -sfn "$PWD"/{benchmarks,scripts} "$tree/"
 config="$PWD/pyproject.toml"
 cd "$tree" && "$mypy" --config-file "$config" --cache-dir "$tree/.cache" -p mmaccel -p benchmarks.gpu -m benchmarks.report -p scripts.training

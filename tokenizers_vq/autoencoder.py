@@ -6,36 +6,24 @@ quantization (`fsq`) instead of a codebook.
 Departures: pixel shuffling instead of strided and transposed convolutions; no attention; training
 by squared error alone, without adversarial or perceptual losses.
 
-A folder stores a tokenizer as `tokenizer.json` (the arguments of `ImageTokenizer`) and
+A folder stores a tokenizer as `tokenizer.json` (`ImageTokenizerConfig`) and
 `tokenizer.safetensors` (its weights in any float type; they are used in float32).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from einops import rearrange
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
-from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.checks import within
+from mmaccel.errors import ShapeError
 from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
-
-_CLASS = "PictureTokenizer"  # name of the class in published files
-_RANGES = {  # of tokenizer.json
-    "size": Range(4, 1024),
-    "patch": Range(4, 32),
-    "levels": Range(2, 4096, length=16, product=2**20),
-    "(encoder|decoder|fine)_width": Range(8, 4096),
-    "(encoder|decoder|fine)_depth": Range(0, 64),
-}
+from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
 
 class ResidualBlock(nn.Module):
@@ -53,10 +41,11 @@ class ResidualBlock(nn.Module):
         return x + self.second(nn.functional.silu(self.first(nn.functional.silu(self.norm(x)))))
 
 
-class ImageTokenizer(nn.Module):
-    """Encodes images to token grids and decodes them.
+@dataclass(frozen=True)
+class ImageTokenizerConfig:
+    """Sizes of a tokenizer.
 
-    Args:
+    Attributes:
         size: height and width of an image in pixels, a multiple of `patch`.
         levels: FSQ levels; their product is `vocab_size`.
         encoder_width, encoder_depth: channels and residual blocks of the encoder.
@@ -65,40 +54,46 @@ class ImageTokenizer(nn.Module):
         patch: height and width of a token in pixels, even.
     """
 
-    def __init__(
-        self,
-        size: int = 64,
-        levels: Sequence[int] = (8, 5, 5, 5),
-        encoder_width: int = 64,
-        encoder_depth: int = 2,
-        decoder_width: int = 96,
-        decoder_depth: int = 3,
-        fine_width: int = 32,
-        fine_depth: int = 1,
-        patch: int = 4,
-    ) -> None:
+    size: int = within(64, 4, 1024)
+    levels: tuple[int, ...] = within((8, 5, 5, 5), 2, 4096)
+    encoder_width: int = within(64, 8, 4096)
+    encoder_depth: int = within(2, 0, 64)
+    decoder_width: int = within(96, 8, 4096)
+    decoder_depth: int = within(3, 0, 64)
+    fine_width: int = within(32, 8, 4096)
+    fine_depth: int = within(1, 0, 64)
+    patch: int = within(4, 4, 32)
+
+
+class ImageTokenizer(nn.Module):
+    """Encodes images to token grids and decodes them."""
+
+    def __init__(self, config: ImageTokenizerConfig) -> None:
         super().__init__()
-        self.size = size
-        self.grid = (size // patch, size // patch)
-        self.quantizer = FiniteScalarQuantizer(levels)
+        self.config = config
+        self.size = config.size
+        patch = config.patch
+        self.grid = (self.size // patch, self.size // patch)
+        self.quantizer = FiniteScalarQuantizer(config.levels)
         self.vocab_size = self.quantizer.vocab_size
+        width, wide, fine = config.encoder_width, config.decoder_width, config.fine_width
         self.encoder = nn.Sequential(
             nn.PixelUnshuffle(patch),
-            nn.Conv2d(3 * patch**2, encoder_width, 3, padding=1),
-            *(ResidualBlock(encoder_width) for _ in range(encoder_depth)),
-            nn.GroupNorm(8, encoder_width),
+            nn.Conv2d(3 * patch**2, width, 3, padding=1),
+            *(ResidualBlock(width) for _ in range(config.encoder_depth)),
+            nn.GroupNorm(8, width),
             nn.SiLU(),
-            nn.Conv2d(encoder_width, len(levels), 1),
+            nn.Conv2d(width, len(config.levels), 1),
         )
         self.decoder = nn.Sequential(
-            nn.Conv2d(len(levels), decoder_width, 3, padding=1),
-            *(ResidualBlock(decoder_width) for _ in range(decoder_depth)),
-            nn.Conv2d(decoder_width, fine_width * (patch // 2) ** 2, 1),
+            nn.Conv2d(len(config.levels), wide, 3, padding=1),
+            *(ResidualBlock(wide) for _ in range(config.decoder_depth)),
+            nn.Conv2d(wide, fine * (patch // 2) ** 2, 1),
             nn.PixelShuffle(patch // 2),
-            *(ResidualBlock(fine_width) for _ in range(fine_depth)),
-            nn.GroupNorm(8, fine_width),
+            *(ResidualBlock(fine) for _ in range(config.fine_depth)),
+            nn.GroupNorm(8, fine),
             nn.SiLU(),
-            nn.Conv2d(fine_width, 12, 3, padding=1),
+            nn.Conv2d(fine, 12, 3, padding=1),
             nn.PixelShuffle(2),
         )
 
@@ -172,71 +167,38 @@ class ImageTokenizer(nn.Module):
         return self.decoder(rearrange(latent, "b h w d -> b d h w")) * 0.5 + 0.5
 
 
+FOLDER = Schema(
+    "an image tokenizer",
+    ImageTokenizerConfig,
+    "give the folder that save_tokenizer wrote",
+    "tokenizer.json",
+    "tokenizer.safetensors",
+    kind="PictureTokenizer",
+    dtype=torch.float32,
+    option="model",
+)
+
+
 def load_tokenizer(folder: str | Path) -> ImageTokenizer:
     """Load a tokenizer from a folder.
-
-    Args:
-        folder: with `tokenizer.json` and `tokenizer.safetensors`.
 
     Returns:
         The tokenizer in evaluation mode, in float32, on the CPU.
 
     Raises:
-        OptionError: a missing file, or the name of another class.
-        UnsupportedModelError: a file that cannot be read, or sizes that do not fit the weights.
+        OptionError, UnsupportedModelError: see `open_folder`; sizes that do not fit the weights.
     """
-    folder = Path(folder)
-    config_file, weights_file = folder / "tokenizer.json", folder / "tokenizer.safetensors"
-    for file in (config_file, weights_file):
-        if not file.is_file():
-            raise OptionError(
-                f"folder: expected {file.name} in {folder}, received none; "
-                "give the folder that save_tokenizer wrote"
-            )
-    config = read_json(config_file)
-    name = config.pop("class", None)
-    if name != _CLASS:
-        raise OptionError(
-            f"tokenizer.json: expected class '{_CLASS}', received {name!r}; "
-            "give the folder that save_tokenizer wrote"
-        )
-    check_ranges(config, _RANGES, config_file)
-    try:
-        weights = load_file(weights_file)
-        with torch.device("meta"):
-            outline = ImageTokenizer(**config).state_dict()
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise UnsupportedModelError(
-            f"model: expected {config_file.name} and {weights_file.name} in {folder} as "
-            f"save_tokenizer wrote them, received others ({' '.join(str(error).split())[:120]}); "
-            "copy the folder again"
-        ) from error
-    wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
-    check_shapes(wanted, found, config_file, weights_file)
-    tokenizer = ImageTokenizer(**config)
-    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()}, assign=True)
+    opened = open_folder(FOLDER, folder)
+    with torch.device("meta"):
+        outline = ImageTokenizer(opened.settings)
+    weights = opened.weights.read(shapes_of(outline))
+    tokenizer = ImageTokenizer(opened.settings)
+    tokenizer.load_state_dict(weights, assign=True)
     return tokenizer.eval().requires_grad_(False)
 
 
 def save_tokenizer(
-    tokenizer: ImageTokenizer,
-    config: dict[str, Any],
-    folder: str | Path,
-    dtype: torch.dtype = torch.float16,
+    tokenizer: ImageTokenizer, folder: str | Path, dtype: torch.dtype = torch.float16
 ) -> None:
-    """Write a tokenizer for `load_tokenizer`.
-
-    Args:
-        tokenizer: the tokenizer.
-        config: arguments of its constructor.
-        folder: created if missing.
-        dtype: float type of the weights in the file.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"class": _CLASS, **config}, indent=2) + "\n"
-    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-    weights = {
-        k: v.detach().to("cpu", dtype).contiguous() for k, v in tokenizer.state_dict().items()
-    }
-    save_file(weights, folder / "tokenizer.safetensors")
+    """Write a tokenizer for `load_tokenizer`, its weights in a dtype."""
+    save_folder(FOLDER, folder, asdict(tokenizer.config), tokenizer.state_dict(), dtype)

@@ -11,42 +11,29 @@ Departures: the encoder reads a mel spectrogram; the decoder writes magnitudes a
 are found by the fast Griffin-Lim iteration (`invert`); no adversarial loss; most of the decoder's
 blocks run at twice the frame rate.
 
-A folder stores a codec as `codec.json` (the arguments of `SpeechCodec`) and `codec.safetensors`.
+A folder stores a codec as `codec.json` (`SpeechCodecConfig`) and `codec.safetensors`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.checks import within
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 from mmaccel.tokenizers_vq.mel import LogMel, magnitudes
+from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
 _UP = 2  # columns of the decoder's spectrum for one frame of 20 ms
 _OVERLAP = 4  # of its windows
 _LOUDEST = 6.0  # logarithm of a magnitude
 _ITERATIONS, _MOMENTUM = 40, 0.99  # of Griffin-Lim
 _PHASE_REACH = 11  # frames of 20 ms, beyond which phases are found alike; see `reach`
-_CLASS = "SpeechCodec"
-_FILES = ("codec.json", "codec.safetensors")
-_RANGES = {  # of codec.json
-    "sample_rate": Range(4000, 96_000),
-    "hop": Range(16, 4096),
-    "(book_)?levels": Range(2, 4096, length=16, product=2**20),
-    "books": Range(1, 64),
-    "(encoder|decoder)_width": Range(8, 4096),
-    "(encoder|decoder|fine)_depth": Range(0, 64),
-}
 
 
 class Block(nn.Module):
@@ -117,10 +104,11 @@ class ResidualCodes(nn.Module):
         return torch.stack(parts).sum(0)
 
 
-class SpeechCodec(nn.Module):
-    """Encodes sound to codes and decodes them.
+@dataclass(frozen=True)
+class SpeechCodecConfig:
+    """Sizes of a codec.
 
-    Args:
+    Attributes:
         sample_rate: in Hz.
         hop: samples of a frame of the flat layout.
         levels: FSQ levels of the flat layout; their product is `flat_size`.
@@ -129,6 +117,22 @@ class SpeechCodec(nn.Module):
         encoder_width, encoder_depth: channels and blocks of the encoder.
         decoder_width, decoder_depth: channels and blocks of the decoder, at frame rate.
         fine_depth: blocks at twice the frame rate.
+    """
+
+    sample_rate: int = within(16_000, 4000, 96_000)
+    hop: int = within(320, 16, 4096)
+    levels: tuple[int, ...] = within((5, 5, 5, 4, 4), 2, 4096)
+    books: int = within(4, 1, 64)
+    book_levels: tuple[int, ...] = within((5, 5, 5, 4), 2, 4096)
+    encoder_width: int = within(96, 8, 4096)
+    encoder_depth: int = within(3, 0, 64)
+    decoder_width: int = within(128, 8, 4096)
+    decoder_depth: int = within(2, 0, 64)
+    fine_depth: int = within(4, 0, 64)
+
+
+class SpeechCodec(nn.Module):
+    """Encodes sound to codes and decodes them.
 
     Attributes:
         reach: frames of the flat layout before and after one, an even number, beyond which codes
@@ -137,49 +141,38 @@ class SpeechCodec(nn.Module):
             decoded in windows that begin at even frames, where the first phases are the whole's.
     """
 
-    def __init__(
-        self,
-        sample_rate: int = 16_000,
-        hop: int = 320,
-        levels: Sequence[int] = (5, 5, 5, 4, 4),
-        books: int = 4,
-        book_levels: Sequence[int] = (5, 5, 5, 4),
-        encoder_width: int = 96,
-        encoder_depth: int = 3,
-        decoder_width: int = 128,
-        decoder_depth: int = 2,
-        fine_depth: int = 4,
-    ) -> None:
+    def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
-        self.sample_rate = sample_rate
-        self.hop = hop
-        self.books = books
-        self.flat = FiniteScalarQuantizer(levels)
+        self.config = config
+        self.sample_rate, self.hop, self.books = config.sample_rate, config.hop, config.books
+        self.flat = FiniteScalarQuantizer(config.levels)
         self.flat_size = self.flat.vocab_size
-        self.n_fft = hop // _UP * _OVERLAP
-        self.mel = LogMel(sample_rate, hop)
+        self.n_fft = config.hop // _UP * _OVERLAP
+        self.mel = LogMel(config.sample_rate, config.hop)
         bands = self.mel.filters.shape[0]
-        self.read = nn.Conv1d(bands, encoder_width, 3, padding=1)
+        width, wide = config.encoder_width, config.decoder_width
+        self.read = nn.Conv1d(bands, width, 3, padding=1)
         self.encoder = nn.Sequential(
-            *(Block(encoder_width, 3 * encoder_width) for _ in range(encoder_depth)),
-            nn.LayerNorm(encoder_width),
+            *(Block(width, 3 * width) for _ in range(config.encoder_depth)),
+            nn.LayerNorm(width),
         )
-        self.to_flat = nn.Linear(encoder_width, len(levels))
-        self.from_flat = nn.Linear(len(levels), decoder_width)
-        self.to_stacked = nn.Linear(2 * encoder_width, encoder_width)
-        self.stacked = ResidualCodes(encoder_width, book_levels, books)
+        self.to_flat = nn.Linear(width, len(config.levels))
+        self.from_flat = nn.Linear(len(config.levels), wide)
+        self.to_stacked = nn.Linear(2 * width, width)
+        self.stacked = ResidualCodes(width, config.book_levels, config.books)
         self.book_size = self.stacked.quantizer.vocab_size
-        self.from_stacked = nn.Linear(encoder_width, 2 * decoder_width)
-        self.write = nn.Conv1d(decoder_width, decoder_width, 3, padding=1)
-        inner = 3 * decoder_width
-        self.coarse = nn.Sequential(*(Block(decoder_width, inner) for _ in range(decoder_depth)))
-        self.up = nn.Linear(decoder_width, _UP * decoder_width)
+        self.from_stacked = nn.Linear(width, 2 * wide)
+        self.write = nn.Conv1d(wide, wide, 3, padding=1)
+        inner = 3 * wide
+        self.coarse = nn.Sequential(*(Block(wide, inner) for _ in range(config.decoder_depth)))
+        self.up = nn.Linear(wide, _UP * wide)
         self.fine = nn.Sequential(
-            *(Block(decoder_width, inner) for _ in range(fine_depth)), nn.LayerNorm(decoder_width)
+            *(Block(wide, inner) for _ in range(config.fine_depth)),
+            nn.LayerNorm(wide),
         )
-        self.head = nn.Linear(decoder_width, self.n_fft // 2 + 1)
+        self.head = nn.Linear(wide, self.n_fft // 2 + 1)
         # three columns to each side by a block, one by `write`
-        read = 1 + 3 * decoder_depth - (-3 * fine_depth // _UP)
+        read = 1 + 3 * config.decoder_depth - (-3 * config.fine_depth // _UP)
         self.reach = -(-(read + _PHASE_REACH) // _UP) * _UP
         self.register_buffer(
             "window", torch.hann_window(self.n_fft, dtype=torch.float32), persistent=False
@@ -316,70 +309,36 @@ def overlap_add(spectrum: Tensor, window: Tensor) -> Tensor:
     return summed[:-1] / summed[-1:]
 
 
-def load_codec(folder: str | Path, option: str = "codec") -> SpeechCodec:
-    """Load a codec from a folder.
+FOLDER = Schema(
+    "a speech codec",
+    SpeechCodecConfig,
+    "give the folder that save_codec wrote",
+    "codec.json",
+    "codec.safetensors",
+    kind="SpeechCodec",
+    dtype=torch.float32,
+    option="codec",
+)
 
-    Args:
-        folder: with `codec.json` and `codec.safetensors`.
-        option: the argument that named the folder, for messages.
+
+def load_codec(folder: str | Path) -> SpeechCodec:
+    """Load a codec from a folder.
 
     Returns:
         The codec in evaluation mode, in float32, on the CPU.
 
     Raises:
-        OptionError: a missing file, or the name of another class.
-        UnsupportedModelError: a file that cannot be read, or sizes that do not fit the weights.
+        OptionError, UnsupportedModelError: see `open_folder`; sizes that do not fit the weights.
     """
-    folder = Path(folder)
-    config_file, weights_file = (folder / name for name in _FILES)
-    for file in (config_file, weights_file):
-        if not file.is_file():
-            raise OptionError(
-                f"{option}: expected {file.name} in {folder}, received none; "
-                "give the folder that save_codec wrote"
-            )
-    config = read_json(config_file, option=option)
-    name = config.pop("class", None)
-    if name != _CLASS:
-        raise OptionError(
-            f"{option}: expected class '{_CLASS}' in {config_file.name}, received {name!r}; "
-            "give the folder that save_codec wrote"
-        )
-    check_ranges(config, _RANGES, config_file, option)
-    try:
-        weights = load_file(weights_file)
-        with torch.device("meta"):
-            outline = SpeechCodec(**config).state_dict()
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"{option}: expected {config_file.name} and {weights_file.name} in {folder} as "
-            f"save_codec wrote them, received others ({' '.join(str(error).split())[:120]}); "
-            "copy the folder again"
-        ) from error
-    wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
-    check_shapes(wanted, found, config_file, weights_file, option)
-    codec = SpeechCodec(**config)
-    codec.load_state_dict({k: v.float() for k, v in weights.items()}, assign=True)
+    opened = open_folder(FOLDER, folder)
+    with torch.device("meta"):
+        outline = SpeechCodec(opened.settings)
+    weights = opened.weights.read(shapes_of(outline))
+    codec = SpeechCodec(opened.settings)
+    codec.load_state_dict(weights, assign=True)
     return codec.eval().requires_grad_(False)
 
 
-def save_codec(
-    codec: SpeechCodec,
-    config: dict[str, Any],
-    folder: str | Path,
-    dtype: torch.dtype = torch.float16,
-) -> None:
-    """Write a codec for `load_codec`.
-
-    Args:
-        codec: the codec.
-        config: arguments of its constructor.
-        folder: created if missing.
-        dtype: float type of the weights in the file.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"class": _CLASS, **config}, indent=2) + "\n"
-    (folder / _FILES[0]).write_text(text, encoding="utf-8")
-    weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in codec.state_dict().items()}
-    save_file(weights, folder / _FILES[1])
+def save_codec(codec: SpeechCodec, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write a codec for `load_codec`, its weights in a dtype."""
+    save_folder(FOLDER, folder, asdict(codec.config), codec.state_dict(), dtype)

@@ -264,18 +264,6 @@ TIMINGS: dict[str, list[Timing]] = {
             2 * 2048 * (32 * 256 * 2 + 8),
         ),
     ],
-    "nearest_code": [
-        Timing(
-            "nearest_code", "4096 x 16384 x 8, bfloat16",
-            lambda device: (_normal(device, 4096, 8), _normal(device, 16_384, 8)),
-            20_480 * 16 + 4096 * 8,
-        ),
-        Timing(
-            "nearest_codes_residual", "1500 x 8 x 1024 x 128, bfloat16",
-            lambda device: (_normal(device, 1500, 128), _normal(device, 8, 1024, 128)),
-            (1500 * 2 + 8 * 1024) * 256 + 1500 * 64,
-        ),
-    ],
     "unmask": [
         Timing("unmask", f"64 x 126464, {name}, bfloat16", partial(_canvas, t), 64 * 126_464 * 2)
         for name, t in (("greedy", 0.0), ("drawn", 1.0))

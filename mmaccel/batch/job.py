@@ -134,14 +134,21 @@ class Job:
 
 
 def find_missing(
-    items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path
+    items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path, resume: bool
 ) -> list[Item]:
     """Items without a complete file of the same fingerprint.
 
     Raises:
-        OptionError: the manifest has some of these items with other fingerprints, or in files of
-            another format.
+        OptionError: the manifests have some of these items, without `resume`, with other
+            fingerprints, or in files of another format.
     """
+    known = sum(item.key in past.records for item in items)
+    if known and not resume:
+        raise OptionError(
+            f"--out: expected a folder whose manifests have none of these items, received "
+            f"{str(folder)!r}, whose manifests have {known}; add --resume to continue, or choose "
+            "another folder"
+        )
     missing, changed = [], []
     for item in items:
         record: dict[str, Any] = past.records.get(item.key, {})
@@ -166,42 +173,21 @@ def find_missing(
     return missing
 
 
-def find_lost(
-    items: Iterable[Item], fingerprint: Fingerprint, folder: Path
-) -> tuple[list[str], list[str]]:
-    """Look whether finished items lie in a folder at the end of a job, because it or a manifest may
-    have been removed meanwhile; open files do not show that. Checksums are not computed again.
-
-    Returns:
-        Names of files that are not there or have another size, and of files without a record.
+def find_lost(items: Iterable[Item], fingerprint: Fingerprint, folder: Path) -> list[str]:
+    """Names of finished items whose records or files are not in a folder at the end of a job,
+    because something else changed it; open files do not show that. Checksums are not computed
+    again.
 
     Raises:
         OSError: a manifest cannot be read.
     """
-    past = read_manifests(folder)
-    files, lines = [], []
-    for item in items:
-        record = past.records.get(item.key, {})
-        if record.get("status") != "ok" or record.get("fingerprint") != fingerprint(item):
-            lines.append(item.file)
-        if not has_files(folder, {**record, "file": item.file}):
-            files.append(item.file)
-    return files, lines
-
-
-def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:
-    """Refuse items that a manifest of the folder has; for jobs without --resume.
-
-    Raises:
-        OptionError: the manifests have some of these items.
-    """
-    known = sum(item.key in past.records for item in items)
-    if known:
-        raise OptionError(
-            f"--out: expected a folder whose manifests have none of these items, received "
-            f"{str(folder)!r}, whose manifests have {known}; add --resume to continue, or choose "
-            "another folder"
-        )
+    records = read_manifests(folder).records
+    return [
+        item.file
+        for item in items
+        if (record := records.get(item.key, {})).get("fingerprint") != fingerprint(item)
+        or not has_files(folder, record)
+    ]
 
 
 def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:

@@ -3,6 +3,11 @@
 An image is complete when the manifest has a record of it, its file exists with the size and the
 checksum of the record, and so does the JSON file next to a clip or an utterance. A file that a kill
 left half-written is not.
+
+The process that writes a manifest holds its lock, filelock's on the open manifest itself, so that
+there are no lock files and the system releases the lock however the process ends. File systems
+without locks lock nothing, nor does Windows, where a lock would also keep other shards from reading
+the manifest.
 """
 
 from __future__ import annotations
@@ -10,13 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mmaccel.batch.locks import claim
-from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.errors import BusyError, MMAccelError, OptionError
 from mmaccel.limits import parse_json
 from mmaccel.outputs.whole_files import check_target
 
@@ -27,6 +34,7 @@ _FIELDS: dict[str, type] = {  # of a record that has them, and what they hold
     **dict.fromkeys(("k", "bytes", "seed", JOB_SEED), int),
 }
 _MAX_NAME = 255  # bytes; the limit of file systems
+_SHARD = re.compile(r"manifest(?:\.\d+-of-(\d+))?\.jsonl")
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -142,7 +150,7 @@ class Manifest:
                 "permit writing it, or choose another --out"
             ) from error
         try:
-            claim(self._opened, file)
+            _claim(self._opened, file)
             _cut_incomplete_line(self._opened)
         except BaseException:
             self._opened.close()
@@ -169,6 +177,73 @@ class Manifest:
     def close(self) -> None:
         """Close the file, which releases its lock."""
         self._opened.close()
+
+
+def _claim(opened: FileIO, file: Path) -> None:
+    """Lock an open manifest, and check that processes in its folder agree on the number of shards.
+
+    Processes that start in one folder do so one after the other, because the check locks the
+    manifests of the others for a moment.
+
+    Raises:
+        BusyError: see `Manifest`.
+    """
+    folder = None
+    with suppress(OSError):  # a system that opens no folders
+        folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        if folder is not None:
+            _try_lock(folder, blocking=True)
+        if not _try_lock(opened.fileno()):
+            raise BusyError(
+                f"{file}: expected a manifest that no process writes, received one that another "
+                "process has open; wait for it, or give each process a --shard or a folder of its "
+                "own"
+            )
+        _check_shards(file)
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _check_shards(file: Path) -> None:
+    """Refuse to work next to a process that divides the same images into other shards."""
+    own = _n_shards(file) or 1
+    for other in sorted(file.parent.glob("manifest*.jsonl")):
+        count = _n_shards(other)
+        if other.name == file.name or count is None or (count == own and own > 1):
+            continue
+        if not other.is_file():  # opening a pipe or a device may wait, or do something
+            continue
+        try:
+            with other.open("rb+", buffering=0) as opened:
+                is_free = _try_lock(opened.fileno())
+        except OSError:  # no write permission
+            continue
+        if not is_free:
+            raise BusyError(
+                f"{file}: expected processes that agree on the number of shards, received "
+                f"{other.name}, which another process writes: both would make the same images; "
+                "wait for it, give all the same n in --shard i/n, or choose another --out"
+            )
+
+
+def _n_shards(file: Path) -> int | None:
+    """Number of shards by the name of a manifest; None for other files."""
+    found = _SHARD.fullmatch(file.name)
+    return None if found is None else int(found[1] or 1)
+
+
+def _try_lock(opened: int, blocking: bool = False) -> bool:
+    """Lock an open file or folder; False if another process holds the lock."""
+    from filelock import lock_descriptor
+
+    if sys.platform == "win32":
+        return True
+    try:
+        return lock_descriptor(opened, blocking=blocking)
+    except OSError:  # a file system without locks
+        return True
 
 
 def to_line(record: Record) -> bytes:

@@ -26,7 +26,7 @@ from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
 from mmaccel.pipelines.text_to_image.outputs import Request
 from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params, share_seconds
-from mmaccel.results import EXACT_DTYPE, Stats, add_stats, exactness_in
+from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -352,7 +352,8 @@ class Continuations(Clips):
 
     def plan(self, item: Item, pipe: Any) -> Settings:
         params = choose_params(pipe.video.params, **self.sampling_of(item.row))
-        return Settings(*self.choose_policy(item.row, pipe), params)
+        start = ("start", item.row.id)  # clips of other starts are made apart
+        return Settings(*self.choose_policy(item.row, pipe), params, (start,))
 
     def serve(
         self,
@@ -363,21 +364,18 @@ class Continuations(Clips):
         rows: int,
         on_step: Any = None,
     ) -> Stats:
-        parts = []
-        for start, frames in self.starts.items():
-            own = [item for item in items if item.row.id == start]
-
-            def give(clip: Any, own: Sequence[Item] = own) -> None:
-                deliver(own[clip.index], clip)
-
-            if own:
-                stats = pipe.serve(
-                    frames, settings.params, prompt=self.prompt, policy=settings.policy,
-                    seed=[item.seed for item in own], batch_size=rows, deliver=give,
-                    on_step=on_step, **self.layers,
-                )  # fmt: skip
-                parts.append(stats)
-        return add_stats(parts)
+        stats: Stats = pipe.serve(
+            self.starts[items[0].row.id],
+            settings.params,
+            prompt=self.prompt,
+            policy=settings.policy,
+            seed=[item.seed for item in items],
+            batch_size=rows,
+            deliver=lambda clip: deliver(items[clip.index], clip),
+            on_step=on_step,
+            **self.layers,
+        )
+        return stats
 
     @property
     def not_facts(self) -> tuple[str, ...]:

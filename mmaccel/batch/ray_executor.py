@@ -10,7 +10,7 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from threading import current_thread, main_thread
@@ -65,8 +65,6 @@ class RayExecutor:
         self._records = ray.util.queue.Queue(actor_options={"num_cpus": 0})
         self._start = partial(remote.remote, modality, self._records)
         self._actors = [self._start() for _ in range(count)]
-        for actor in self._actors[1:]:
-            actor.load.remote()  # while the first checks the items
         self._deaths: Counter[Key] = Counter()
 
     def check(self, items: Sequence[Item]) -> Fingerprint:
@@ -146,11 +144,6 @@ class WorkerActor:
     def _worker(self) -> Worker:
         """Loaded in the first call, because Ray passes on the errors of calls unchanged."""
         return Worker(self._modality)
-
-    def load(self) -> None:
-        """Load the model ahead of the first call, which raises what is wrong with it."""
-        with suppress(Exception):
-            self._worker  # noqa: B018
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
         find = self._worker.check(items)

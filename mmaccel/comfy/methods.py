@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import KEEP, METHODS, POLICIES, find_policy, load, make, make_policy
@@ -25,7 +24,8 @@ from mmaccel.comfy.ports import (
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.samplers.drafting.coarse import Coarse
-from mmaccel.samplers.drafting.coarse_model import check_coarse
+from mmaccel.samplers.drafting.coarse_model import FOLDER
+from mmaccel.weight_folders import check_files
 
 _EXACTNESS = {
     "bitwise": "the same seed gives the same result as token by token",
@@ -108,7 +108,7 @@ def build_policy(name: str, /, coarse_folder: str | None = None, **values: Any) 
         OptionError: a bad value, or a folder without a coarse model.
     """
     if coarse_folder:
-        check_coarse(Path(coarse_folder))
+        check_files(FOLDER, coarse_folder)
         values["drafts"] = Coarse(coarse_folder)
     return make_policy(name, **values)
 

@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +32,17 @@ _PASSES = 3  # of a model that is tried
 
 
 class Finding(NamedTuple):
-    """One row of the report; `state` is "yes", "no" or "needed" (missing, and nothing works)."""
+    """One row of the report.
+
+    Attributes:
+        state: "yes", "no" or "needed" (missing, and nothing works).
+        family: of the transformers model of a folder, for `mmaccel.attach`.
+    """
 
     what: str
     state: str
     detail: str
+    family: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +68,12 @@ class Doctor:
 
         check_number("--keep", self.keep, 0, 1, "0.22 keeps a fifth", above_low=True)
         findings = [*check_packages(), check_writing(self.out)]
-        said = ""
+        family = ""
         if ("torch", "needed") not in [found[:2] for found in findings]:
             tried = check_model(self.model, self.trust_remote_code)
             findings += [*check_devices(), *check_kernels(), tried]
-            said = tried.detail
-        reads = "family vision_language" in said
+            family = tried.family
+        reads = family == "vision_language"
         if self.image is not None and not reads:
             raise OptionError(
                 f"--image: expected a vision-language model with it, received --model {self.model};"
@@ -85,7 +90,7 @@ class Doctor:
             raise typer.Exit(1)
         if reads:
             self._tell_visual_tokens()
-        if "attach takes" in said:
+        if family:
             console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
         else:
             named = "" if self.model == "scenes" else f" --model {self.model}"
@@ -131,39 +136,34 @@ def check_packages() -> list[Finding]:
     """Versions of Python, of the required packages and of triton."""
     from mmaccel.outputs.machine import package_version
 
-    is_new = sys.version_info >= (3, 11)
-    findings = [Finding("python", "yes" if is_new else "needed", sys.version.split()[0])]
+    findings = [Finding("python", "yes", sys.version.split()[0])]
     for name, oldest in _NEEDED.items():
         version = package_version(name)
-        state, detail = "needed", str(version)
-        if version is None:
-            detail = f"not installed; pip install {name}"
-        elif _numbers(version) < _numbers(oldest):
-            detail = f"{version} is too old; pip install '{name}>={oldest}'"
+        if version is None or _numbers(version) < _numbers(oldest):
+            detail = f"{version} is too old" if version else "not installed"
+            findings.append(Finding(name, "needed", f"{detail}; pip install '{name}>={oldest}'"))
         else:
-            try:
-                state, detail = "yes", detail + _look_at(name, version)
-            except (ImportError, OSError) as error:
-                detail = f"{name} does not import: {error}"
-        findings.append(Finding(name, state, detail))
+            findings.append(_look_at(name, version))
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
     return [*findings, _unless("triton", "" if triton else missing, str(triton))]
 
 
-def _look_at(name: str, version: str) -> str:
-    """What else is said of a package."""
+def _look_at(name: str, version: str) -> Finding:
+    """A package that is new enough: whether torch imports, and whether transformers is tested."""
     if name == "torch":
-        import torch  # noqa: F401
+        try:
+            import torch  # noqa: F401
+        except (ImportError, OSError) as error:
+            return Finding(name, "needed", f"torch does not import: {error}")
     if name == "transformers":
         from mmaccel.pipelines.transformers_release import describe_untested
 
-        untested = describe_untested(version)
-        return f"; {untested}" if untested else ""
-    return ""
+        return Finding(name, "yes", "; ".join(filter(None, (version, describe_untested(version)))))
+    return Finding(name, "yes", version)
 
 
-def _unless(what: str, lack: str | None, detail: str) -> Finding:
+def _unless(what: str, lack: str, detail: str) -> Finding:
     return Finding(what, "no", lack) if lack else Finding(what, "yes", detail)
 
 
@@ -188,10 +188,8 @@ def check_devices() -> list[Finding]:
         _unless("oneDNN", lack, "products in float32 and bfloat16"),
     ]
     if not torch.cuda.is_available():
-        reason = f"torch has CUDA {torch.version.cuda}, but finds no NVIDIA GPU or driver"
-        without = "this torch is built without CUDA; use cpu"
-        findings.append(Finding("cuda", "no", reason if torch.version.cuda else without))
-        return findings
+        built = f"has CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        findings.append(Finding("cuda", "no", f"this torch {built}, and finds no NVIDIA GPU"))
     for index in range(torch.cuda.device_count()):
         detail = f"{torch.cuda.get_device_name(index)}; {_formats(f'cuda:{index}')}"
         findings.append(Finding(f"cuda:{index}", "yes", detail))
@@ -204,10 +202,8 @@ def _describe_threads() -> str:
 
     from mmaccel.pipelines.runner.threads import is_chosen_already
 
-    own, there = torch.get_num_threads(), os.cpu_count()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    text = f"torch takes {own} of {there} processors"
-    text += "" if usable == there else f" ({usable} for this process)"
+    own = torch.get_num_threads()
+    text = f"torch takes {own} of {os.cpu_count()} processors"
     if hasattr(os, "getloadavg"):
         text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
     chosen = (
@@ -268,44 +264,20 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
         load = LoadOptions(device="cpu", trust_remote_code=trust_remote_code)
         pipe = open_pipeline(name, load)
         _run_passes(pipe)
-        detail = f"{pipe.length} tokens an image{_measure_threads(pipe)}"
     except (MMAccelError, ImportError, OSError, ValueError, TypeError, ArithmeticError) as error:
         return Finding(f"model {name}", "needed", " ".join(str(error).split()))
-    return Finding(f"model {name}", "yes", detail)
+    return Finding(f"model {name}", "yes", f"{pipe.length} tokens an image")
 
 
-def _run_passes(pipe: Any) -> float:
-    """Seconds of a pass of a few, of one token each."""
-    import torch
-
-    ends: list[float] = []
+def _run_passes(pipe: Any) -> None:
+    """Run a few passes, of one token each."""
 
     def stop(state: Any) -> Any:
-        ends.append(time.perf_counter())
-        return torch.zeros_like(state.lengths) if len(ends) >= _PASSES else None
+        return state.lengths * 0 if state.passes >= _PASSES else None
 
     policy = "autoregressive" if pipe.model.kind == "window" else "stepwise"
     example = pipe.image_model.examples[0]
     pipe(example, seed=0, policy=policy, output_type="tokens", on_step=stop)
-    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
-
-
-def _measure_threads(pipe: Any) -> str:
-    """Milliseconds of a pass by number of CPU threads, and which number `generate` would take.
-
-    Empty where nothing is to be chosen. Cost: two or more passes for each number, about 0.3 s.
-    """
-    import torch
-
-    from mmaccel.pipelines.runner import threads
-
-    if threads.is_chosen_already():
-        return ""
-    own = torch.get_num_threads()
-    counts = threads.list_counts(own)
-    measured = threads.measure_threads(lambda: _run_passes(pipe), counts, budget=0.3)
-    chosen = threads.choose_threads(measured, own)
-    return f"; a pass takes, with threads {threads.describe_threads(measured)}: {chosen} now"
 
 
 def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
@@ -333,12 +305,12 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
         support = supports(model)
     if not support:
         return Finding(what, "no", support.reason)
-    detail = f"family {support.family}; attach takes {', '.join(support.policies)}"
     try:
-        detail += f"; generate draws with it as {find_image_family(folder, name)}"
+        draws = f"with it as {find_image_family(folder, name)}"
     except UnsupportedModelError:
-        detail += "; generate draws with other models only"
-    return Finding(what, "yes", detail)
+        draws = "with other models only"
+    detail = f"attach takes {', '.join(support.policies)}; generate draws {draws}"
+    return Finding(what, "yes", f"family {support.family}; {detail}", str(support.family))
 
 
 def check_writing(folder: Path) -> Finding:

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,46 +24,29 @@ def check_folder(folder: Path, option: str = "--out") -> None:
     """Refuse a folder that cannot be created or written, without creating it.
 
     Raises:
-        OSError: with the name of the option; as the system has it where a name is too long.
+        OptionError: a name that is too long.
+        OSError: with the name of the option.
     """
-    _check_names(folder, option)
-    found = folder
-    while not os.path.lexists(found) and found != found.parent:
-        found = found.parent
-    if not found.is_dir():
-        raise _not_writable(folder, option, os.strerror(errno.ENOTDIR))
-    if not os.access(found, os.W_OK | os.X_OK):
-        raise _not_writable(folder, option, os.strerror(errno.EACCES))
-
-
-def open_folder(folder: Path, option: str = "--out") -> None:
-    """Create a folder, and write a temporary file to make sure that this is possible.
-
-    Raises:
-        OSError: with the name of the option; as the system has it where a name is too long.
-    """
-    _check_names(folder, option)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise _not_writable(folder, option, error.strerror) from error
-
-
-def _check_names(folder: Path, option: str) -> None:
     if any(len(os.fsencode(name)) > _MAX_NAME for name in folder.parts):
         raise OptionError(
             f"{option}: expected a name that this system takes, received {show(str(folder))} "
             f"({os.strerror(errno.ENAMETOOLONG)}); shorten it"
         )
+    found = folder
+    while not os.path.lexists(found) and found != found.parent:
+        found = found.parent
+    if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if found.is_dir() else errno.ENOTDIR)
+        raise OSError(
+            f"{option}: expected a folder that can be written, received {show(str(folder))} "
+            f"({reason}); choose another"
+        )
 
 
-def _not_writable(folder: Path, option: str, reason: str | None) -> OSError:
-    return OSError(
-        f"{option}: expected a folder that can be written, received {show(str(folder))} "
-        f"({reason}); choose another"
-    )
+def open_folder(folder: Path, option: str = "--out") -> None:
+    """Create a folder; see `check_folder`."""
+    check_folder(folder, option)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_file(option: str, file: Path | None) -> None:

@@ -1,8 +1,7 @@
 """Flags of commands, made from dataclasses of options.
 
-A command has parameters that are dataclasses; `with_flags` gives it one flag for each of their
-fields in their place. A field is a flag where it was declared by `mmaccel.options.option` with a
-help text, or where its type carries a `typer.Option`.
+A field is a flag where it was declared by `mmaccel.options.option` with a help text, or where its
+type carries a `typer.Option`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import wraps
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -35,53 +33,41 @@ class Without:
         self.names = names
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a flag for each field of its parameters that are dataclasses."""
-    own = inspect.signature(command, eval_str=True)
-    groups: dict[str, tuple[Any, list[str]]] = {}
-    parameters: list[Parameter] = []
-    for name, parameter in own.parameters.items():
-        kind, *marks = get_args(parameter.annotation) or (parameter.annotation,)
-        if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
-            continue
-        left_out = [each for mark in marks for each in mark.names]
-        flags = [flag for flag in flags_of(kind) if flag.name not in left_out]
-        groups[name] = kind, [flag.name for flag in flags]
-        parameters += flags
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        for name, (kind, names) in groups.items():
-            given[name] = kind(**{each: given.pop(each) for each in names})
-        command(**given)
-
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run
-
-
 def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
     """A command from a dataclass of its flags, whose `run` it calls; the docstring is its help.
 
-    Where it `pauses`, cycles are not collected until its work begins, see
+    A field that is a dataclass of options has a flag for each of its fields in its place. Where the
+    command `pauses`, cycles are not collected until its work begins, see
     `mmaccel.commands.process`.
     """
     hints = get_type_hints(kind, include_extras=True)
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    parameters: list[Parameter] = []
+    for each in fields(kind):
+        group, *marks = get_args(hints[each.name]) or (hints[each.name],)
+        if not (isinstance(group, type) and is_dataclass(group)):
+            parameters.append(_to_flag(each, hints[each.name]))
+            continue
+        left_out = [name for mark in marks for name in mark.names]
+        flags = [flag for flag in _flags_of(group) if flag.name not in left_out]
+        groups[each.name] = group, [flag.name for flag in flags]
+        parameters += flags
 
     def command(**given: Any) -> None:
         if pauses:
             pause_collector()
+        for name, (group, names) in groups.items():
+            given[name] = group(**{flag: given.pop(flag) for flag in names})
         kind(**given).run()
 
     command.__name__ = kind.__name__.lower()
     command.__doc__ = kind.__doc__
-    parameters = [_to_flag(each, hints[each.name]) for each in fields(kind)]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return with_flags(command)
+    return command
 
 
-def flags_of(kind: type) -> list[Parameter]:
+def _flags_of(kind: type) -> list[Parameter]:
     """The parameters that typer makes flags of, in the order of a dataclass' fields."""
     hints = get_type_hints(kind, include_extras=True)
     return [

@@ -17,7 +17,6 @@ import typer
 from mmaccel.batch.job import (
     Executor,
     Job,
-    check_unknown,
     find_lost,
     find_missing,
     remove_temporaries,
@@ -59,7 +58,7 @@ from mmaccel.results import EXACT_DTYPE, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
+_CODES = {"fatal": 1, "failures": 3, "missing": 3}  # of a job that did not do all
 _NOT_IN_NAME = ("id", "k", "seed", "model", "versions", "exactness", "policy", "policy_options")
 
 
@@ -70,8 +69,8 @@ def run(flags: Any) -> None:
         flags: a `mmaccel.commands.media.FileCommand`.
 
     Raises:
-        typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items of a file failed, or where
-            files or records are gone at the end.
+        typer.Exit: with code 3 or 1 where items of a file failed, or where files or records are
+            gone at the end.
         Stopped: by a signal; what is finished remains.
         Incomplete: written files are gone.
         OptionError: a wrong option, input or row, before anything is made.
@@ -83,11 +82,7 @@ def run(flags: Any) -> None:
     modality = flags.modality(place(flags.load))
     if flags.file.prompt_file is None:
         _make_few(flags, replace(modality, layers=flags.layer.read(), has_manifest=False))
-        return
-    data, code = _make_file(flags, modality)
-    if flags.file.as_json or flags.file.json_stream:
-        print_envelope(data, _describe_error(data, modality.unit) if code else None)
-    if code:
+    elif code := _make_file(flags, modality):
         raise typer.Exit(code)
 
 
@@ -215,8 +210,8 @@ def _listen(items: Sequence[Item], worker: Worker, open_sink: Any, drawn: int | 
         raise Stopped(f"stopped; {len(records)} of {count} were spoken to their end") from None
 
 
-def _make_file(flags: Any, modality: Modality) -> tuple[dict[str, Any], int]:
-    """Make what a prompt file asks for; returns the facts of the job, and its exit code."""
+def _make_file(flags: Any, modality: Modality) -> int:
+    """Make what a prompt file asks for, and say what came of it; returns the exit code."""
     file, folder, unit = flags.file, modality.out, modality.unit
     rows = read_prompts(file.prompt_file)
     past = read_manifests(folder) if folder.is_dir() else Past()
@@ -241,19 +236,25 @@ def _make_file(flags: Any, modality: Modality) -> tuple[dict[str, Any], int]:
             f"seed: {seed}, drawn and noted in the manifest; the same command with --seed {seed} "
             "makes the same again"
         )
+    facts: dict[str, Any] = {"out": str(folder), "seed": seed, "items": len(items)}
+    error = None
     with closing(executor):
         fingerprint = executor.check(items)
-        facts = {"out": str(folder), "seed": seed, "items": len(items)}
-        if not file.dry_run:
+        if file.dry_run:
+            missing = find_missing(items, fingerprint, past, folder, file.resume)
+            facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}
+            facts["plan"] = [
+                {"id": item.row.id, "k": item.k, "seed": item.seed, "file": item.file}
+                for item in missing
+            ]
+            made = f"{count_of(len(missing), unit)} to generate"
+            _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
+        else:
             with closing(Manifest(manifest_file)) as manifest:
-                return _finish_file(items, fingerprint, manifest, executor, flags, facts, unit)
-    missing = _missing_of(items, fingerprint, past, flags, facts)
-    _say_aside(
-        f"{count_of(len(missing), unit)} to generate, {facts['made_before']} finished before, "
-        f"in {folder}"
-    )
-    plan = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in missing]
-    return {**facts, "to_make": len(missing), "plan": plan}, DONE
+                error = _finish_file(items, fingerprint, manifest, executor, flags, facts, unit)
+    if file.as_json or file.json_stream:
+        print_envelope(facts, error)
+    return _CODES[error["code"]] if error else 0
 
 
 def _choose_seed(rows: list[Row], past: Past, flags: Any) -> tuple[int, bool]:
@@ -274,18 +275,6 @@ def _choose_seed(rows: list[Row], past: Past, flags: Any) -> tuple[int, bool]:
     return seed, True
 
 
-def _missing_of(
-    items: list[Item], fingerprint: Any, past: Past, flags: Any, facts: dict[str, Any]
-) -> list[Item]:
-    """The items to make; `facts` gets the number of the others."""
-    folder = flags.out
-    if not flags.file.resume:
-        check_unknown(items, past, folder)  # in manifests of another number of shards
-    missing = find_missing(items, fingerprint, past, folder)
-    facts["made_before"] = len(items) - len(missing)
-    return missing
-
-
 def _finish_file(
     items: list[Item],
     fingerprint: Any,
@@ -294,13 +283,24 @@ def _finish_file(
     flags: Any,
     facts: dict[str, Any],
     unit: str,
-) -> tuple[dict[str, Any], int]:
-    """Make the missing items under the lock of the manifest."""
+) -> dict[str, str] | None:
+    """Make the missing items under the lock of the manifest, and add to the facts.
+
+    Returns:
+        Why the job did not do all, for programs.
+    """
     began = time.perf_counter()
     folder, file = flags.out, flags.file
     past = read_manifests(folder)  # another process may have finished items in the meantime
-    missing = _missing_of(items, fingerprint, past, flags, facts)
+    missing = find_missing(items, fingerprint, past, folder, file.resume)
+    before = facts["made_before"] = len(items) - len(missing)
     remove_temporaries(folder, items)
+
+    def say_made() -> str:
+        text = f"{count_of(job.finished, unit)} generated in {folder}"
+        text += f", {before} before" if before else ""
+        return text + (f", {len(job.failed)} failed" if job.failed else "")
+
     with Reports(unit, len(missing), file.json_stream) as reports:
         reports.emit("start", **facts)
         for torn in past.torn:
@@ -314,43 +314,29 @@ def _finish_file(
         try:
             job.run(missing, executor)
         except KeyboardInterrupt:
-            raise Stopped(f"{_summary(job, facts, unit)}; continue with --resume") from None
+            raise Stopped(f"{say_made()}; continue with --resume") from None
+    remove_temporaries(folder, items)  # of actors that were killed
     without = job.left.keys() | job.failed
-    files, lines = find_lost([i for i in items if i.key not in without], fingerprint, folder)
-    lost = list(dict.fromkeys(files + lines))
-    summary = _summary(job, facts, unit)
+    lost = find_lost([i for i in items if i.key not in without], fingerprint, folder)
+    summary, code = say_made(), ""
     if lost:
+        code = "missing"
         summary += (
-            f", but {count_of(len(files), unit)} and {count_of(len(lines), 'record')} of the "
-            f"manifest are missing there ({first_of(lost)}): something else changed the folder"
+            f", but {count_of(len(lost), unit)} or their records are missing there "
+            f"({first_of(lost)}): something else changed the folder"
         )
+    if job.failed:
+        code = "failures"
     if job.is_cut:
+        code = "fatal"
         summary += f": more than --max-failures {file.max_failures}, so the job ended"
-    elif job.failed or lost:
+    elif code:
         summary += "; try them again with --resume"
     _say_aside(summary)
     facts |= {"made": job.finished, "failed": len(job.failed), "is_cut": job.is_cut}
     facts |= {"missing": len(lost), "manifest": str(manifest.file)}
     facts["seconds"] = round(time.perf_counter() - began, 3)
-    if job.is_cut:
-        return facts, FATAL
-    return facts, WITH_FAILURES if job.failed or lost else DONE
-
-
-def _describe_error(data: dict[str, Any], unit: str) -> dict[str, str]:
-    """The error of a job that ended, for programs."""
-    failed, missing = data["failed"], data["missing"]
-    parts = [f"{count_of(failed, 'item')} failed"] if failed else []
-    if missing:
-        parts.append(f"{count_of(missing, unit)} missing in {data['out']} or in its manifest")
-    name = "fatal" if data["is_cut"] else "failures" if failed else "missing"
-    return {"code": name, "message": ", ".join(parts)}
-
-
-def _summary(job: Job, facts: dict[str, Any], unit: str) -> str:
-    text = f"{count_of(job.finished, unit)} generated in {facts['out']}"
-    text += f", {facts['made_before']} before" if facts["made_before"] else ""
-    return text + (f", {len(job.failed)} failed" if job.failed else "")
+    return {"code": code, "message": summary} if code else None
 
 
 def _say_aside(text: str) -> None:

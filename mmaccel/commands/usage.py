@@ -11,28 +11,6 @@ from mmaccel.errors import OptionError
 
 _OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
 
-_NO_STEPS = (
-    "the model decides how many tokens an image has; leave it out, or choose passes with --window"
-)
-_ELSEWHERE = {  # options of other tools: what there is instead
-    "--steps": _NO_STEPS,
-    "--num-inference-steps": _NO_STEPS,
-    "--prompt": "write the prompt without a name, as in mmaccel generate 'a red circle'",
-    "--cfg": "write --guidance-scale",
-    "--cfg-scale": "write --guidance-scale",
-    "--ckpt": "write --model",
-    "--checkpoint": "write --model",
-    "--n-iter": "write --num-images",
-    "--output": "write --out",
-    "--output-dir": "write --out",
-    "--outdir": "write --out",
-    "--torch-dtype": "write --dtype",
-    "--precision": "write --dtype",
-    "--token": "run hf auth login, or set HF_TOKEN",
-    "--end": "models draw frame after frame to no given end; give --start, or say it in the prompt",
-    "--hf-token": "run hf auth login, or set HF_TOKEN",
-}
-
 
 def check_outputs(arguments: Sequence[str]) -> None:
     """Refuse an output that another argument names too: writing would replace what is read.
@@ -58,8 +36,4 @@ def explain_usage(error: Any) -> str:
     """One line for an error of typer about the arguments; empty where typer has said all."""
     complaint = error.format_message().rstrip(".")
     named = getattr(getattr(error, "ctx", None), "command_path", "mmaccel")
-    if not complaint:
-        return ""
-    option = str(getattr(error, "option_name", ""))
-    remedy = _ELSEWHERE.get(option.replace("_", "-"))
-    return f"No such option: {option}; {remedy}" if remedy else f"{complaint}; see {named} --help"
+    return f"{complaint}; see {named} --help" if complaint else ""

@@ -29,8 +29,6 @@ from mmaccel.handle import attach
 from mmaccel.options import read_text
 
 Record = dict[str, Any]
-Groups = dict[str, Callable[[], list["Side"]]]
-"""Sides that have a method in common, made when they are tried."""
 
 
 class AskedModel(ABC):
@@ -97,9 +95,8 @@ class AskedModel(ABC):
 
     @staticmethod
     @abstractmethod
-    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
-        """Sides by what is said of one that cannot be, of methods as they were typed, the controls
-        first; without any: all.
+    def list_sides(texts: Sequence[str], levels: Sequence[float]) -> list[Side]:
+        """Sides of methods as they were typed, the controls first; without any: of all.
 
         Raises:
             OptionError: an unknown name.
@@ -139,6 +136,7 @@ class Side:
         level: the fraction that stays; None where the method fixes it.
         make: what is done to the model, for prompts of so many tokens.
         facts: further ones of its row.
+        group: what it is called where the model does not take it; by default its key.
     """
 
     key: str
@@ -146,30 +144,29 @@ class Side:
     level: float | None
     make: Callable[[int], Any]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
 
 
 def try_sides(
-    asked: AskedModel, groups: Groups, n_tokens: int
+    asked: AskedModel, wanted: Sequence[Side], n_tokens: int
 ) -> tuple[list[Side], dict[str, str]]:
-    """What a model can be measured with, for prompts of so many tokens; the first side of a group
-    tells of all.
+    """What a model can be measured with, for prompts of so many tokens.
 
     Returns:
         The sides, and the reasons why groups are left out.
 
     Raises:
-        UnsupportedModelError: `attach` does not serve the model, or none of the groups.
+        UnsupportedModelError: `attach` does not serve the model, or none of the sides.
     """
     with attach(asked.model, "autoregressive", strict=True):
         pass
     sides, left_out = [asked.first], {}
-    for name, make in groups.items():
+    for side in wanted:
         try:
-            own = make()
-            with attach(asked.model, "autoregressive", **asked.slots(own[0].make(n_tokens))):
-                sides += own
+            with attach(asked.model, "autoregressive", **asked.slots(side.make(n_tokens))):
+                sides.append(side)
         except (UnsupportedModelError, OptionError) as error:
-            left_out[name] = " ".join(str(error).split())
+            left_out[side.group or side.key] = " ".join(str(error).split())
     if len(sides) == 1:
         raise UnsupportedModelError(
             f"model: expected one that takes a method, received a {type(asked.model).__name__}: "
@@ -207,14 +204,8 @@ def measure_answers(
     """Fill the records, round by round; yields the key of the side that has answered a batch.
 
     Args:
-        asked: the model.
-        questions: all of them.
-        sides: who answers.
         records: by the sides' keys; changed.
-        batch: questions answered together.
-        max_new_tokens: of an answer.
         seed: question k has seed + k, for methods that draw.
-        session: number of this run, for the records.
     """
     done = {side.key: len(records[side.key]["seconds"]) for side in sides}
     n_rounds = -(-len(questions) // batch)
@@ -258,10 +249,6 @@ def summarise(
 
     Args:
         topic: the class of the model, which names what rows have.
-        sides: all sides, the whole one first.
-        records: by their keys.
-        kinds: of each question.
-        batch: questions of a round; the last may have fewer.
         only_answered: whether only questions count that the first side answers rightly.
 
     Returns:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from operator import itemgetter
 from statistics import fmean, median
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from mmaccel.catalog import DEMO_WEIGHTS, METHODS, find_own, load, make, read_na
 from mmaccel.checks import show, suggest
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.answers import AskedModel, Groups, Side
+from mmaccel.evaluation.answers import AskedModel, Side
 from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import TEXT_FIELDS, Question
 from mmaccel.evaluation.tables import CACHE_COLUMNS
@@ -105,13 +105,12 @@ class TextModel(AskedModel):
     is_demo: bool
 
     @staticmethod
-    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
-        groups: Groups = {}
-        for method in parse_methods(texts):
-            for budget in levels if takes_budget(method) else [None]:
-                side = make_side(method, budget)
-                groups[side.key] = lambda side=side: [side]  # type: ignore[misc]
-        return groups
+    def list_sides(texts: Sequence[str], levels: Sequence[float]) -> list[Side]:
+        return [
+            make_side(method, budget)
+            for method in parse_methods(texts)
+            for budget in (levels if takes_budget(method) else [None])
+        ]
 
     @staticmethod
     def slots(made: LayerMethods) -> dict[str, Any]:
@@ -154,18 +153,9 @@ class TextModel(AskedModel):
         options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "shared": shared}
         began = time.perf_counter()
         tokens, cost = answer(self.window, inputs.prompts, methods, self.ends, **options)
-        seconds = time.perf_counter() - began + cost.shared_seconds
+        seconds = time.perf_counter() - began + (0.0 if shared is None else shared.seconds)
         texts = self.decode(tokens)
-        return {
-            "texts": texts,
-            "answers": texts,
-            "seconds": seconds,
-            "prefill_seconds": cost.prefill_seconds,
-            "pass_seconds": median(cost.pass_seconds),
-            "kept": cost.kept,
-            "bytes": round(cost.bytes),
-            "blocks": cost.blocks,
-        }
+        return {"texts": texts, "answers": texts, "seconds": seconds, **cost}
 
     @property
     def ends(self) -> list[int]:
@@ -195,8 +185,6 @@ def open_model(
 
     Args:
         name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
-        device, dtype: of the model.
-        revision: of a download.
 
     Raises:
         OptionError: no such folder, or a model for another command.
@@ -291,28 +279,6 @@ def takes_budget(method: Method) -> bool:
     return "budget" in defaults.keys() - fixed.keys() and defaults["budget"] != 1.0
 
 
-@dataclass
-class Cost:
-    """What the answers to R questions cost.
-
-    Attributes:
-        prefill_seconds: of the prompts' pass and the eviction.
-        shared_seconds: what of it is the time of a pass that sides share.
-        pass_seconds: of each pass of one token; the first one is left out, which allocates.
-        kept: cached entries of a prompt that stayed, of those that there were, mean over layers.
-        bytes: of keys and values of one row in all layers, as they are allocated.
-        blocks: blocks that were read, of those that there were, over all layers and passes, or over
-            the prompt's for a method that chooses there; None where no method chooses blocks.
-    """
-
-    prefill_seconds: float = 0.0
-    shared_seconds: float = 0.0
-    pass_seconds: list[float] = field(default_factory=list)
-    kept: float = 1.0
-    bytes: float = 0.0
-    blocks: float | None = None
-
-
 @dataclass(frozen=True)
 class Round:
     """The prompts of a round, processed: ids `[T]` of each, methods by the sides' keys, and the
@@ -332,25 +298,26 @@ def answer(
     *,
     max_new_tokens: int,
     shared: SharedPrompts | None = None,
-) -> tuple[Tensor, Cost]:
+) -> tuple[Tensor, dict[str, float | None]]:
     """Greedy answers to R prompts, and what they cost.
 
     Args:
-        window: over the model.
         prompts: ids `[T]` int64 of each, at least 2.
-        methods: of the layers.
-        ends: ids that end an answer.
-        max_new_tokens: of an answer.
         shared: the prompts' pass; None: it is done here.
 
     Returns:
         `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
+        And the cost: `prefill_seconds` of the prompts' pass and the eviction; `pass_seconds`, the
+        median of the passes of one token but the first, which allocates; `kept`, cached entries of
+        a prompt that stayed, of those that there were, mean over layers; `bytes` of keys and values
+        of one row in all layers, as they are allocated; `blocks` that were read, of those that
+        there were, over all layers and passes, or over the prompt's for a method that chooses
+        there, None where no method chooses blocks.
     """
     device = window.device
-    cost = Cost()
     tokens, lengths = _pad(prompts, device)
     stops = lengths.new_tensor(list(ends))
-    made = []
+    made, seconds = [], []
 
     def now() -> float:
         synchronise(device)
@@ -365,22 +332,26 @@ def answer(
             window.prefill(Pass(part, torch.zeros_like(lengths), lengths=n_before))
         else:
             shared.begin(window, methods)
-            cost.shared_seconds = shared.seconds
-        cost.prefill_seconds = now() - began + cost.shared_seconds
+        prefill = now() - began + (0.0 if shared is None else shared.seconds)
         last = tokens.gather(1, lengths[:, None] - 1)  # [R, 1]
         has_ended = torch.zeros_like(last, dtype=torch.bool)
         for k in range(max_new_tokens):
             began = now()
             last = window.forward(Pass(last, lengths - 1 + k)).argmax(-1)
-            cost.pass_seconds.append(now() - began)
+            seconds.append(now() - began)
             made.append(last)
             has_ended |= torch.isin(last, stops)
             if has_ended.all():
                 break
-        _measure_cache(cost, window, n_before)
         n_passes = len(made) - int(window.takes_whole_prompts)  # the first token is the prompt's
-        cost.blocks = _measure_blocks(window, methods, n_before, n_passes)
-    cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
+        layers = window.run_caches().layers
+        cost = {
+            "prefill_seconds": prefill,
+            "pass_seconds": median(seconds[1:] or seconds),
+            "kept": _measure_kept(window, n_before),
+            "bytes": round(sum(layer.nbytes for layer in layers) / len(prompts)),
+            "blocks": _measure_blocks(window, methods, n_before, n_passes),
+        }
     return torch.cat(made, 1).cpu(), cost
 
 
@@ -390,8 +361,8 @@ def _pad(prompts: Sequence[Tensor], device: Any) -> tuple[Tensor, Tensor]:
     return pad_sequence(list(prompts), batch_first=True).to(device), lengths
 
 
-def _measure_cache(cost: Cost, window: CausalLMWindow, lengths: Tensor) -> None:
-    """Fill in `Cost.kept` and `Cost.bytes` of prompts of `lengths` `[R]`."""
+def _measure_kept(window: CausalLMWindow, lengths: Tensor) -> float:
+    """The share of cached entries that stayed of prompts of `lengths` `[R]`."""
     kept = []
     for layer in window.run_caches().served:
         dropped = layer.layout.dropped
@@ -401,14 +372,13 @@ def _measure_cache(cost: Cost, window: CausalLMWindow, lengths: Tensor) -> None:
             counts = torch.cat([part.counts for part in layer.parts], 1)
             n_kept = float(counts.sum(0).float().mean(0))
         kept.append(n_kept / float(lengths.sum()))
-    cost.kept = fmean(kept)
-    cost.bytes = sum(layer.nbytes for layer in window.run_caches().layers) / len(lengths)
+    return fmean(kept)
 
 
 def _measure_blocks(
     window: CausalLMWindow, methods: LayerMethods, lengths: Tensor, n_passes: int
 ) -> float | None:
-    """`Cost.blocks` of a window that held prompts of `lengths` `[R]` before n passes."""
+    """The share of blocks read by a window that held prompts of `lengths` `[R]` before n passes."""
     counts = window.block_counts
     if methods.attention is None or counts is None:
         return None
@@ -441,6 +411,7 @@ class _Recorder(CacheMethod):
 
     budget: int = 1
     n_observed: int = 0
+    accumulates: bool = False  # type: ignore[misc]  # the attention of all of the prompt
     seen: dict[int, CachedLayer] = field(default_factory=dict, compare=False)
 
     @property
@@ -454,13 +425,6 @@ class _Recorder(CacheMethod):
 
     def count(self, layer: CachedLayer) -> Tensor:
         return layer.lengths
-
-
-@dataclass(frozen=True)
-class _Adder(_Recorder):
-    """The same, with the attention of all of the prompt."""
-
-    accumulates: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -514,8 +478,10 @@ def process_prompts(
 ) -> SharedPrompts:
     """Process prompts, ids `[T]` of at least 2 each, for all methods that will go on from them."""
     evictors = [side.evictor for side in sides if side.evictor is not None]
-    kind = _Adder if any(method.accumulates for method in evictors) else _Recorder
-    recorder = kind(n_observed=max((method.observed for method in evictors), default=0))
+    recorder = _Recorder(
+        n_observed=max((method.observed for method in evictors), default=0),
+        accumulates=any(method.accumulates for method in evictors),
+    )
     tokens, lengths = _pad(prompts, window.device)
     with reducing(window, LayerMethods(kv_cache=recorder), 1):
         synchronise(window.device)

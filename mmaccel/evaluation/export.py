@@ -1,6 +1,6 @@
 """Folders in the layouts that prompt suites read, made of images that `mmaccel generate` wrote.
 
-Files are links where the bytes stay the same, and new images where a suite wants another form.
+Files are links where the suite takes them as they are, and new images where it wants another form.
 Nothing is moved or changed in the folder it came from.
 
 The suites run in environments of their own (their packages pin versions that a current transformers
@@ -25,8 +25,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +34,9 @@ from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_im
 from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
-_JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
-_PNG = {"format": "PNG"}
-
-Make = Callable[[Path], object]
-"""Writes a file under the name that it is given."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt of a suite: its text, what files are named by, and what goes into files."""
-
-    text: str
-    name: str
-    facts: dict[str, Any] = field(default_factory=dict)
+_JPEG = {"quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
+Prompt = tuple[str, str, dict[str, Any]]
+"""A prompt of a suite: its text, what files are named by, and what goes into files."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,6 @@ class Suite:
         per_prompt: files of a prompt that it asks for.
         read: its prompts from a file or folder.
         file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        save: how Pillow writes a file; None links it whatever it is.
         kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
         allowed: numbers of files of a prompt that it reads; empty: any.
@@ -70,7 +57,6 @@ class Suite:
     per_prompt: int
     read: Callable[[Path], Iterator[Prompt]]
     file: str
-    save: dict[str, Any] | None
     kinds: tuple[str, ...] = IMAGES
     prompts: str = "a file"
     allowed: tuple[int, ...] = ()
@@ -87,7 +73,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
     layout = SUITES[suite]
     try:
         found = list(layout.read(source))
-        if not found or not all(isinstance(p.text, str) and p.text.strip() for p in found):
+        if not found or not all(isinstance(text, str) and text.strip() for text, _, _ in found):
             raise ValueError("no prompts, or one without a text")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
@@ -105,9 +91,6 @@ def match_items(
 
     Args:
         prompts: one that occurs twice takes the next files.
-        items: files with prompts.
-        per_prompt: files each prompt is to have.
-        partial: leave out prompts without enough files.
 
     Raises:
         OptionError: prompts without enough files, with a list of them, or none with them.
@@ -117,9 +100,10 @@ def match_items(
         by_prompt.setdefault(" ".join((item.prompt or "").split()), []).append(item)
     matched, missing = [], []
     for prompt in prompts:
-        left = by_prompt.get(" ".join(prompt.text.split()), [])
+        text, name, _ = prompt
+        left = by_prompt.get(" ".join(text.split()), [])
         if len(left) < per_prompt:
-            missing.append(f"{prompt.name} ({len(left)} of {per_prompt}): {prompt.text}")
+            missing.append(f"{name} ({len(left)} of {per_prompt}): {text}")
         else:
             matched.append((prompt, left[:per_prompt]))
             del left[:per_prompt]
@@ -132,65 +116,57 @@ def match_items(
     return matched
 
 
-def plan_files(suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> dict[str, Make]:
-    """Every file of a suite's folder by its relative name, with what writes it.
-
-    Raises:
-        OptionError: a prompt that cannot be a file's name.
-    """
-    layout = SUITES[suite]
-    plan: dict[str, Make] = {}
-    lines: dict[str, list[dict[str, Any]]] = {}
-    for prompt, items in matched:
-        parts = [items] if layout.is_grid else [[item] for item in items]
-        for k, part in enumerate(parts):
-            suffix = part[0].file.suffix.lower()
-            name = layout.file.format(name=prompt.name, k=k, suffix=suffix)
-            if prompt.name == prompt.text and ("/" in name or "\0" in name or len(name) > 200):
-                raise OptionError(
-                    "prompt: expected one that can be a file's name, as the suite asks for, "
-                    f"received {prompt.text[:80]!r}; leave it out of the prompts"
-                )
-            plan[name] = partial(_make, part, layout.save)
-        if layout.lines:
-            lines.setdefault(layout.lines.format(name=prompt.name), []).append(prompt.facts)
-    return plan | {name: partial(_write_lines, rows) for name, rows in lines.items()}
-
-
-def write_files(out: Path, plan: dict[str, Make], write: Callable[[Path, Make], object]) -> None:
-    """Write a plan's files into a folder, which has its name only once they are all there: a suite
-    would take half of them for the whole.
+def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> int:
+    """Write a suite's folder, which has its name only once all files are there: a suite would take
+    half of them for the whole.
 
     Args:
         out: the folder; there is none yet, or an empty one.
-        plan: of `plan_files`.
-        write: writes a file whole or not at all.
+
+    Returns:
+        How many files it has.
+
+    Raises:
+        OptionError: a prompt that cannot be a file's name.
+        ShapeError: images of unlike sizes for one grid.
     """
+    layout, lines = SUITES[suite], dict[str, str]()
     begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(begun, ignore_errors=True)
     try:
-        for name, make in plan.items():
-            (begun / name).parent.mkdir(parents=True, exist_ok=True)
-            write(begun / name, make)
+        for (text, name, facts), items in matched:
+            parts = [items] if layout.is_grid else [[item] for item in items]
+            for k, part in enumerate(parts):
+                suffix = part[0].file.suffix.lower()
+                file = layout.file.format(name=name, k=k, suffix=suffix)
+                if name == text and ("/" in file or "\0" in file or len(file) > 200):
+                    raise OptionError(
+                        "prompt: expected one that can be a file's name, as the suite asks for, "
+                        f"received {text[:80]!r}; leave it out of the prompts"
+                    )
+                _write_images(part, begun / file)
+            if layout.lines:
+                lists = layout.lines.format(name=name)
+                lines[lists] = f"{lines.get(lists, '')}{json.dumps(facts, ensure_ascii=False)}\n"
+        for file, content in lines.items():
+            (begun / file).write_text(content, encoding="utf-8")
+        count = sum(path.is_file() for path in begun.rglob("*"))
         if out.is_dir():
             out.rmdir()
         os.replace(begun, out)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
+    return count
 
 
-def _make(items: Sequence[Item], save: dict[str, Any] | None, path: Path) -> None:
+def _write_images(items: Sequence[Item], path: Path) -> None:
     """Write images as one, a grid in rows where there are several; a hard link, or a copy from
-    another disk, where the file is of that form already.
-
-    Raises:
-        ShapeError: images of unlike sizes.
-    """
+    another disk, of one file of the same suffix."""
     from PIL import Image
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     source = items[0].file.resolve()  # of a link's target: a relative link leads nowhere
-    if save is None or (len(items) == 1 and _is_of(source, save)):
-        path.unlink(missing_ok=True)
+    if len(items) == 1 and source.suffix.lower() == path.suffix:
         try:
             os.link(source, path)
         except OSError:
@@ -206,46 +182,35 @@ def _make(items: Sequence[Item], save: dict[str, Any] | None, path: Path) -> Non
     grid = Image.new("RGB", (side * width, side * height))
     for k, image in enumerate(images):
         grid.paste(image, (k % side * width, k // side * height))
-    grid.save(path, **save)
-
-
-def _is_of(file: Path, save: dict[str, Any]) -> bool:
-    """Whether a file is of a format; a broken one raises OptionError."""
-    image = open_image(file)
-    return bool(image.format == save["format"])
-
-
-def _write_lines(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
+    grid.save(path, **(_JPEG if path.suffix == ".jpg" else {}))
 
 
 def _read_geneval(file: Path) -> Iterator[Prompt]:
     for k, line in enumerate(_lines(file)):
         row = parse_json(line)
-        yield Prompt(row["prompt"], f"{k:05d}", row)
+        yield row["prompt"], f"{k:05d}", row
 
 
 def _read_dpg(folder: Path) -> Iterator[Prompt]:
     for file in sorted(folder.glob("*.txt")):
-        yield Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem)
+        yield str(read_whole(file, "prompts"), "utf-8").strip(), file.stem, {}
 
 
 def _read_hpsv2(source: Path) -> Iterator[Prompt]:
     for file in sorted(source.glob("*.json")) if source.is_dir() else [source]:
         for k, text in enumerate(parse_json(read_whole(file, "prompts"))):
-            yield Prompt(text, f"{file.stem}/{k:05d}")
+            yield text, f"{file.stem}/{k:05d}", {}
 
 
 def _read_vbench(file: Path) -> Iterator[Prompt]:
-    return (Prompt(text, text) for text in dict.fromkeys(line.strip() for line in _lines(file)))
+    return ((text, text, {}) for text in dict.fromkeys(line.strip() for line in _lines(file)))
 
 
 def _read_partiprompts(file: Path) -> Iterator[Prompt]:
     rows = csv.DictReader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
     for k, row in enumerate(rows):
         facts = {"file": f"{k:05d}.png", "prompt": row["Prompt"], **row}
-        yield Prompt(row["Prompt"], f"{k:05d}", facts)
+        yield row["Prompt"], f"{k:05d}", facts
 
 
 def _lines(file: Path) -> list[str]:
@@ -253,20 +218,14 @@ def _lines(file: Path) -> list[str]:
 
 
 SUITES = {
-    "geneval": Suite(
-        4, _read_geneval, "{name}/samples/{k:04d}.png", _PNG, lines="{name}/metadata.jsonl"
-    ),
+    "geneval": Suite(4, _read_geneval, "{name}/samples/{k:04d}.png", lines="{name}/metadata.jsonl"),
     "dpg": Suite(
-        4, _read_dpg, "{name}.png", _PNG,
-        prompts="a folder of *.txt", allowed=(1, 4), is_grid=True,
+        4, _read_dpg, "{name}.png", prompts="a folder of *.txt", allowed=(1, 4), is_grid=True
     ),
     "hpsv2": Suite(
-        1, _read_hpsv2, "{name}.jpg", _JPEG,
-        prompts="STYLE.json or a folder of them", allowed=(1,),
+        1, _read_hpsv2, "{name}.jpg", prompts="STYLE.json or a folder of them", allowed=(1,)
     ),
-    "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", None, CLIPS),
-    "partiprompts": Suite(
-        1, _read_partiprompts, "{name}.png", _PNG, allowed=(1,), lines="prompts.jsonl"
-    ),
-}  # fmt: skip
+    "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", CLIPS),
+    "partiprompts": Suite(1, _read_partiprompts, "{name}.png", allowed=(1,), lines="prompts.jsonl"),
+}
 """Suites by name."""

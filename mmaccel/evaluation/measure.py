@@ -64,9 +64,6 @@ def measure(
     """Runs of all cases, round by round, as they are finished.
 
     Args:
-        cases: with a name each of its own.
-        repeats: rounds that count.
-        warm_up: rounds before them.
         device: to wait for, and whose memory is looked at.
         done: rounds of an earlier run by case, which are left out.
     """

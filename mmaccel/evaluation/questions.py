@@ -79,8 +79,6 @@ def read_questions(file: Path, per_kind: int, fields: Mapping[str, str]) -> list
 
     Args:
         file: images are named relative to it.
-        per_kind: most questions of a kind.
-        fields: `TEXT_FIELDS` or `IMAGE_FIELDS`.
 
     Raises:
         OptionError: no such file, a line that is none of this, or no line; with its number.

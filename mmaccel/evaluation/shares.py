@@ -11,9 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mmaccel.evaluation.quality.report import wilson
-
 _Z = 1.959964  # of a two-sided 95 %
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share of n (E. B. Wilson, 1927), which holds at 0 and 1 too."""
+    middle = (share + _Z * _Z / (2 * n)) / (1 + _Z * _Z / n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n)) / (1 + _Z * _Z / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def share_of(right: str) -> dict[str, Any] | None:

@@ -6,15 +6,6 @@ from collections.abc import Callable, Sequence
 
 from mmaccel.evaluation.measure import Columns, Row
 
-SHOWN = {  # column: its name in the report
-    "right": "right",
-    "distance": "total_variation",
-    "colours": "colours",
-    "shapes": "shapes",
-    "relations": "relations",
-    "whole": "whole",
-}
-
 
 def grid(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""

@@ -37,7 +37,6 @@ class ContinuedTexts(PromptedModel):
     so that all sides draw from the same distribution.
 
     Args:
-        model, tokenizer: of transformers.
         length: tokens of a text at most.
     """
 
@@ -79,10 +78,6 @@ class ContinuedTexts(PromptedModel):
 
 def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
     """The folder of a causal LM of transformers; None for a model of images.
-
-    Args:
-        name: of a demo model, a path, or an id of the hub.
-        hub: of a download.
 
     Raises:
         OptionError: no such model, or one for another command.

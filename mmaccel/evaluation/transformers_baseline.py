@@ -57,7 +57,6 @@ class BaselineDecoding:
 
     Args:
         pipe: a `TextToImage` that `find_obstacle` has nothing against.
-        name: one of `BASELINES`.
         captions: all that will be asked for.
     """
 
@@ -236,14 +235,7 @@ def _count_graphs() -> int:
 
 
 def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) -> str:
-    """Why a baseline cannot run; empty where it can. A few tokens are made to find out.
-
-    Args:
-        pipe: a `TextToImage`.
-        name: one of `BASELINES`.
-        caption: to try it with.
-        params: of the runs.
-    """
+    """Why a baseline cannot run; empty where it can. A few tokens are made to find out."""
     images = pipe.image_model
     if (
         not isinstance(images, WordImages | ContinuedTexts)

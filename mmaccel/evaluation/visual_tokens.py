@@ -23,7 +23,7 @@ from torch import Tensor
 from mmaccel.catalog import REDUCERS, find_own, load
 from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.answers import AskedModel, Groups, Side
+from mmaccel.evaluation.answers import AskedModel, Side
 from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import IMAGE_FIELDS, Question
 from mmaccel.evaluation.tables import VISUAL_COLUMNS
@@ -87,10 +87,18 @@ class VisionModel(AskedModel):
     is_demo: bool
 
     @staticmethod
-    def list_groups(texts: Sequence[str], levels: Sequence[float]) -> Groups:
+    def list_sides(texts: Sequence[str], levels: Sequence[float]) -> list[Side]:
         """See `AskedModel`; what a method's own rule leaves is one of its sides, at a level of
         1."""
-        return {name: partial(_make_sides, name, levels) for name in parse_methods(texts)}
+        sides = []
+        for name in parse_methods(texts):
+            target = None if name in METHODS else find_own("visual_tokens", name)
+            method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
+            made = [] if method.needs_budget else [(1.0, method())]
+            for keep, own in made + [(keep, method(keep=keep)) for keep in levels]:
+                make = partial(_same, own)
+                sides.append(Side(repr(own), name, keep, make, {"method": name}, group=name))
+        return sides
 
     @staticmethod
     def slots(made: Any) -> dict[str, Any]:
@@ -138,7 +146,6 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
     Args:
         name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a folder or hub
             id of a vision-language model of transformers with its processor.
-        device, dtype: of the model.
 
     Raises:
         OptionError: no such folder.
@@ -192,16 +199,6 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*CONTROLS, *found])) if found else list(METHODS)
 
 
-def _make_sides(name: str, keeps: Sequence[float]) -> list[Side]:
-    target = None if name in METHODS else find_own("visual_tokens", name)
-    method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
-    made = [] if method.needs_budget else [(1.0, method())]
-    made += [(keep, method(keep=keep)) for keep in keeps]
-    return [
-        Side(repr(own), name, keep, partial(_same, own), {"method": name}) for keep, own in made
-    ]
-
-
 def _same(method: Any, n_tokens: int) -> Any:
     return method
 
@@ -217,11 +214,7 @@ def answer(
     """Greedy answers to a batch of R questions, token by token, and what they cost.
 
     Args:
-        vlm: the model.
         inputs: of `VisionModel.encode`.
-        method: a reducer, or None.
-        seeds: one for each question.
-        max_new_tokens: of an answer.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     how: dict[str, Any] = {"strict": True, "seed": list(seeds), "cuda_graphs": False}

@@ -10,20 +10,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmaccel.errors import OptionError
-
-_NO_FILES = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 def check_target(file: Path, option: str = "file") -> None:
@@ -40,34 +31,19 @@ def check_target(file: Path, option: str = "file") -> None:
         OptionError: no name, or "-"; a folder, device, pipe or socket, or a link to one; a link
             that leads out of its folder.
     """
-    obstacle = _find_obstacle(file)
+    target, home = os.path.realpath(file), os.path.realpath(file.parent)
+    obstacle = None
+    if str(file) == "-":
+        obstacle = "but results go into files only"
+    elif not file.name or (os.path.exists(target) and not os.path.isfile(target)):
+        obstacle = "a folder, device, pipe or socket"
+    elif os.path.islink(file) and os.path.commonpath([target, home]) != home:
+        obstacle = f"a link out of its folder to {target!r}"
     if obstacle:
         raise OptionError(
             f"{option}: expected a file name, received {str(file)!r}, {obstacle}; "
             "name a file in a folder"
         )
-
-
-def _find_obstacle(file: Path) -> str | None:
-    """What keeps a name from being that of a file, in words; None where nothing does."""
-    if str(file) == "-":
-        return "but results go into files only"
-    if not file.name:
-        return "a folder"
-    try:
-        mode = os.lstat(file).st_mode
-    except OSError:  # there is no such file, or writing it will say why
-        return None
-    if not stat.S_ISLNK(mode):
-        return _NO_FILES.get(stat.S_IFMT(mode))
-    target, home = os.path.realpath(file), os.path.realpath(file.parent)
-    if os.path.commonpath([target, home]) != home:
-        return f"a link out of its folder to {target!r}"
-    try:
-        kind = _NO_FILES.get(stat.S_IFMT(os.stat(file).st_mode))
-    except OSError:  # it leads to no file
-        return None
-    return kind and f"a link to {kind}"
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:

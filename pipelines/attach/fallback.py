@@ -1,4 +1,4 @@
-"""Calls that no policy serves: refused, or run by transformers' own loop and measured."""
+"""Calls that no policy serves, run by transformers' own loops and measured."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import hashlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout, Policy
-from mmaccel.errors import AttachError
-from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Stats
@@ -35,7 +31,7 @@ def run_original(
     Args:
         model: the model.
         name: a decoding loop of `GenerationMixin`.
-        args: as `generate` passes them: ids `[B, T]` first, the configuration fourth.
+        args: of the loop: ids `[B, T]` first, the configuration fourth.
         options: the named arguments.
         seed: of torch's generators (the CPU's and the model's device's) during the run; their
             states are restored afterwards. Several seeds are hashed into one. None leaves the
@@ -51,8 +47,7 @@ def run_original(
     with PassCounter(model) as counter, _seeded(seed, find_device(model)):
         out = original(model, name)(*args, **options)
     seconds = time.perf_counter() - began
-    ids = args[0] if args else options["input_ids"]
-    config = args[3] if len(args) > 3 else options["generation_config"]
+    ids, config = args[0], args[3]
     passes = counter.passes
     made = getattr(out, "sequences", out)
     if not isinstance(made, Tensor):
@@ -157,81 +152,8 @@ def find_caller() -> int:
     return level
 
 
-@dataclass
-class Fallback:
-    """Runs the original methods of a model, or refuses to.
-
-    The original gets the layout as logits processors. A loop that takes no processors is refused,
-    because its tokens would not follow the layout.
-
-    Args:
-        policy: the attached policy.
-        find_seed: of the original's draws, see `run_original`.
-        strict: refuse every call.
-        layout: what is known about the slots, or None.
-        record: receives the statistics of each run.
-        warned: reasons that the caller was warned of.
-    """
-
-    policy: Policy
-    find_seed: Callable[[], int | Sequence[int] | None]
-    strict: bool
-    layout: Layout | None
-    record: Callable[[Stats], None]
-    warned: set[str]
-
-    def run(self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any) -> Any:
-        """Run one of transformers' own decoding loops; warn once, and record the reasons.
-
-        Args:
-            model: the model.
-            name: of the loop.
-            reasons: why no policy runs.
-            *args: of the loop: ids `[B, T]`, processors, criteria and configuration, in this order
-                where they are not given by name.
-            **options: of the loop.
-
-        Raises:
-            AttachError: `strict`, or a loop that cannot follow the layout.
-        """
-        text = "; ".join(reasons)
-        if self.strict:
-            self.refuse(text)
-        if self.layout is not None:
-            names = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
-            options = dict(zip(names, args)) | options
-            args = args[len(names) :]
-            given = options["logits_processor"]
-            if type(given).__name__ != "LogitsProcessorList":
-                self.refuse_layout(f"a {type(given).__name__} in place of a LogitsProcessorList")
-            if getattr(options["generation_config"], "is_assistant", False):
-                self.refuse_layout("a model that drafts for another one")
-            n_prompt = options["input_ids"].shape[1]
-            options["logits_processor"] = with_layout(given, self.layout, n_prompt)
-            args = (*(options.pop(name) for name in names), *args)
-        self.warn(text)
-        out, stats = run_original(model, name, args, options, self.find_seed())
-        stats.policy = repr(self.policy)
-        stats.fallbacks = list(reasons)
-        self.record(stats)
-        return out
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Raise `AttachError`."""
-        raise AttachError(
-            f"generate: expected a call that {type(self.policy).__name__} can serve, received "
-            f"{reason}; leave that out, or attach with strict=False to run it without the policy"
-        )
-
-    def refuse_layout(self, reason: str) -> NoReturn:
-        """Raise `AttachError`: the original would run without the layout."""
-        raise AttachError(
-            f"generate: expected a call that can be held to a layout, received {reason}; leave "
-            "that out, or attach without layout"
-        )
-
-    def warn(self, reason: str) -> None:
-        """Warn once for each reason; the warning points at the user's line."""
-        if reason not in self.warned:
-            self.warned.add(reason)
-            warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())
+def warn_once(reason: str, warned: set[str]) -> None:
+    """Warn for a reason that is not among `warned` yet; the warning points at the user's line."""
+    if reason not in warned:
+        warned.add(reason)
+        warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())

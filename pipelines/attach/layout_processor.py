@@ -30,51 +30,29 @@ class LayoutMask:
     Args:
         layout: of the generated tokens.
         n_prompt: T, prompt tokens of a row as transformers has them, padding included.
+        is_last: whether it only makes forced tokens survive whatever other processors masked.
     """
 
-    def __init__(self, layout: Layout, n_prompt: int) -> None:
-        self._layout = layout
-        self._n_prompt = n_prompt
+    def __init__(self, layout: Layout, n_prompt: int, is_last: bool) -> None:
+        self._layout, self._n_prompt, self._is_last = layout, n_prompt, is_last
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
-        slots = self._slots(input_ids)
-        token = self._forced(slots)
-        allowed = self._layout.allowed(slots)
-        if token is not None:
-            return _keep(scores, token)
+        slots = input_ids.new_tensor([[input_ids.shape[1] - self._n_prompt]])  # of all rows
+        forced = self._layout.forced(slots)
+        if forced is not None and int(forced) >= 0:
+            token = int(forced)
+            kept = torch.full_like(scores, _NEVER)
+            kept[:, token] = scores[:, token]
+            if self._is_last:
+                lost = ~kept[:, token].isfinite()  # otherwise its score counts, for beams
+                kept[lost, token] = 0.0
+            return kept
+        allowed = None if self._is_last else self._layout.allowed(slots)
         if allowed is None:
             return scores
         mask = allowed.to(scores.device).broadcast_to(1, 1, scores.shape[-1])[0]
         return scores.masked_fill(~mask, _NEVER)
-
-    def _slots(self, input_ids: Tensor) -> Tensor:
-        """`[1, 1]` int64: the slot of the next token, the same in all rows."""
-        return input_ids.new_tensor([[input_ids.shape[1] - self._n_prompt]])
-
-    def _forced(self, slots: Tensor) -> int | None:
-        forced = self._layout.forced(slots)
-        return None if forced is None or int(forced) < 0 else int(forced)
-
-
-class ForcedToken(LayoutMask):
-    """A last logits processor: forced tokens survive whatever other processors masked."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
-        token = self._forced(self._slots(input_ids))
-        if token is None:
-            return scores
-        kept = _keep(scores, token)
-        lost = ~kept[:, token].isfinite()  # otherwise its score counts, for beams
-        kept[lost, token] = 0.0
-        return kept
-
-
-def _keep(scores: Tensor, token: int) -> Tensor:
-    kept = torch.full_like(scores, _NEVER)
-    kept[:, token] = scores[:, token]
-    return kept
 
 
 def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
@@ -83,8 +61,7 @@ def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
     for index, processor in enumerate(processors):
         if any(is_own(processor, name) for name in _GUIDANCE):
             first = index + 1
-    mask = LayoutMask(layout, n_prompt)
-    last = ForcedToken(layout, n_prompt)
+    mask, last = (LayoutMask(layout, n_prompt, is_last) for is_last in (False, True))
     return type(processors)([*processors[:first], mask, *processors[first:], last])
 
 

@@ -22,9 +22,9 @@ import copyreg
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from threading import Condition, get_ident
+from threading import Condition, RLock, get_ident
 from typing import Any
 
 from mmaccel.errors import AttachError, BusyError
@@ -44,23 +44,22 @@ class RunningCalls:
     """
 
     def __init__(self) -> None:
-        self._condition = Condition()
+        self._gate = RLock()  # a change holds it
+        self._ended = Condition()
         self._running: list[tuple[int, int]] = []  # thread and id of the object
-        self._changing: int | None = None  # thread
 
     @contextmanager
     def call(self, target: Any) -> Iterator[None]:
         """Inside the block a call of an object runs."""
         entry = (get_ident(), id(target))
-        with self._condition:
-            self._await_changes(entry[0])
+        with self._behind_changes():
             self._running.append(entry)
         try:
             yield
         finally:
-            with self._condition:
+            with self._ended:
                 self._running.remove(entry)
-                self._condition.notify_all()
+                self._ended.notify_all()
 
     @contextmanager
     def change(self, what: str, target: Any = None) -> Iterator[None]:
@@ -73,29 +72,19 @@ class RunningCalls:
         Raises:
             BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
-        thread = get_ident()
-        if thread in self._threads(target):
+        if get_ident() in self._threads(target):
             raise BusyError(
                 f"{what}: expected no running call, received it from inside one; end the call "
                 f"first (a stopping criterion may return True), then {what}"
             )
-        with self._condition:
-            self._await_changes(thread)
-            outer = self._changing
-            self._changing = thread
-        try:
-            with self._condition:
-                self._condition.wait_for(lambda: not self._threads(target))
+        with self._behind_changes():
+            with self._ended:
+                self._ended.wait_for(lambda: not self._threads(target))
             yield
-        finally:
-            with self._condition:
-                self._changing = outer
-                self._condition.notify_all()
 
-    def _await_changes(self, thread: int) -> None:
-        """Wait for a change by another thread, unless that may wait for this one."""
-        if thread not in self._threads(None):
-            self._condition.wait_for(lambda: self._changing in (None, thread))
+    def _behind_changes(self) -> AbstractContextManager[Any]:
+        """Waits for a change by another thread, unless that may wait for this one."""
+        return nullcontext() if get_ident() in self._threads(None) else self._gate
 
     def _threads(self, target: Any) -> list[int]:
         """Threads with a running call of an object, or of any."""
@@ -257,21 +246,11 @@ def _patch_of(target: Any) -> _Patch | None:
 
 
 def _reduce_to_base(self: Any, protocol: Any) -> Any:
-    """Copy and pickle as the plain object."""
-    injected = type(self)
-    base = getattr(injected, BASE)
-    reduced = base.__reduce_ex__(self, protocol)
-    if not isinstance(reduced, tuple):
-        return reduced
-    function, arguments, *rest = reduced
-    plain = tuple(base if argument is injected else argument for argument in arguments)
-    if function is copyreg.__newobj__:  # type: ignore[attr-defined]
-        function = base.__new__  # equivalent; pickle checks the class given to `__newobj__`
-    if rest and isinstance(rest[0], dict):
-        rest[0] = {name: value for name, value in rest[0].items() if name != _PATCH}
-    return (base if function is injected else function, plain, *rest)
-
-
-def as_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method of another object as a plain function, which a class can hold."""
-    return lambda *args, **options: method(*args, **options)
+    """Copy and pickle as an object of its own class that has the same attributes."""
+    base = getattr(type(self), BASE)
+    plain = object.__new__(base)
+    vars(plain).update({name: value for name, value in vars(self).items() if name != _PATCH})
+    reduced = plain.__reduce_ex__(protocol)
+    if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+        reduced = (base.__new__, *reduced[1:])  # pickle compares its class with that of `self`
+    return reduced

@@ -22,7 +22,6 @@ from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import number_served
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import PromptCuts
-from mmaccel.reduction.kv_cache.contract import CacheMethod
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,31 +91,20 @@ def open_prompt(
     if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
         last = call.positions[..., -1].to(device)
         next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
-    evicting = None if methods is None else methods.evictor
-    observer = None if evicting is None else _observe(mask, evicting)
+    observer = None
+    if methods is not None and methods.evictor is not None:
+        columns = (~mask).long().argsort(dim=1, stable=True)  # that each row attends to, first
+        observer = Observer(methods.evictor, mask.sum(1), columns)
+    inputs = dict[str, Tensor]()  # of every generated token, `[B, 1]` each
+    if call.others.get("token_type_ids") is not None:  # as the last of the prompt
+        inputs["token_type_ids"] = call.others["token_type_ids"][:, -1:].to(device)
+    if call.others.get("mm_token_type_ids") is not None:  # text
+        inputs["mm_token_type_ids"] = call.others["mm_token_type_ids"][:, -1:].to(device) * 0
     return OwnPrompt(
         mask,
         next_position,
         PrefillPass(call, outputs, layers, observer).run,
-        inputs=_inputs(call),
+        inputs=inputs,
         is_cut=layers is not None,
         has_steps=layers is not None and layers.steps is not None,
     )
-
-
-def _observe(mask: Tensor, method: CacheMethod) -> Observer:
-    """Of the columns that each row of `mask` `[R, T]` attends to."""
-    return Observer(method, mask.sum(1), (~mask).long().argsort(dim=1, stable=True))
-
-
-def _inputs(call: GenerateCall) -> dict[str, Tensor]:
-    """What transformers processes every generated token with, `[B, 1]` each."""
-    found = dict[str, Tensor]()
-    device = call.device
-    token_types = call.others.get("token_type_ids")
-    if token_types is not None:  # as the last of the prompt
-        found["token_type_ids"] = token_types[:, -1:].to(device)
-    modalities = call.others.get("mm_token_type_ids")
-    if modalities is not None:  # text
-        found["mm_token_type_ids"] = modalities[:, -1:].to(device) * 0
-    return found

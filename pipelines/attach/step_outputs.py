@@ -12,7 +12,6 @@ Source: `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.24.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -25,35 +24,13 @@ from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.window.recorder import EndedRun, process_filler
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Where the tokens of a call's rows are in a window's cache.
-
-    transformers has rows of equal length, with padding and holes in them; a window's cache holds
-    the tokens alone.
-
-    Attributes:
-        mask: `[B, T]` bool, columns of the prompt that are attended to.
-    """
-
-    mask: Tensor
-
-    def prompt(self) -> Tensor:
-        """`[B, T]` int64, cache indices of the prompt's columns, -1 where nobody attends."""
-        return torch.where(self.mask, self.mask.cumsum(1) - 1, -1)
-
-    def generated(self, n_tokens: int) -> Tensor:
-        """`[B, n_tokens]` int64, cache indices of the first generated tokens."""
-        index = torch.arange(n_tokens, device=self.mask.device)
-        return self.mask.sum(1, keepdim=True) + index
-
-
 class StepOutputs:
     """A `StepRecorder` for one `generate` call.
 
     Args:
         names: what to record, of the values of `PER_STEP` and `PER_LAYER`.
-        columns: of the prompt.
+        mask: `[B, T]` bool, columns of the prompt that are attended to. transformers has rows of
+            equal length, with padding and holes in them; a window's cache holds the tokens alone.
         filler: what ended rows go on with; None where all rows end together.
         cache: a transformers cache that gets the keys and values of all tokens but the last, or
             None. It holds the prompt already if its length is that of the prompt.
@@ -66,14 +43,14 @@ class StepOutputs:
     def __init__(
         self,
         names: frozenset[str],
-        columns: Columns,
+        mask: Tensor,
         filler: Tensor | None,
         cache: Any,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._dtype = dtype
         self.is_active = bool(names)
-        self._columns = columns
+        self._mask = mask
         self._filler = filler
         self._cache = cache
         self._prompt_output: Any = None
@@ -153,7 +130,7 @@ class StepOutputs:
     ) -> tuple[Tensor, ...]:
         """Values per layer of a step, with those of some rows in them."""
         before = self._steps[name][step]
-        batch = len(self._columns.mask)
+        batch = len(self._mask)
         if name == "hidden_states":  # [R, W, C] -> [B, 1, C]
             parts = [value[rows, entries][:, None] for value in layers]
         else:  # [R, H, W, S] -> [B, H, 1, T + step]
@@ -168,18 +145,26 @@ class StepOutputs:
         self, weights: Tensor, rows: list[int], step: int, window: int | None
     ) -> Tensor:
         """Attention weights `[n, H, S]` over cache indices, over transformers' columns instead."""
-        columns = self._columns
-        index = torch.cat([columns.prompt(), columns.generated(step)], 1)[rows]  # [n, T + step]
-        index = index[:, None].to(weights.device)
+        index = torch.cat([self._prompt_index(), self._new_index(step)], 1)[rows]
+        index = index[:, None].to(weights.device)  # [n, 1, T + step]
         found = weights.gather(2, index.clamp(min=0).expand(-1, weights.shape[1], -1))
         found = found.where(index >= 0, 0)
         return found if window is None else found[..., -window:]
 
+    def _prompt_index(self) -> Tensor:
+        """`[B, T]` int64, cache indices of the prompt's columns, -1 where nobody attends."""
+        return torch.where(self._mask, self._mask.cumsum(1) - 1, -1)
+
+    def _new_index(self, n_tokens: int) -> Tensor:
+        """`[B, n_tokens]` int64, cache indices of the first generated tokens."""
+        index = torch.arange(n_tokens, device=self._mask.device)
+        return self._mask.sum(1, keepdim=True) + index
+
     def _fill_cache(self, run: EndedRun) -> None:
         """Append the keys and values that transformers' loop would have appended."""
-        index = self._columns.generated(self._n_steps - 1)
-        if int(self._cache.get_seq_length()) < self._columns.mask.shape[1]:
-            index = torch.cat([self._columns.prompt(), index], 1)
+        index = self._new_index(self._n_steps - 1)
+        if int(self._cache.get_seq_length()) < self._mask.shape[1]:
+            index = torch.cat([self._prompt_index(), index], 1)
         if not index.shape[1]:
             return
         model: Any = run.model

@@ -20,7 +20,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 )
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.generate_call import SAMPLE, GenerateCall, Table, Task
 from mmaccel.pipelines.original_methods import BASE, has_own, original
 
 _PREPARE = "prepare_inputs_for_generation"
@@ -39,9 +39,7 @@ class CausalLM:
 
     Attributes:
         name: of the family.
-        prompt_inputs: arguments for the model's forward that belong to the prompt alone, which the
-            model's own prefill then processes.
-        served: arguments for the model's forward that `open` uses, in addition to the usual ones.
+        arguments: what becomes of each argument for the model's forward.
         known: methods of `GenerationMixin` that models of this family may override.
         takes_own_prompt: whether its windows go on from the model's own prefill, see
             `mmaccel.pipelines.causal_lm.own_prompt`.
@@ -51,8 +49,7 @@ class CausalLM:
     """
 
     name: ClassVar[str] = "causal_lm"
-    prompt_inputs: ClassVar[frozenset[str]] = frozenset()
-    served: ClassVar[frozenset[str]] = frozenset()
+    arguments: ClassVar[Table] = SAMPLE
     known: ClassVar[frozenset[str]] = frozenset()
     takes_own_prompt: ClassVar[bool] = True
     gives_cache: ClassVar[bool] = True
@@ -117,13 +114,11 @@ class CausalLM:
         """The prompt of one call."""
         return call.prompt()
 
-    def own_loop(
-        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> OwnLoop | None:
+    def own_loop(self, model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Task | None:
         """A `generate` call that runs the model's own loop, as a task; None for any other call."""
         return None
 
-    def sample_loop(self, call: GenerateCall) -> OwnLoop | None:
+    def sample_loop(self, call: GenerateCall) -> Task | None:
         """A call of `_sample` whose rows are not those of a prompt, as a task; None for others."""
         return None
 

@@ -41,7 +41,6 @@ class ImageTokenWindow(CausalLMWindow):
     constants = ("ids", "_weight", "_bias")
     options = (*CausalLMWindow.options, "_n_structural")
     needs_head = False
-    takes_embeddings = False
 
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)

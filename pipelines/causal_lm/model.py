@@ -83,7 +83,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
     own_vocabulary: ClassVar[bool] = False  # whether its tokens are others than the model's
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
-    takes_embeddings = True
     caches: LayerCaches | None = None
 
     def __init__(

@@ -17,7 +17,6 @@ Source: transformers 5.24, `dia`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,14 +34,13 @@ from mmaccel.pipelines.delay.family import (
     open_prompt,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import Processor, SamplingParams
-from mmaccel.tokenizers_vq.delay import Cells, list_cells
 
 _GUIDANCE = "DiaClassifierFreeGuidanceLogitsProcessor"
 _FILTER = "DiaEOSChannelFilterLogitsProcessor"
@@ -177,10 +175,10 @@ class DiaSteps:
 class Dia(CodeDecoder):
     """`DiaForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = frozenset({
+    arguments: ClassVar[Table] = dict.fromkeys((
         "attention_mask", "decoder_attention_mask", "decoder_delay_mask", "encoder_outputs",
-        "tokenizer", "use_cache", CACHE,
-    })  # fmt: skip
+        "use_cache", CACHE,
+    ), READ) | {"tokenizer": IGNORED}  # fmt: skip
 
     def decoder(self, model: Any) -> Any:
         return model.model.decoder
@@ -207,30 +205,85 @@ class Dia(CodeDecoder):
         own = logits.unflatten(0, (rows, -1)).transpose(1, 2)  # [R, S, K, V]
         return DiaSteps(model, states, mask), codes, own
 
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        config = call.model.config.decoder_config
+    def read(self, call: GenerateCall) -> Task:
+        model = call.model
+        config = model.config.decoder_config
+        samples = call.config.do_sample
         names = [type(processor).__name__ for processor in call.processors]
+        guidance = call.processors[0] if names[:1] == [_GUIDANCE] else None
+        own = (_GUIDANCE, _FILTER, _END)
+        kinds = [(p, kind) for p, kind in call.kinds if not any(is_own(p, name) for name in own)]
+        reasons = [*find_unflat(kinds)]
         if not names or names[-1] != _END or names.count(_FILTER) != 1:
-            yield "logits processors in another order than Dia's"
-        elif read_warpers(_find_behind(call), True, call.ids[:, :0])[0] is not None:
-            yield "processors behind Dia's filter other than top-k, top-p and min-p"
-        yield from find_unflat(_drop_own(call))
-        n_guided = call.processors[0].guidance_top_k if names[:1] == [_GUIDANCE] else None
-        n_never = self.vocab_size(call.model) - config.eos_token_id
+            reasons.append("logits processors in another order than Dia's")
+        else:
+            behind = call.kinds[names.index(_FILTER) + 1 : -1]
+            if read_warpers(behind, True, call.ids[:, :0])[0] is not None:
+                reasons.append("processors behind Dia's filter other than top-k, top-p and min-p")
+        n_guided = None if guidance is None else guidance.guidance_top_k
+        n_never = self.vocab_size(model) - config.eos_token_id
         if n_guided is not None and n_guided <= n_never:
-            yield f"guidance of {n_never} codes or fewer, which may all be ids that are never drawn"
+            reasons.append(
+                f"guidance of {n_never} codes or fewer, which may all be ids that are never drawn"
+            )
         text = call.others.get("attention_mask")
         if text is not None and not bool(text.bool().any(1).all()):
-            yield "a row without text"
-        ends = [end for stop in call.stops for end in stop.flatten().tolist()]
-        if ends != [config.eos_token_id]:
-            yield f"end tokens other than {config.eos_token_id}, Dia's own"
+            reasons.append("a row without text")
+        if [end for stop in call.stops for end in stop.flatten().tolist()] != [config.eos_token_id]:
+            reasons.append(f"end tokens other than {config.eos_token_id}, Dia's own")
         mask = call.others.get("decoder_attention_mask")
         if mask is not None and not bool(mask.all()):
-            yield "prompts of sound of different lengths"
-        free = self._read_pattern(call)[1]
+            reasons.append("prompts of sound of different lengths")
+        given, free = self._read_pattern(call)
         if not torch.equal(free, free[:1].expand_as(free)):
-            yield "rows with different patterns"
+            reasons.append("rows with different patterns")
+        if reasons:
+            return Task(reasons)
+        device = given.device
+        rows, n_steps, n_books = given.shape
+        cells = list_cells(free[0])
+        chain, chosen = read_warpers(kinds, samples, call.ids[:, :0])
+        delays = torch.tensor(model.config.delay_pattern, device=device, dtype=torch.int64)
+        last_begin = n_steps - int(delays.max()) - 1
+        assert call.pad is not None  # as there is an end token
+        padding = int(call.pad)
+        rules = DiaRules(
+            cells,
+            delays,
+            end=config.eos_token_id,
+            padding=padding,
+            stop=self.vocab_size(model),
+            last_begin=last_begin if last_begin >= call.ids.shape[1] else None,
+            before=chain,
+        )
+        params = SamplingParams(processor=rules, **chosen)
+        if guidance is not None:
+            params = DiaGuidance(
+                guidance_scale=float(guidance.guidance_scale),
+                guidance_top_k=n_guided,
+                processor=rules,
+                **chosen,
+            )
+        branches = 1 if guidance is None else 2
+
+        def hand_over(made: Generation) -> Any:
+            index = torch.arange(made.tokens.shape[1], device=device)
+            tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
+            tokens = torch.where(tokens == rules.stop, rules.end, tokens)
+            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
+            longest = int(cells.step[int(made.lengths.max()) - 1]) + 1
+            return hand_rows(call, grid[:, :longest])
+
+        steps = DiaSteps(model, call.others["encoder_outputs"][0], text)
+        repeated = given.repeat(branches, 1, 1)
+        return Task(
+            model=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
+            prompt=open_prompt(rows, branches, n_books, device, stop=rules.stop),
+            length=len(cells.step),
+            params=params,
+            samples=samples,
+            hand_over=hand_over,
+        )
 
     def _read_pattern(self, call: GenerateCall) -> tuple[Tensor, Tensor]:
         """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool."""
@@ -246,72 +299,3 @@ class Dia(CodeDecoder):
         free = mask == padding
         free[:, :n_prompt] = False
         return given, free
-
-    def loop(self, call: GenerateCall) -> OwnLoop:
-        model = call.model
-        config = model.config.decoder_config
-        given, free = self._read_pattern(call)
-        device = given.device
-        rows, n_steps, n_books = given.shape
-        cells = list_cells(free[0])
-        samples = call.config.do_sample
-        chain, chosen = read_warpers(_drop_own(call), samples, call.ids[:, :0])
-        delays = torch.tensor(model.config.delay_pattern, device=device, dtype=torch.int64)
-        last_begin = n_steps - int(delays.max()) - 1
-        assert call.pad is not None  # as there is an end token
-        padding = int(call.pad)
-        rules = DiaRules(
-            cells,
-            delays,
-            end=config.eos_token_id,
-            padding=padding,
-            stop=self.vocab_size(model),
-            last_begin=last_begin if last_begin >= call.ids.shape[1] else None,
-            before=chain,
-        )
-        guidance = call.processors[0] if is_own(call.processors[0], _GUIDANCE) else None
-        params = SamplingParams(processor=rules, **chosen)
-        if guidance is not None:
-            params = DiaGuidance(
-                guidance_scale=float(guidance.guidance_scale),
-                guidance_top_k=guidance.guidance_top_k,
-                processor=rules,
-                **chosen,
-            )
-        branches = 1 if guidance is None else 2
-
-        def hand_over(made: Generation) -> Any:
-            index = torch.arange(made.tokens.shape[1], device=device)
-            tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
-            tokens = torch.where(tokens == rules.stop, rules.end, tokens)
-            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
-            longest = int(cells.step[int(made.lengths.max()) - 1]) + 1
-            return hand_rows(call, grid[:, :longest])
-
-        states = call.others["encoder_outputs"][0]
-        steps = DiaSteps(model, states, call.others.get("attention_mask"))
-        repeated = given.repeat(branches, 1, 1)
-        return OwnLoop(
-            window=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
-            prompt=open_prompt(rows, branches, n_books, device, stop=rules.stop),
-            length=len(cells.step),
-            params=params,
-            samples=samples,
-            hand_over=hand_over,
-        )
-
-
-def _find_behind(call: GenerateCall) -> list[tuple[Any, str]]:
-    """The processors behind Dia's filter, each with its kind, without the one of its ends."""
-    names = [type(processor).__name__ for processor in call.processors]
-    return call.kinds[names.index(_FILTER) + 1 : -1]
-
-
-def _drop_own(call: GenerateCall) -> list[tuple[Any, str]]:
-    """The processors of a call, each with its kind, without Dia's own."""
-    names = (_GUIDANCE, _FILTER, _END)
-    return [
-        (processor, kind)
-        for processor, kind in call.kinds
-        if not any(is_own(processor, name) for name in names)
-    ]

@@ -14,13 +14,12 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, find_in_model
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder
+from mmaccel.pipelines.generate_call import GenerateCall, Task, find_in_call
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
-from mmaccel.tokenizers_vq.delay import Cells
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
 _checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
@@ -31,14 +30,13 @@ class CodeDecoder(CausalLM):
     """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
 
     Attributes:
-        given: arguments of its forward that calls may have, whatever `read` makes of them; with
-            `CACHE`, its `generate` makes a cache for every call.
+        arguments: of its forward that calls may have, whatever `read` finds in them; with `CACHE`,
+            its `generate` makes a cache for every call.
     """
 
     name: ClassVar[str] = "delay"
     takes_own_prompt: ClassVar[bool] = False
     gives_cache: ClassVar[bool] = False
-    given: ClassVar[frozenset[str]]
 
     @abstractmethod
     def decoder(self, model: Any) -> Any:
@@ -57,10 +55,6 @@ class CodeDecoder(CausalLM):
         """For a self-check: a decoder of steps, codes `[R, S, K]`, and the logits `[R, S, K, V]`
         of one pass of the model's own over them.
         """
-
-    @abstractmethod
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        """Why a call cannot be served."""
 
     def check(self, model: Any) -> ModelFacts:
         """See `CausalLM.check`. Cost: once a model, four passes over a few steps.
@@ -124,31 +118,21 @@ class CodeDecoder(CausalLM):
         cells = Cells(torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         return DelayWindow(model, steps, cells, codes)
 
-    def sample_loop(self, call: GenerateCall) -> OwnLoop | None:
+    def sample_loop(self, call: GenerateCall) -> Task | None:
         """See `CausalLM.sample_loop`."""
-        reasons = [*find_in_model(call.model), *self._find_in_call(call)]
-        if not reasons:
-            reasons += self.read(call)
-        return OwnLoop(reasons) if reasons else self.loop(call)
+        reasons = [*find_in_call(call), *self._find_in_call(call)]
+        return Task(reasons) if reasons else self.read(call)
 
     @abstractmethod
-    def loop(self, call: GenerateCall) -> OwnLoop:
-        """The task of a call that can be served."""
+    def read(self, call: GenerateCall) -> Task:
+        """The task of a call whose arguments can be served, or why it cannot be."""
 
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
-        if call.synced_gpus:
-            yield "synced_gpus"
-        is_own = CACHE in self.given and not call.has_callers_cache
-        if call.cache is not None and not is_own:
+        if call.has_callers_cache or CACHE in call.given["refuse"]:
             yield "a cache given by the caller"
-        yield from sorted(call.given - self.given - {CACHE})
         yield from (f"output_{name}" for name in sorted(call.records))
         if call.needs_streamer:
             yield "a streamer or a stopping criterion that reads rows of single codebooks"
-        if call.length is None or call.length < 1:
-            yield "no limit on the number of tokens"
-        if type(call.processors).__name__ != "LogitsProcessorList":
-            yield f"a {type(call.processors).__name__} in place of a LogitsProcessorList"
 
 
 def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:

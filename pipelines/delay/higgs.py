@@ -14,7 +14,6 @@ Source: transformers 5.24, `higgs_audio_v2`, whose `_sample` is its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,12 +23,11 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.delay.attention import StepCaches
 from mmaccel.pipelines.delay.family import CodeDecoder, draw_codes, open_prompt, read_warpers
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, is_left_padded
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task, is_left_padded
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import Cells, list_cells
 
 _DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
 _NEVER = 2**31  # a step that no sound reaches
@@ -142,10 +140,11 @@ class HiggsSteps:
 class Higgs(CodeDecoder):
     """`HiggsAudioV2ForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = frozenset({
-        "attention_mask", "audio_input_ids", "audio_input_ids_mask", "logits_to_keep",
-        "position_ids", "tokenizer", "use_cache", CACHE,
-    })  # fmt: skip
+    arguments: ClassVar[Table] = {
+        **dict.fromkeys(("attention_mask", "audio_input_ids", "audio_input_ids_mask"), READ),
+        **dict.fromkeys(("use_cache", CACHE), READ),
+        **dict.fromkeys(("logits_to_keep", "position_ids", "tokenizer"), IGNORED),
+    }
 
     def decoder(self, model: Any) -> Any:
         return model
@@ -169,59 +168,47 @@ class Higgs(CodeDecoder):
         steps = HiggsSteps(model, torch.ones_like(text, dtype=torch.bool), {"input_ids": text})
         return steps, codes, own
 
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        config = call.model.config
-        rest, _ = read_warpers(call.kinds[1:], call.config.do_sample, call.ids[:, :0])
-        names = [type(processor).__name__ for processor in call.processors]
-        if names[:1] != [_DELAY] or rest is not None:
-            yield "logits processors other than temperature, top-k and top-p"
-        ends = {end for stop in call.stops for end in stop.flatten().tolist()}
-        flat = {config.audio_token_id, config.audio_delay_token_id}
-        if config.eos_token_id not in ends or ends & flat:
-            yield f"end tokens without {config.eos_token_id}, or among those of sounds"
-        if call.is_uncached:
-            yield "use_cache=False, under which the model has no sound to go on from"
-        if not is_left_padded(call.mask) or call.mask.shape != call.ids.shape:
-            yield "an attention mask that does more than hide padding on the left"
-        if vars(call.config).get("ras_win_len") is not None:
-            yield "repetition-aware sampling"
-        yield from self._read_prompt(call)
-
-    def _read_prompt(self, call: GenerateCall) -> Iterator[str]:
-        """Why a call's prompt cannot be served."""
-        config = call.model.config
-        sound = call.others.get("audio_input_ids_mask")
-        if sound is None and "audio_input_ids" in call.given:
-            yield "sound without its mask"
-        if sound is not None and not bool(sound[:, :-1].any()):
-            yield "a prompt with less than two frames of sound"
-        last = call.ids[:, -self.n_books(call.model) :]
-        if bool((last == config.audio_delay_token_id).any()):
-            yield "a sound that has begun to end"
-        if call.length is not None and call.length < 2:
-            yield "a length in which nothing is generated"
-        begun = self._find_begin(call)
-        if call.ids.shape[1] < self.n_books(call.model) and bool(begun.any()):
-            yield "a prompt with fewer ids than codebooks, from which the model counts a delay"
-        if not torch.equal(begun, begun[:1].expand_as(begun)):
-            yield "rows whose sounds have begun at different steps"
-
-    def _find_begin(self, call: GenerateCall) -> Tensor:
-        """How many ids ago the begin of a sound stands, of the last K; 0 without one: `[B]`."""
-        n_books = self.n_books(call.model)
-        is_begin = call.ids[:, -n_books:] == call.model.config.audio_bos_token_id
-        width = is_begin.shape[1]
-        ago = width - is_begin.long().argmax(1)
-        return torch.where(is_begin.any(1), ago, 0)
-
-    def loop(self, call: GenerateCall) -> OwnLoop:
+    def read(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config
         n_books = self.n_books(model)
+        samples = call.config.do_sample
+        rest, chosen = read_warpers(call.kinds[1:], samples, call.ids[:, :0])
+        names = [type(processor).__name__ for processor in call.processors]
+        ends = {end for stop in call.stops for end in stop.flatten().tolist()}
+        flat = {config.audio_token_id, config.audio_delay_token_id}
+        sound = call.others.get("audio_input_ids_mask")
+        is_begin = call.ids[:, -n_books:] == config.audio_bos_token_id
+        # how many ids ago the begin of a sound stands, of the last K; 0 without one
+        begins = (is_begin.shape[1] - is_begin.long().argmax(1)).where(is_begin.any(1), 0)
         assert call.length is not None
+        checks = (
+            (names[:1] != [_DELAY] or rest is not None,
+             "logits processors other than temperature, top-k and top-p"),
+            (config.eos_token_id not in ends or bool(ends & flat),
+             f"end tokens without {config.eos_token_id}, or among those of sounds"),
+            (call.is_uncached,
+             "use_cache=False, under which the model has no sound to go on from"),
+            (not is_left_padded(call.mask) or call.mask.shape != call.ids.shape,
+             "an attention mask that does more than hide padding on the left"),
+            (vars(call.config).get("ras_win_len") is not None, "repetition-aware sampling"),
+            (sound is None and "audio_input_ids" in call.given["read"], "sound without its mask"),
+            (sound is not None and not bool(sound[:, :-1].any()),
+             "a prompt with less than two frames of sound"),
+            (bool((call.ids[:, -n_books:] == config.audio_delay_token_id).any()),
+             "a sound that has begun to end"),
+            (call.length < 2, "a length in which nothing is generated"),
+            (call.ids.shape[1] < n_books and bool(begins.any()),
+             "a prompt with fewer ids than codebooks, from which the model counts a delay"),
+            (not torch.equal(begins, begins[:1].expand_as(begins)),
+             "rows whose sounds have begun at different steps"),
+        )  # fmt: skip
+        reasons = [text for is_refused, text in checks if is_refused]
+        if reasons:
+            return Task(reasons)
         rows = len(call.ids)
         device = call.ids.device
-        begun = int(self._find_begin(call)[0])
+        begun = int(begins[0])
         book = torch.arange(n_books, device=device)
         # the last step of each book that begins it, counted from 1
         last_begin = book + 2 - begun if begun else torch.ones_like(book)
@@ -232,8 +219,6 @@ class Higgs(CodeDecoder):
         )
         given = given.to(device)
         cells = list_cells(free)
-        samples = call.config.do_sample
-        _, chosen = read_warpers(call.kinds[1:], samples, call.ids[:, :0])
         end = config.audio_stream_eos_id
         rules = HiggsRules(cells, n_books, end=end, stop=self.vocab_size(model))
 
@@ -247,11 +232,11 @@ class Higgs(CodeDecoder):
 
         prompt = {"input_ids": call.ids}
         for name in ("audio_input_ids", "audio_input_ids_mask"):
-            if name in call.given:
+            if name in call.given["read"]:
                 prompt[name] = call.others[name]
         steps = HiggsSteps(model, call.mask, prompt)
-        return OwnLoop(
-            window=DelayWindow(model, steps, cells, given, end=end),
+        return Task(
+            model=DelayWindow(model, steps, cells, given, end=end),
             prompt=open_prompt(rows, 1, n_books, device, stop=rules.stop),
             length=len(cells.step),
             params=SamplingParams(processor=rules, **chosen),

@@ -13,7 +13,6 @@ Source: transformers 5.24, `musicgen` and `musicgen_melody`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -28,21 +27,22 @@ from mmaccel.pipelines.delay.family import (
     open_prompt,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
-from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.tokenizers_vq.delay import list_cells
 
 _GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
 _PATTERN = "decoder_delay_pattern_mask"
-_GIVEN = frozenset({
-    "audio_scales", "guidance_scale", "input_values", "padding_mask", "prefill_outputs",
-    "tokenizer", "use_cache", _PATTERN,
-})  # fmt: skip
+_BOTH: Table = {
+    **dict.fromkeys((_PATTERN, "guidance_scale"), READ),
+    **dict.fromkeys((
+        "audio_scales", "input_values", "padding_mask", "prefill_outputs", "tokenizer", "use_cache",
+    ), IGNORED),
+}  # fmt: skip
 
 
 class MusicgenSteps:
@@ -124,7 +124,7 @@ class MelodySteps(MusicgenSteps):
 class Musicgen(CodeDecoder):
     """`MusicgenForConditionalGeneration`."""
 
-    given: ClassVar[frozenset[str]] = _GIVEN | {"attention_mask", "encoder_outputs"}
+    arguments: ClassVar[Table] = _BOTH | dict.fromkeys(("attention_mask", "encoder_outputs"), READ)
 
     def decoder(self, model: Any) -> Any:
         return model.decoder
@@ -157,56 +157,47 @@ class Musicgen(CodeDecoder):
         by_book: Tensor = logits[:, -n_steps:].unflatten(0, (rows, n_books))
         return by_book.transpose(1, 2)
 
-    def read(self, call: GenerateCall) -> Iterator[str]:
-        if call.stops:
-            yield "an end token, which MusicGen has none of"
-        kinds = call.kinds
-        if _is_guided(call):
-            kinds = kinds[1:]
-        elif call.others.get("guidance_scale") not in (None, 1):
-            yield "guidance after another processor"
-        yield from find_unflat(kinds)
-        if call.config.num_return_sequences > 1:
-            yield "num_return_sequences, which takes the books of a sound apart"
-            return
-        mask = call.others.get(_PATTERN)
-        n_books = self.n_books(call.model)
-        n_prompt = call.ids.shape[1]
-        length = call.length or 0
-        if mask is None or mask.shape[0] != len(call.ids) or mask.shape[1] < n_prompt + length:
-            yield "a pattern of another length than the call"
-            return
-        free = self._by_row(mask, n_books)[:, n_prompt : n_prompt + length] == -1
-        if not torch.equal(free, free[:1].expand_as(free)):
-            yield "rows with different patterns"
-        elif not bool(free.any()):
-            yield "a pattern in which nothing is generated"
-
-    def loop(self, call: GenerateCall) -> OwnLoop:
+    def read(self, call: GenerateCall) -> Task:
         model = call.model
         n_books = self.n_books(model)
         n_prompt = call.ids.shape[1]
         assert call.length is not None
         n_steps = n_prompt + call.length
-        branches = 2 if _is_guided(call) else 1
+        is_guided = len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)
+        kinds = call.kinds[1:] if is_guided else call.kinds
+        reasons = [*find_unflat(kinds)]
+        if call.stops:
+            reasons.append("an end token, which MusicGen has none of")
+        if not is_guided and call.others.get("guidance_scale") not in (None, 1):
+            reasons.append("guidance after another processor")
+        mask = call.others.get(_PATTERN)
+        if call.config.num_return_sequences > 1:
+            reasons.append("num_return_sequences, which takes the books of a sound apart")
+        elif mask is None or len(mask) != len(call.ids) or mask.shape[1] < n_steps:
+            reasons.append("a pattern of another length than the call")
+        if reasons:
+            return Task(reasons)
         pattern = self._by_row(call.others[_PATTERN], n_books)[:, :n_steps]  # [B, S, K]
+        free = pattern == -1
+        free[:, :n_prompt] = False
+        if not torch.equal(free, free[:1].expand_as(free)):
+            return Task(["rows with different patterns"])
+        if not bool(free.any()):
+            return Task(["a pattern in which nothing is generated"])
         given = pattern.clone()
         own = self._by_row(call.ids, n_books)
         given[:, :n_prompt] = torch.where(pattern[:, :n_prompt] == -1, own, pattern[:, :n_prompt])
-        is_free = pattern[0] == -1
-        is_free[:n_prompt] = False
-        cells = list_cells(is_free)
-        chain, chosen = read_warpers(
-            call.kinds[branches - 1 :], call.config.do_sample, call.ids[:, :0]
-        )
-        scale = float(call.processors[0].guidance_scale) if branches == 2 else 1.0
+        cells = list_cells(free[0])
+        branches = 2 if is_guided else 1
+        chain, chosen = read_warpers(kinds, call.config.do_sample, call.ids[:, :0])
+        scale = float(call.processors[0].guidance_scale) if is_guided else 1.0
 
         def hand_over(made: Generation) -> Any:
             return hand_rows(call, arrange(made.tokens, cells, given))
 
         repeated = given.repeat(branches, 1, 1)
-        return OwnLoop(
-            window=DelayWindow(model, self.open_steps(call), cells, repeated),
+        return Task(
+            model=DelayWindow(model, self.open_steps(call), cells, repeated),
             prompt=open_prompt(len(given), branches, n_books, given.device),
             length=len(cells.step),
             params=SamplingParams(guidance_scale=scale, processor=chain, **chosen),
@@ -237,7 +228,11 @@ class Musicgen(CodeDecoder):
 class Melody(Musicgen):
     """`MusicgenMelodyForConditionalGeneration`, which has the states of its encoders in front."""
 
-    given: ClassVar[frozenset[str]] = _GIVEN | {"encoder_hidden_states", "input_features", CACHE}
+    arguments: ClassVar[Table] = _BOTH | {
+        "encoder_hidden_states": READ,
+        "input_features": IGNORED,
+        CACHE: READ,
+    }
 
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
@@ -247,8 +242,3 @@ class Melody(Musicgen):
 
     def open_steps(self, call: GenerateCall) -> StepDecoder:
         return MelodySteps(call.model.decoder, call.others["encoder_hidden_states"])
-
-
-def _is_guided(call: GenerateCall) -> bool:
-    """Whether guidance is the first processor of a call."""
-    return len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)

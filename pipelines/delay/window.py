@@ -1,8 +1,10 @@
 """DelayWindow: a decoder of several codebooks a step under any pattern, as a stream of codes.
 
-The cells of the pattern's grid that are generated (`mmaccel.tokenizers_vq.delay.list_cells`), step
-by step and book by book, are the slots of a row. All other cells are given: begin and end ids of
-the pattern, and the codes that a sound begins with. So no slot is spent on what is known.
+A *pattern* says at which step a decoder stands at each code of a frame (J. Copet et al., "Simple
+and Controllable Music Generation", NeurIPS 2023 (arXiv 2306.05284), section 2.2). The cells of its
+grid `[S, K]` of steps and codebooks that are generated, step by step and book by book, are the
+slots of a row. All other cells are given: begin and end ids of the pattern, and the codes that a
+sound begins with. So no slot is spent on what is known.
 
 Codes of one step do not depend on each other. What is redrawn after a rejected code of a step is
 right already, is kept as the draft of the next pass, and is accepted there: a window of a step or
@@ -11,7 +13,7 @@ more costs no more passes than a loop over whole steps, but one.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +21,13 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import find_device
-from mmaccel.tokenizers_vq.delay import Cells
+
+
+class Cells(NamedTuple):
+    """L cells of a grid, in the order in which a decoder fills them."""
+
+    step: Tensor  # [L] int64, ascending
+    book: Tensor  # [L] int64, ascending within a step
 
 
 class StepDecoder(Protocol):
@@ -146,6 +154,12 @@ class DelayWindow(TokenModel):
             source = self._step[last.clamp(max=self._n_slots - 1) + 1] - 1
             self._spans[width] = int((source - self._first).max()) + 1
         return self._spans[width]
+
+
+def list_cells(chosen: Tensor) -> Cells:
+    """The cells of a mask `[S, K]` bool, step by step."""
+    step, book = chosen.nonzero(as_tuple=True)
+    return Cells(step, book)
 
 
 def arrange(tokens: Tensor, cells: Cells, given: Tensor) -> Tensor:

@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.pipelines.depth.family import DepthDecoder
+from mmaccel.pipelines.generate_call import READ, SAMPLE
 
 
 class CsmDepth(DepthDecoder):
     """`CsmDepthDecoderForCausalLM`: the backbone's state, the first code, then 31 others."""
 
     given = ("backbone_last_hidden_state",)
-    served = frozenset(given)
+    arguments = SAMPLE | dict.fromkeys(given, READ)
     n_before = 2
 
     def vocab_size(self, model: Any) -> int:
@@ -60,7 +61,7 @@ class MoshiDepth(DepthDecoder):
     """`MoshiDepthDecoder`: the text token, then 8 codes, the main decoder's state in each entry."""
 
     given = ("last_hidden_state",)
-    served = frozenset(given)
+    arguments = SAMPLE | dict.fromkeys(given, READ)
     n_before = 1
 
     def vocab_size(self, model: Any) -> int:
@@ -92,7 +93,7 @@ class CodePredictor(DepthDecoder):
     """
 
     given = ("inputs_embeds",)
-    served = frozenset({"inputs_embeds", "output_hidden_states"})
+    arguments = SAMPLE | {"inputs_embeds": READ, "output_hidden_states": READ}
     n_before = 2
 
     def vocab_size(self, model: Any) -> int:

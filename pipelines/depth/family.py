@@ -137,7 +137,7 @@ class DepthDecoder(CausalLM):
             yield f"a frame that does not begin with {self.n_before} entries"
         if not bool(call.mask.all()):
             yield "an attention mask that hides the beginning of a frame"
-        yield from (f"no {name}" for name in self.given if name not in call.given)
+        yield from (f"no {name}" for name in self.given if name not in call.given["read"])
 
     def wrap(self, model: Any) -> Any:
         return DepthWindow(self, model)

@@ -19,14 +19,21 @@ from torch import Tensor
 from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
+from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
-from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
+from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
+ARGUMENTS = pipeline_table(
+    "prompt height width num_inference_steps guidance_scale negative_prompt num_images_per_prompt "
+    "generator latents prompt_embeds encoder_hidden_states negative_prompt_embeds "
+    "negative_encoder_hidden_states output_type return_dict callback callback_steps "
+    "cross_attention_kwargs micro_conditioning_aesthetic_score micro_conditioning_crop_coord",
+    refused=("temperature",),
+)
 REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"
 
 
@@ -70,7 +77,7 @@ class AmusedService(PolicyService):
         if bound is None:
             return own(*args, **options)
         asked, given = bound
-        self._policy = read_schedule("AmusedPipeline", asked, self.policy)
+        self._policy = read_schedule(ARGUMENTS, asked, self.policy)
         self._given = given
         self._awaits_model_call = True
         try:

@@ -6,9 +6,7 @@ family's service says which methods these are and what its policy must not ask f
 
 from __future__ import annotations
 
-import functools
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -17,10 +15,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.attach.fallback import find_caller
+from mmaccel.pipelines.attach.fallback import warn_once
 from mmaccel.pipelines.attach.layer_methods import check_combination, refuse_layers
 from mmaccel.pipelines.attach.layout_processor import check_size
-from mmaccel.pipelines.attach.patching import Injection, as_function
+from mmaccel.pipelines.attach.patching import Injection
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.cache_plan import as_plan
@@ -90,8 +88,7 @@ class PolicyService:
         injection = Injection()
         try:
             for part, methods in service.methods():
-                functions = {name: _as_method(method, name) for name, method in methods.items()}
-                injection.add(part, functions, new=cls.adds_methods)
+                injection.add(part, methods, new=cls.adds_methods)
         except Exception:
             injection.remove()
             raise
@@ -117,17 +114,7 @@ class PolicyService:
         """Append a call's statistics, and warn of a new reason for running without the policy."""
         self.history.append(stats)
         for reason in stats.fallbacks:
-            if reason not in self._warned:
-                self._warned.add(reason)
-                text = f"mmaccel: ran without the policy: {reason}"
-                warnings.warn(text, stacklevel=find_caller())
-
-
-def _as_method(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that a class can hold, with the signature of a service's method."""
-    function = functools.wraps(method)(as_function(method))
-    function.__name__ = function.__qualname__ = name
-    return function
+            warn_once(reason, self._warned)
 
 
 def check_uncached(policy: Any, name: str, reason: str) -> None:

@@ -20,15 +20,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.pipelines.attach.unwrap import unwrap
-from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
+from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
-from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
-    check_config,
-    check_others,
-    find_left_out,
-)
-from mmaccel.pipelines.generate_call import hand_over
+from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy
@@ -117,12 +112,16 @@ class DenoiserService(PolicyService):
             TypeError: an unknown argument, or no prompts.
             BusyError: another call of the same model is under way.
         """
-        check_others(others, self.policy)
+        for name in others.keys() - DENOISER.keys():
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+        refuse_arguments(others, DENOISER, self.policy)
         check_config(generation_config, self.policy)
         if (inputs is None) == (input_ids is None):
             received = "neither" if inputs is None else "both"
             raise TypeError(f"generate() expected one of inputs and input_ids, received {received}")
         given = {
+            "input_ids": input_ids if inputs is None else inputs,
+            "attention_mask": attention_mask,
             "max_new_tokens": max_new_tokens,
             "gen_length": gen_length,
             "max_length": max_length,
@@ -135,31 +134,29 @@ class DenoiserService(PolicyService):
             "pad_token_id": pad_token_id,
             "return_dict_in_generate": return_dict_in_generate,
             "guidance_scale": guidance_scale,
+            "negative_prompt_ids": negative_prompt_ids,
+            "negative_prompt_attention_mask": negative_prompt_attention_mask,
         }
-        ids: Any = input_ids if inputs is None else inputs
-        negative = negative_rows(negative_prompt_ids, negative_prompt_attention_mask)
-        call = DenoiserCall(
-            Rows(ids, attention_mask), negative, given, generation_config, self._model
-        )
-        generation = self._decode(call)
+        task = read_canvas(given, generation_config, self._denoiser, self.layout)
+        generation = self._decode(task)
         generation.stats.notes += find_left_out(getattr(self._model, "generation_config", None))
         self.record(generation.stats)
-        return hand_over(ids, generation, call.filler, call.as_output)
+        return task.hand_over(generation)
 
-    def _decode(self, call: DenoiserCall) -> Generation:
+    def _decode(self, task: Task) -> Generation:
         """A run of the policy; tokens in the model's own numbering."""
         began = time.perf_counter()
         denoiser = self._denoiser
-        params = call.params
-        length = call.length
-        prompt = call.prompt(denoiser, self.layout)
+        prompt = task.prompt
         seed = self.seed
-        if seed is None and params.temperature:
+        if seed is None and task.samples:
             seed = draw_seed(None)
         noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, prompt.tokens.device)
         methods = self.layer_methods
         with alone(self._model), reducing(denoiser, methods, prompt.branches):
-            generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
+            generation = self.policy.sample(
+                denoiser, prompt, task.length, params=task.params, noise=noise
+            )
         methods.record(generation.stats, denoiser)
         generation.stats.seconds = time.perf_counter() - began
         generation.stats.seed = seed

@@ -13,17 +13,18 @@ from mmaccel.errors import OptionError
 
 
 class Task(NamedTuple):
-    """What a command does, the pipeline of the same, a model to try, "" where none ships, and what
-    stands before a model's name on its command line.
+    """What a command does, the pipeline of the same, a model to try, "" where none ships, what
+    stands before a model's name on its command line, and before the command.
     """
 
     does: str
     pipeline: str
     demo: str = ""
     option: str = "--model "
+    runner: str = "mmaccel"
 
 
-_TEXTS = "bench --family canvas"
+_TEXTS = "benchmarks.canvas"
 _CACHES = "evaluate cache"
 PROMPTED_CLIPS = "animate 'a red circle moves left'"
 """Models whose clips begin with a prompt; those of "animate" continue frames."""
@@ -33,7 +34,7 @@ TASKS = {
     "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     PROMPTED_CLIPS: Task("makes clips from prompts", "TextToVideo", "moving-scenes"),
-    _TEXTS: Task("fills in short texts", "docs/canvas.md"),
+    _TEXTS: Task("fills in short texts", "docs/canvas.md", option="", runner="python -m"),
     _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
 }
 SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
@@ -67,10 +68,10 @@ def check_task(name: Any, command: str, option: str = "model", *, is_served: boo
         return
     wanted, found = TASKS[command], TASKS[own]
     instead = f"give {wanted.option}{wanted.demo}, or run" if wanted.demo else "run"
-    run = SERVED.get(own, own) if is_served else own
+    run = f"{found.runner} {SERVED.get(own, own) if is_served else own} {found.option}{name}"
     raise OptionError(
         f"{option}: expected a model that {wanted.does} ({wanted.pipeline}), received {name}, "
-        f"which {found.does} ({found.pipeline}); {instead} mmaccel {run} {found.option}{name}"
+        f"which {found.does} ({found.pipeline}); {instead} {run}"
     )
 
 

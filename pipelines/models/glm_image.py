@@ -30,7 +30,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.generate_call import READ, SAMPLE, GenerateCall, Table
 from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
@@ -58,7 +58,7 @@ class GlmImage(CausalLM):
     """`GlmImageForConditionalGeneration`; text to image."""
 
     name: ClassVar[str] = "glm_image"
-    served: ClassVar[frozenset[str]] = frozenset({"image_grid_thw", "images_per_sample"})
+    arguments: ClassVar[Table] = SAMPLE | {"image_grid_thw": READ, "images_per_sample": READ}
     known: ClassVar[frozenset[str]] = frozenset({"prepare_inputs_for_generation"})
     takes_own_prompt: ClassVar[bool] = False
 

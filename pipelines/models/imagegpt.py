@@ -53,7 +53,6 @@ class ImageGPTWindow(CausalLMWindow):
     own_vocabulary = True
     reserved = (*CausalLMWindow.reserved, "_table")
     prompt_step = 1  # the table has no room for surplus tokens
-    takes_embeddings = False
     _table: Tensor
 
     def reserve(self, rows: int, positions: int) -> None:

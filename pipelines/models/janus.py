@@ -28,7 +28,8 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.passes import select_kept
 from mmaccel.pipelines.generate_call import (
-    OwnLoop,
+    Table,
+    Task,
     align_left,
     find_in_model,
     is_left_padded,
@@ -47,7 +48,7 @@ from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.pipelines.transformers_release import CACHE, find_cache
-from mmaccel.pipelines.vision_language.family import PROMPT_INPUTS
+from mmaccel.pipelines.vision_language.family import VisionLanguage
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -63,14 +64,16 @@ class Janus(CausalLM):
     """`JanusForConditionalGeneration`: text as any causal LM, images by their own loop."""
 
     name: ClassVar[str] = "janus"
-    prompt_inputs: ClassVar[frozenset[str]] = PROMPT_INPUTS
+    arguments: ClassVar[Table] = VisionLanguage.arguments
 
-    def own_loop(
-        self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> OwnLoop | None:
-        """The call as an `OwnLoop` if it generates an image, else None."""
+    def own_loop(self, model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Task | None:
+        """The call as an `Task` if it generates an image, else None."""
         if options.get("generation_mode", "text") == "text":
             return None
+        try:
+            self.check(model)
+        except UnsupportedModelError as error:
+            return Task([str(error)])
         seen = prepare_image(model, args, options)
         config = seen.config
         processors = list(seen.processors)
@@ -94,7 +97,7 @@ class Janus(CausalLM):
         if longest + length - 1 > limit:
             reasons.append(f"more positions than the model's {limit}")
         if reasons:
-            return OwnLoop(reasons)
+            return Task(reasons)
         kinds, warpers = take_warpers(kinds, config.do_sample)
         chain = LogitsChain(kinds, seen.ids, longest) if kinds else None
         prompt = Prompt(align_left(seen.tokens, seen.mask), seen.mask.sum(1), branches=2)
@@ -104,8 +107,8 @@ class Janus(CausalLM):
         def hand_over(made: Generation) -> Any:
             return _wrap(made.tokens.to(seen.ids.device), config)
 
-        return OwnLoop(
-            window=JanusCodes(model, prompt.lengths),
+        return Task(
+            model=JanusCodes(model, prompt.lengths),
             prompt=prompt,
             length=length,
             params=SamplingParams(
@@ -136,7 +139,6 @@ class JanusCodes(CausalLMWindow):
     row_inputs = ("_lengths",)
     follows_tokens = True  # in a prompt all tokens are before its length
     needs_head = False
-    takes_embeddings = False
 
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)

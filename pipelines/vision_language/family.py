@@ -16,24 +16,23 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.generate_call import OF_PROMPT, SAMPLE, Table
 from mmaccel.pipelines.vision_language.visuals import find_placeholders
 
-PROMPT_INPUTS = frozenset(
-    {
-        "image_grid_thw",
-        "image_sizes",
-        "image_sizes_videos",
-        "batch_num_images",
-        "mm_encoder_outputs",
-        "pixel_attention_mask",
-        "pixel_values",
-        "pixel_values_videos",
-        "second_per_grid_ts",
-        "video_grid_thw",
-        "vision_aspect_ratio",
-        "vision_feature_layer",
-        "vision_feature_select_strategy",
-    }
+IMAGES = (
+    "image_grid_thw",
+    "image_sizes",
+    "image_sizes_videos",
+    "batch_num_images",
+    "mm_encoder_outputs",
+    "pixel_attention_mask",
+    "pixel_values",
+    "pixel_values_videos",
+    "second_per_grid_ts",
+    "video_grid_thw",
+    "vision_aspect_ratio",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
 )
 """Arguments for a model's forward that say what an image or a video of the prompt is."""
 
@@ -44,7 +43,7 @@ class VisionLanguage(CausalLM):
     """
 
     name: ClassVar[str] = "vision_language"
-    prompt_inputs: ClassVar[frozenset[str]] = PROMPT_INPUTS
+    arguments: ClassVar[Table] = SAMPLE | dict.fromkeys(IMAGES, OF_PROMPT)
 
     def placeholders(self, model: Any) -> frozenset[int]:
         return find_placeholders(model)

@@ -54,7 +54,7 @@ class VisualReduction:
             OptionError: a method in front of a layer that the model lacks; windows of drafts under
                 a method that revives.
         """
-        if not family.prompt_inputs:
+        if "mm_encoder_outputs" not in family.arguments:
             raise UnsupportedModelError(
                 f"visual_tokens: expected a vision-language model whose image prompts are served, "
                 f"received a {type(model).__name__}; docs/visual-tokens.md lists them"

@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show, within
+from mmaccel.checks import check_path, show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
+from mmaccel.weight_folders import open_weights
 
 # The file holds the state of a `torch.nn.Sequential(Linear(Q, H), ReLU(), Linear(H, Q))` for blocks
 # of Q slots, whose outputs are logits.
@@ -86,25 +87,15 @@ def read_filter(file: str, width: int, device: torch.device) -> Filter:
         device: of the run.
 
     Raises:
-        OptionError: no such file, or tensors of other names or shapes.
+        OptionError: no such file.
+        UnsupportedModelError: one that cannot be read, or of other tensors.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        weights = load_file(Path(file))
-    except (OSError, SafetensorError) as error:
-        raise OptionError(
-            f"filter: expected a safetensors file, received {show(file)}: {error}; give its path"
-        ) from error
-    shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    hidden = shapes.get("0.bias", (0,))[0]
-    wanted = dict(zip(_NAMES, [(hidden, width), (hidden,), (width, hidden), (width,)], strict=True))
-    if shapes != wanted:
-        raise OptionError(
-            f"filter: expected tensors {wanted} for blocks of {width} slots, received {shapes}; "
-            "set block to the length it was trained for"
-        )
+    check_path("filter", file, "file", hint="give the path of a safetensors file")
+    remedy = "set block to the length it was trained for"
+    opened = open_weights(Path(file), "filter", asked=f"a block of {width} slots", remedy=remedy)
+    hidden = opened.shapes.get("0.bias", (0,))[0]
+    shapes = [(hidden, width), (hidden,), (width, hidden), (width,)]
+    weights = opened.read(dict(zip(_NAMES, shapes, strict=True)))
     first, first_bias, second, second_bias = (weights[n].float().to(device) for n in _NAMES)
 
     def apply(predictions: SlotPredictions) -> Tensor:

@@ -15,7 +15,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
 from mmaccel.samplers.drafting.coarse_model import (
-    WEIGHTS,
+    FOLDER,
     CoarseConfig,
     describe_coarse,
     find_coarse,
@@ -79,7 +79,7 @@ class Coarse(DraftSource):
     def _open_weights(self, model: StateModel, layout: Layout | None) -> OpenedCoarse:
         """Load once for each model, and again when the weights' file has changed."""
         output = model.output_matrix()
-        file = Path(self.folder) / WEIGHTS
+        file = Path(self.folder) / FOLDER.weights
         key = (
             self,
             output.data_ptr(),

@@ -16,9 +16,7 @@ was measured) and `coarse.safetensors` (float16 weights; the large model's are n
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.checks import Domain, show, within
-from mmaccel.config_files import check_shapes, read_json, read_settings, read_value
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.config_files import read_value
+from mmaccel.errors import OptionError
 from mmaccel.kernels.coarse_sweep import SweepWeights
 from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
+from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
-CONFIG = "coarse.json"
-WEIGHTS = "coarse.safetensors"
 GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
     (0, 0, -1), (0, 0, -2), (0, 0, -3),
     (0, 1, -2), (0, 1, -1), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 1, 3),
@@ -211,37 +208,36 @@ def make_fingerprint(output: Tensor) -> list[float]:
     return [round(x, 6) for x in output[index].float().abs().mean(1).tolist()]
 
 
-def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write a coarse model into a folder, weights first; `card` goes into `coarse.json`."""
-    from safetensors.torch import save_file
+def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The sizes of a coarse model in a `coarse.json`."""
+    sizes: dict[str, Any] = read_value(content, "config", dict, file, "drafts")
+    return sizes
 
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {k: v.detach().half().contiguous() for k, v in model.state_dict().items()}
+
+FOLDER = Schema(
+    "a coarse model",
+    CoarseConfig,
+    "make one with scripts/training/coarse.py",
+    "coarse.json",
+    "coarse.safetensors",
+    dtype=torch.float32,
+    find=_find_sizes,
+)
+
+
+def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) -> None:
+    """Write a coarse model into a folder; `card` goes into `coarse.json`."""
     content = {
         "config": asdict(model.config),
         "fingerprint": make_fingerprint(model.output),
         **card,
     }
-    save_file(weights, folder / (WEIGHTS + ".tmp"))
-    (folder / (CONFIG + ".tmp")).write_text(json.dumps(content, indent=1) + "\n")
-    for name in (WEIGHTS, CONFIG):
-        os.replace(folder / (name + ".tmp"), folder / name)
+    save_folder(FOLDER, folder, content, model.state_dict())
 
 
 def find_coarse(folder: Path) -> Path | None:
     """The folder, if a coarse model lies in it beside its large model."""
-    return folder if (folder / CONFIG).is_file() else None
-
-
-def check_coarse(folder: Path) -> None:
-    """Raise OptionError unless the files of a coarse model lie in a folder."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise OptionError(
-                f"drafts: expected a coarse model ({CONFIG} and {WEIGHTS}) in {folder}, received "
-                f"no {name}; make one with scripts/training/coarse.py"
-            )
+    return folder if (folder / FOLDER.config).is_file() else None
 
 
 def describe_coarse(folder: str | Path) -> dict[str, Any]:
@@ -250,13 +246,12 @@ def describe_coarse(folder: str | Path) -> dict[str, Any]:
     Raises:
         OptionError, UnsupportedModelError: see `load_coarse`.
     """
-    folder = Path(folder)
-    check_coarse(folder)
-    content = read_json(folder / CONFIG, option="drafts")
-    with (folder / WEIGHTS).open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    card = {name: value for name, value in content.items() if name != "fingerprint"}
-    return {**card, "sha256": digest, "bytes": (folder / WEIGHTS).stat().st_size}
+    opened = open_folder(FOLDER, folder)
+    file = opened.weights.file
+    with file.open("rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    card = {name: value for name, value in opened.content.items() if name != "fingerprint"}
+    return {**card, "sha256": digest, "bytes": file.stat().st_size}
 
 
 def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
@@ -270,13 +265,8 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
         OptionError: no such folder, no coarse model in it, or one of another model.
         UnsupportedModelError: files that do not belong together, or weights that are not finite.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    folder = Path(folder)
-    check_coarse(folder)
-    content = read_json(folder / CONFIG, option="drafts")
-    config = _read_config(content, folder)
+    opened = open_folder(FOLDER, folder)
+    config = opened.settings
     shape = (config.vocab_size, config.hidden_size)
     if tuple(output.shape) != shape:
         raise OptionError(
@@ -284,7 +274,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
             f"{output.shape[1]}, received one for {shape[0]} and {shape[1]} in {folder}; make one "
             "for this model"
         )
-    known = content.get("fingerprint")
+    known = opened.content.get("fingerprint")
     own = make_fingerprint(output)
     if not _is_same(known, own):
         raise OptionError(
@@ -293,25 +283,8 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
             "model"
         )
     with torch.device("meta"):
-        model = CoarseModel(config, torch.empty(shape, dtype=torch.float32))
-    wanted = {name: value.shape for name, value in model.state_dict().items()}
-    try:
-        weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items()}
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(
-            f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
-            f"read ({error}); copy the file again"
-        ) from error
-    shapes = {name: value.shape for name, value in weights.items()}
-    check_shapes(wanted, shapes, folder / CONFIG, folder / WEIGHTS, option="drafts")
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise UnsupportedModelError(
-                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
-                f"in {name}; copy the file again, or train with a smaller learning rate"
-            )
-    model = CoarseModel(config, output)
-    model.load_state_dict(weights, assign=True)
+        model = CoarseModel(config, output)
+    model.load_state_dict(opened.weights.read(shapes_of(model)), assign=True)
     return model.to(output.device).eval().requires_grad_(False)
 
 
@@ -321,14 +294,3 @@ def _is_same(known: Any, own: list[float]) -> bool:
         return False
     pairs = zip(known, own)
     return all(isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in pairs)
-
-
-def _read_config(content: dict[str, Any], folder: Path) -> CoarseConfig:
-    given = read_value(content, "config", dict, folder / CONFIG, "drafts")
-    config = read_settings(CoarseConfig, given, folder / CONFIG, "drafts")
-    if not 1 <= len(config.neighbours) <= 256:
-        raise UnsupportedModelError(
-            f"drafts: expected 1 to 256 neighbours in {folder / CONFIG}, received "
-            f"{len(config.neighbours)}; copy the file again"
-        )
-    return config

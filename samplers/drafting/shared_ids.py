@@ -12,7 +12,6 @@ residual, which is the target's own probability there, so that the distribution 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
-from mmaccel.config_files import LIMIT, check_regular
+from mmaccel.checks import check_int, check_path, show
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.limits import parse_json, read_whole
+from mmaccel.weight_folders import open_weights
 
 _UNKNOWN = -1e4  # a logit of no probability, but not none: such ids may be all that a slot can have
 
@@ -103,32 +103,18 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
     return torch.tensor(given, dtype=torch.int64)
 
 
-def _read_file(file: Path, option: str) -> list[int]:
+def _read_file(file: Path, option: str) -> Any:
     """What the list of a file holds, not checked."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if file.suffix in (".pt", ".bin", ".pth"):
-        raise OptionError(
-            f"{option}: expected JSON or safetensors, received {file.name}; pickles are not "
-            "opened: save its list as JSON"
-        )
-    check_regular(file, option)
+    check_path(option, file, "file", hint="JSON with a list, or safetensors with d2t")
+    if file.suffix == ".safetensors":
+        weights = open_weights(file, option, lambda name: name if name == "d2t" else "")
+        n_ids = weights.shapes.get("d2t", (0,))[0]
+        offsets = weights.read({"d2t": (n_ids,)})["d2t"].long()
+        return torch.arange(n_ids) + offsets
     try:
-        if file.suffix == ".safetensors":
-            offsets = load_file(file)["d2t"].long()
-            found: list[int] = (torch.arange(len(offsets)) + offsets).tolist()
-            return found
-        if file.stat().st_size > LIMIT:
-            raise ValueError(f"more than {LIMIT} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except KeyError:
-        received = "no tensor of this name"
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        received = f"what cannot be read ({' '.join(str(error).split())})"
-    else:
-        return found
-    raise UnsupportedModelError(
-        f"{option}: expected d2t or a list of ids in {file}, received {received}; copy the file "
-        "again"
-    )
+        return parse_json(read_whole(file, option))
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"{option}: expected a JSON list of ids in {file}, received what cannot be read "
+            f"({error}); save the list as JSON, or give safetensors with d2t"
+        ) from error

@@ -12,11 +12,12 @@ from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.drafting.coarse import Coarse
-from mmaccel.samplers.drafting.coarse_model import check_coarse, find_coarse
+from mmaccel.samplers.drafting.coarse_model import FOLDER as COARSE
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.heads.eagle import Eagle
-from mmaccel.samplers.drafting.heads.eagle_model import CONFIG as EAGLE_CONFIG
+from mmaccel.samplers.drafting.heads.eagle_model import FOLDER as EAGLE
+from mmaccel.weight_folders import check_files
 
 SOURCES: dict[str, type[DraftSource]] = {
     name: load(entry.target) for name, entry in METHODS["drafts"].items()
@@ -104,7 +105,7 @@ def parse_source(text: str | Path) -> str | DraftSource:
     check_path(
         "drafts", folder, "folder", hint="of a coarse model or an EAGLE head, or name a source"
     )
-    if (folder / EAGLE_CONFIG).is_file() and find_coarse(folder) is None:
+    if (folder / EAGLE.config).is_file() and not (folder / COARSE.config).is_file():
         return Eagle(str(text))
-    check_coarse(folder)
+    check_files(COARSE, folder)
     return Coarse(str(text))

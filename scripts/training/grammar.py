@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmaccel.demo.grammar.tasks import (
+from scripts.training.grammar_tasks import (
     ASK,
     BOS,
     CANVAS,

@@ -30,7 +30,12 @@ from mmaccel.demo.moving_scenes import data as moving
 from mmaccel.demo.scenes import data as still
 from mmaccel.demo.scenes.data import World
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, load_tokenizer, save_tokenizer
+from mmaccel.tokenizers_vq.autoencoder import (
+    ImageTokenizer,
+    ImageTokenizerConfig,
+    load_tokenizer,
+    save_tokenizer,
+)
 from scripts.training.loop import Batch, Plan, Task, build_llama, pack
 from scripts.training.masking import Masked
 
@@ -47,7 +52,7 @@ class Kind:
         world: draws and describes.
         seeds: of training, validation and of the tokenizer's training.
         words: of captions, and most of a caption.
-        tokenizer: arguments of `ImageTokenizer`.
+        tokenizer: fields of `ImageTokenizerConfig`.
         llama: sizes of the generator.
     """
 
@@ -109,7 +114,7 @@ class Tokenizer(Task):
         self.held_out = kind.world.make(held_out, range(400 // kind.world.n_frames))[2]
 
     def build(self, before: Path | None) -> ImageTokenizer:
-        return ImageTokenizer(**self.kind.tokenizer)
+        return ImageTokenizer(ImageTokenizerConfig(**self.kind.tokenizer))
 
     def batch(self, step: int, size: int) -> Batch:
         """Frames of `size` scenes, twice."""
@@ -125,7 +130,7 @@ class Tokenizer(Task):
         return {"psnr": psnr(model, self.held_out.flatten(0, 1).to(device))}
 
     def save(self, model: Any, folder: Path) -> None:
-        save_tokenizer(model, self.kind.tokenizer, folder)
+        save_tokenizer(model, folder)
 
 
 def object_weight(images: Tensor, gain: float = 3.0) -> Tensor:

@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.pipelines.models.voices_vocabulary import END, PAD, list_prompt, list_tokens
 from mmaccel.tokenizers_vq.mel import LogMel, mel_filters
-from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, save_codec
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig, save_codec
 from scripts.training.loop import IGNORE, Batch, Plan, Task, build_llama, pack
 from scripts.training.voices_data import Pool
 from scripts.training.voices_words import SPEAKERS
@@ -79,7 +79,7 @@ class Codec(Task):
         self.checked = draw_segments(held_out, (0, 0), 24)
 
     def build(self, before: Path | None) -> SpeechCodec:
-        return SpeechCodec(**CODEC)
+        return SpeechCodec(SpeechCodecConfig(**CODEC))
 
     def batch(self, step: int, size: int) -> Batch:
         """Sound [B, samples], and how many books each row uses, 0 for the flat layout [B]."""
@@ -105,7 +105,7 @@ class Codec(Task):
         return {name: float((mel(own.cpu()) - real).abs().mean()) for name, own in made.items()}
 
     def save(self, model: Any, folder: Path) -> None:
-        save_codec(model, CODEC, folder)
+        save_codec(model, folder)
 
 
 def draw_segments(pool: Pool, seed: tuple[int, int], count: int) -> Tensor:

@@ -25,8 +25,15 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, Examples, make_examples
-from mmaccel.demo.scenes_vqa.layout import CANVAS, BusyScene
+from mmaccel.demo.scenes_vqa.data import (
+    CANVAS,
+    TRAIN_SEED,
+    VALIDATION_SEED,
+    BusyScene,
+    Examples,
+    Question,
+    make_examples,
+)
 from mmaccel.demo.scenes_vqa.processor import (
     BOS,
     EOS,
@@ -37,7 +44,6 @@ from mmaccel.demo.scenes_vqa.processor import (
     PINPOINTS,
     make_tokenizer,
 )
-from mmaccel.demo.scenes_vqa.questions import Question
 from scripts.training.loop import IGNORE, Batch, Plan, Task
 from scripts.training.vqa_tower import (
     GRID,

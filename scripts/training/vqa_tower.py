@@ -25,10 +25,18 @@ from torch.nn.functional import (
 )
 
 from mmaccel.demo.scenes.layout import COLOURS, SHAPES
-from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, VALIDATION_SEED, make_examples
-from mmaccel.demo.scenes_vqa.layout import CANVAS, SIGN_HEIGHT, SIGN_WIDTH, TILE, BusyScene
+from mmaccel.demo.scenes_vqa.data import (
+    CANVAS,
+    FIRST_SIGN,
+    SIGN_HEIGHT,
+    SIGN_WIDTH,
+    TILE,
+    TRAIN_SEED,
+    VALIDATION_SEED,
+    BusyScene,
+    make_examples,
+)
 from mmaccel.demo.scenes_vqa.processor import PATCH
-from mmaccel.demo.scenes_vqa.render import FIRST_SIGN
 from scripts.training.loop import Batch, Task
 
 SIZES: dict[str, Any] = dict(

@@ -25,7 +25,8 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer(
-        "errors checks limits config_files results contracts catalog options own_code",
+        "errors checks limits config_files weight_folders results contracts catalog options "
+        "own_code",
         "torch",
     ),
     Layer("kernels", "torch numpy"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import find_family
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.own_code import installed
 from tests.fixtures.tiny_lms import build_lm, left_padded
-from tests.fixtures.windows import build_model, prompts
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 
@@ -61,50 +58,6 @@ def test_what_it_cannot_serve_runs_the_original() -> None:
         ours = model.generate(**PROMPTS, **UNSERVED, custom_generate=loop)
     assert torch.equal(ours.sequences, plain.sequences) and len(ours.hidden_states) == 6
     assert loop.stats is not None and "without a cache" in loop.stats.fallbacks[0]
-
-
-def test_a_decoder_warns_once() -> None:
-    model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            model.generate(**PROMPTS, **UNSERVED, custom_generate=loop)
-    assert sum("without a cache" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
-
-
-def test_a_model_inside_peft_is_found() -> None:
-    model = build_lm("llama")
-    wrapped = SimpleNamespace(peft_config={}, get_base_model=lambda: model)
-    assert mmaccel.supports(wrapped)
-    with mmaccel.attach(wrapped, "jacobi", strict=True) as run:
-        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
-    assert run.stats is not None and run.stats.fallbacks == [] and run.stats.tokens > 8
-
-
-def pipeline(**parts: Any) -> Any:
-    return SimpleNamespace(components=parts, **parts)
-
-
-def test_the_part_of_a_pipeline_that_generates_is_found() -> None:
-    model = build_model("glm_image")
-    pipe = pipeline(vision_language_encoder=model, vae=torch.nn.Linear(1, 1), scheduler=object())
-    assert mmaccel.supports(pipe).family == "glm_image"
-    inputs = prompts("glm_image", [[26, 27]])
-    options: dict[str, Any] = dict(max_new_tokens=21, do_sample=True)
-    with mmaccel.attach(pipe, mmaccel.Jacobi(window=6), seed=1, strict=True) as run:
-        pipe.vision_language_encoder.generate(**inputs, **options)
-    assert run.stats is not None and run.stats.tokens == 21
-
-
-def test_pipelines_of_none_or_several_are_not_supported() -> None:
-    for parts, said in (
-        ({"vae": torch.nn.Linear(1, 1)}, "none of whose passes a policy can save"),
-        ({"one": build_lm("gpt2"), "two": build_lm("llama")}, "with one, two"),
-    ):
-        assert said in mmaccel.supports(pipeline(**parts)).reason
-        for policy in ("jacobi", "confident-parallel"):  # what it is comes before what decodes it
-            with pytest.raises(UnsupportedModelError, match=said):
-                mmaccel.attach(pipeline(**parts), policy)
 
 
 def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

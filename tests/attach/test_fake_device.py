@@ -15,10 +15,7 @@ from mmaccel import Jacobi
 from mmaccel.contracts import Pass, Prompt
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures import canvas as canvas_fixture
 from tests.fixtures import llada2
-from tests.fixtures.canvas import prompt_of
-from tests.fixtures.denoiser_targets import images
 from tests.fixtures.fake_device import same
 from tests.fixtures.tiny_lms import build_lm, left_padded
 
@@ -27,23 +24,6 @@ DRAFTED = mmaccel.LosslessUnmask(4)
 
 def inputs_on(device: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in inputs.items()}
-
-
-@pytest.mark.parametrize("family", ["mmada", "lumina"])
-def test_guided_images_of_denoisers(family: str) -> None:
-    prompt = prompt_of(canvas_fixture.PROMPTS + canvas_fixture.OTHERS, 2)
-    params = SamplingParams(guidance_scale=1.7)
-
-    def make(device: Any) -> Tensor:
-        denoiser = images(family)
-        denoiser.model.to(device)
-        tokens = denoiser.to_canvas(prompt.tokens.to(device))
-        there = Prompt(tokens, prompt.lengths.to(device), branches=2)
-        noise = Noise.from_seed(7, 3, device)
-        made: Tensor = DRAFTED.sample(denoiser, there, 8, params=params, noise=noise).tokens
-        return made
-
-    assert same(make)
 
 
 @pytest.mark.parametrize("case", ["holes", "embeddings", "cache"])

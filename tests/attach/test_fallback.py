@@ -170,8 +170,6 @@ def _used_cache(model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reason", "make"),
     [
-        ("output_hidden_states that is not", lambda m: {"output_hidden_states": 1e300}),
-        ("token that is not an id", lambda m: {"pad_token_id": torch.tensor(float("nan"))}),
         ("a cache of another number of rows", _used_cache),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.generate_call import GenerateCall, find_obstacles
 from mmaccel.pipelines.transformers_release import CACHE
@@ -75,62 +73,6 @@ def test_greedy_is_the_librarys_own(name: str) -> None:
         assert stats.passes + stats.prefill_passes <= most
     assert torch.equal(own(name, model), plain)
     assert not {"_get_logits_processor", "prepare_inputs_for_generation"} & set(vars(model))
-
-
-@pytest.mark.parametrize("name", WITH_JANUS)
-def test_a_ragged_batch_equals_single_runs(name: str) -> None:
-    model = build(name)
-    options: dict[str, Any] = dict(do_sample=True)
-    together, _ = generate(name, model, mmaccel.Jacobi(window=7), [4, 5, 6, 7], **options)
-    shortest = min(map(len, ROWS))
-    for row, prompt in enumerate(ROWS):
-        prompt = prompt[:shortest] if name == "imagegpt" else prompt
-        alone, _ = generate(name, model, mmaccel.Jacobi(window=5), 4 + row, [prompt], **options)
-        assert torch.equal(alone[0], together[row])
-
-
-def distribution_of(
-    name: str, model: Any, length: int, allowed: list[int], others: list[int]
-) -> Tensor:
-    """Probability `[K^L]` of every sequence of `allowed`, from logits of the library's own loop."""
-    sequences = list(itertools.product(range(len(allowed)), repeat=length))
-    inputs = prompts(name, [ROWS[0]] * len(sequences))
-    start = inputs["input_ids"].shape[1]
-    out = model.generate(
-        **inputs, max_new_tokens=length, do_sample=False, suppress_tokens=others,
-        return_dict_in_generate=True, output_logits=True,
-        prefix_allowed_tokens_fn=lambda row, ids: [allowed[sequences[row][len(ids) - start]]],
-    )  # fmt: skip
-    distribution = torch.ones(len(sequences), dtype=torch.float64)
-    for slot, logits in enumerate(out.logits):
-        steps = logits[:, allowed].double().softmax(-1)
-        distribution *= steps.gather(1, torch.tensor([[s[slot]] for s in sequences]))[:, 0]
-    return distribution
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
-def test_the_distribution_is_the_librarys_own(name: str, coupling: Any) -> None:
-    model, length = build_model(name), 4
-    n_samples = 5000 if name == "glm_image" else 20_000  # its positions are made row by row
-    size = model.get_output_embeddings().weight.shape[0]
-    first = 27 if name == "chameleon" else 11  # as text, Chameleon makes no image tokens
-    allowed = [first, first + 1, first + 2]
-    others = [token for token in range(size) if token not in allowed]
-    distribution = distribution_of(name, model, length, allowed, others)
-    policy = mmaccel.SpeculativeJacobi(window=3, coupling=coupling)
-    tokens, stats = generate(
-        name, model, policy, seed=11, rows=[ROWS[0]] * n_samples, do_sample=True, top_k=0,
-        suppress_tokens=others, max_new_tokens=length,
-    )  # fmt: skip
-    counts = count_sequences(tokens - first, len(allowed))
-    test = g_test(counts, distribution)
-    assert power(0.06, n_samples, test.degrees, 1e-4) > 0.99 and stats.tokens_per_pass > 1
-    assert test.p_value > 1e-4, test
-    wrong = (
-        distribution.view([len(allowed)] * length).transpose(2, 3).flatten()
-    )  # the test detects a wrong distribution
-    assert g_test(counts, wrong).p_value < 1e-4
 
 
 def test_glm_image_leaves_the_models_own_state_alone() -> None:

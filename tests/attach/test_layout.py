@@ -127,14 +127,6 @@ def test_language_models_of_one_stream_of_codes(name: str) -> None:
         assert not bool(torch.isin(new, torch.tensor(rules["suppress_tokens"])).any())
 
 
-def test_grids_work_too() -> None:
-    model = build_lm("llama")
-    plain = model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow_grid)
-    for source in ("above", "previous-frame"):
-        policy = mmaccel.Jacobi(window=6, drafts=source)
-        assert torch.equal(use(model, policy, GRID, **SHORT)[0], plain)
-
-
 def _embeddings(model: Any) -> dict[str, Any]:
     table = model.get_input_embeddings()
     return {"input_ids": None, "inputs_embeds": table(PROMPTS["input_ids"]).detach()}

@@ -170,35 +170,6 @@ def test_each_mark_is_served_bit_for_bit(mark: str, guided: bool) -> None:
     assert torch.equal(model.generate(**PROMPTS, **GREEDY, **given, custom_generate=loop), plain)
 
 
-class _Trie:
-    """100 000 nodes that must not be copied."""
-
-    def __init__(self) -> None:
-        first = torch.arange(TRIE_NODES) * 7 % VOCAB
-        self.nodes = {node: [int(token), 4, 5, 6] for node, token in enumerate(first)}
-        self.calls = 0
-
-    def __call__(self, row: int, ids: Tensor) -> list[int]:
-        self.calls += 1
-        return self.nodes[int(ids[-1]) * 2000 + len(ids)]
-
-    def __copy__(self) -> Any:
-        raise AssertionError("copied")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise AssertionError("copied")
-
-
-def test_a_large_trie_is_called_and_never_copied() -> None:
-    model, trie = build_lm("llama"), mmaccel.stateless(_Trie())
-    options = GREEDY | {"prefix_allowed_tokens_fn": trie}
-    plain = model.generate(**PROMPTS, **options)
-    trie.calls = 0
-    with mmaccel.attach(model, mmaccel.Jacobi(window=6), strict=True) as run:
-        assert torch.equal(model.generate(**PROMPTS, **options), plain)
-    assert 0 < trie.calls <= 3 * 6 * run.stats.passes  # each position of a window once
-
-
 def test_transformers_own_are_never_assumed_stateless() -> None:
     from transformers import SynthIDTextWatermarkingConfig
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.catalog import make_policy
-from mmaccel.kernels import dispatch
 from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
@@ -95,30 +93,6 @@ def test_a_criterion_is_called_as_transformers_calls_it(policy: Any, eos: int | 
         assert logs[1].seen == logs[0].seen
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("name", ["sjd", "mc-sjd", "gumbel-sjd", "gsd", "pcg", "jacobi"])
-def test_rows_end_behind_which_the_next_pass_has_begun(
-    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each row is what it is alone, and its tokens behind the end count nowhere."""
-    monkeypatch.setenv(dispatch.VARIABLE, backend)
-    rows = [[5, 6], [4, 5, 6, 7], [9, 8, 7], [3, 11, 12]]
-    model, policy = build_lm("llama"), make_policy(name, window=5)
-    options: dict[str, Any] = dict(max_new_tokens=12, do_sample=True, top_k=0, eos_token_id=39)
-    options["stopping_criteria"] = [lambda ids, scores, **_: ids[:, -1] % 5 == 0]
-    for seed in range(0, 24, 8):
-        seeds = list(range(seed, seed + 4))
-        with mmaccel.attach(model, policy, seed=seeds, strict=True) as run:
-            made = model.generate(**left_padded(rows), **options)[:, 4:]
-        n_tokens = 0
-        for own, prompt, one in zip(made, rows, seeds, strict=True):
-            with mmaccel.attach(model, policy, seed=[one], strict=True):
-                alone = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
-            assert own[: len(alone)].equal(alone) and not own[len(alone) :].any()
-            n_tokens += len(alone)
-        assert run.stats.tokens == n_tokens
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_time_is_up_for_all_rows_together(policy: Any) -> None:
     plain, ours, _ = _both(build_lm("llama"), policy, max_new_tokens=14, max_time=0.0)
@@ -169,19 +143,6 @@ def test_text_arrives_while_a_thread_generates() -> None:
         text = "".join(streamer)
         thread.join()
     assert text.split() == [tokenizer.decode([token]) for token in plain.tolist()]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_output_objects_and_several_sequences(policy: Any) -> None:
-    from transformers.generation import GenerateDecoderOnlyOutput
-
-    model = build_lm("llama")
-    plain, ours, _ = _both(model, policy, max_new_tokens=9, return_dict_in_generate=True)
-    assert type(ours) is GenerateDecoderOnlyOutput and torch.equal(ours.sequences, plain.sequences)
-    with mmaccel.attach(model, policy, seed=2, strict=True):
-        many = model.generate(**PROMPTS, max_new_tokens=9, do_sample=True, num_return_sequences=3)
-    assert many.shape[0] == 9 and len({tuple(row) for row in many[:3].tolist()}) == 3
-    assert torch.equal(many[:, :4], PROMPTS["input_ids"].repeat_interleave(3, 0))
 
 
 def test_max_length_counts_the_padded_prompt_and_static_caches_are_served() -> None:

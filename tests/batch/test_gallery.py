@@ -92,22 +92,6 @@ def keys(browser: Any, *pressed: str) -> None:
 
 
 @pytest.mark.slow
-def test_images_are_found_by_prompt_seed_and_policy(browser: Any, tmp_path: Path) -> None:
-    visit(browser, make_run(tmp_path / "run", ["a red fox", "A blue whale", "a red whale"]))
-    assert texts(browser) == ["a red fox", "A blue whale", "a red whale"]
-    width = "return arguments[0].naturalWidth"
-    assert [browser.execute_script(width, i) for i in find(browser, ".card img")] == [4, 4, 4]
-    prompt, seed = browser.find_element("id", "prompt"), browser.find_element("id", "seed")
-    prompt.send_keys("whale BLUE")
-    assert texts(browser) == ["A blue whale"]
-    assert browser.find_element("id", "count").text == "1 of 3"
-    prompt.clear()
-    prompt.send_keys(" ")
-    seed.send_keys(str(2**64 - 3))  # no number of JavaScript holds it
-    assert texts(browser) == ["a red whale"]
-
-
-@pytest.mark.slow
 def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -131,8 +115,10 @@ def test_everything_can_be_done_with_keys(browser: Any, tmp_path: Path) -> None:
     WebDriverWait(browser, 10).until(is_back)  # after the close event
     keys(browser, "HOME")
     assert "one" in browser.switch_to.active_element.text
-    tabs = [card.get_attribute("tabindex") for card in find(browser, ".card")]
-    assert tabs == ["0", "-1", "-1"]  # one stop on the way through the page
+    browser.find_element("id", "prompt").send_keys("TWO")
+    browser.find_element("id", "seed").send_keys(str(2**64 - 2))  # no number of JavaScript holds it
+    assert texts(browser) == ["two"] and browser.find_element("id", "count").text == "1 of 3"
+    assert [i.size["width"] > 3 for i in find(browser, ".card img")] == [True]
 
 
 @pytest.mark.slow
@@ -149,49 +135,11 @@ def test_prompts_are_text_and_nothing_else(browser: Any, tmp_path: Path) -> None
     assert browser.execute_script("return document.scripts.length") == 2
 
 
-@pytest.mark.slow
-def test_two_runs_side_by_side(browser: Any, tmp_path: Path) -> None:
-    prompts = ["one", "two", "three"]
-    first = make_run(tmp_path / "first", prompts)
-    second = make_run(tmp_path / "second", [*prompts, "four"], odd="red")
-    visit(browser, first, "--against", str(second))
-    images = [len(card.find_elements("css selector", "img")) for card in find(browser, ".card")]
-    assert images == [2, 2, 2, 1]
-    sources = [i.get_attribute("src") for i in find(browser, ".card img")[:2]]
-    assert sources == [(run / "r0_0_100.png").as_uri() for run in (first, second)]
-    browser.find_element("id", "unlike").click()
-    assert texts(browser) == ["three", "four"]
-    find(browser, ".card")[0].click()
-    figures = [f.text for f in find(browser, "#shown figcaption")]
-    assert figures == ["first: r2_0_102.png", "second: r2_0_102.png"]
-
-
-@pytest.mark.slow
-def test_two_thousand_images_are_a_few_cards_at_a_time(browser: Any, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", ["seed"])
-    own, data = first_record(run), (run / "r0_0_100.png").read_bytes()
-    for k in range(1, 2000):
-        (run / f"r{k}.png").write_bytes(data)
-    others = [{"id": f"r{k}", "prompt": f"number {k}", "file": f"r{k}.png"} for k in range(1, 2000)]
-    note(run, *(own | other for other in others))
-    visit(browser, run)
-    assert browser.find_element("id", "count").text == "2000 of 2000"
-    assert 0 < len(find(browser, ".card")) < 100
-    assert texts(browser)[:3] == ["seed", "number 1", "number 2"]  # not number 10
-    find(browser, ".card")[0].click()
-    keys(browser, "ESCAPE", *["PAGE_DOWN"] * 12)
-    assert 0 < len(find(browser, ".card")) < 100
-    keys(browser, "END")
-    assert "number 1999" in browser.switch_to.active_element.text
-    assert 0 < len(find(browser, ".card")) < 100
-
-
 def test_a_folder_without_images_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        assert main(["gallery", str(folder)]) == 2
-        assert "mmaccel: folder: expected" in capsys.readouterr().err
+    assert main(["gallery", str(tmp_path)]) == 2
+    assert "mmaccel: folder: expected" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,17 +175,6 @@ def test_broken_images_and_lines_are_left_out_and_named(
     assert named == {*lines, *broken, "a.png", "b.png", "gone, image 0"}
 
 
-def test_images_without_a_manifest_show_their_own_facts(tmp_path: Path) -> None:
-    """Images of other programs, and those whose facts cannot be read, are left out."""
-    run = make_run(tmp_path / os.fsdecode(b"\xff"), ["one", "two"])
-    (run / "manifest.jsonl").unlink()
-    Image.new("RGB", (4, 4)).save(run / "other.png")
-    draw(run / "deep.png", "[" * 100_000)
-    items = data_of(run)["items"]
-    assert [item["prompt"] for item in items] == ["one", "two"]
-    assert [item["sides"][0]["src"] for item in items] == ["%FF/r0_0_100.png", "%FF/r1_0_101.png"]
-
-
 def test_no_file_outside_the_folder_and_no_nan(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ["one"])
     draw(tmp_path / "secret.png", json.dumps(first_record(run)))
@@ -256,9 +193,12 @@ def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> N
     """Of folders without a manifest, where images tell prompt and seed; in order of names."""
     for name, policies in (("a", ["jacobi", "sjd", "gsd"]), ("b", ["plain", "sjd"])):
         (tmp_path / name).mkdir()
+        draw(tmp_path / name / "deep.png", "[" * 100_000)  # of another program
         for policy in policies:
             facts = {"prompt": "x", "seed": 3, "policy": policy}
             draw(tmp_path / name / f"{policy}.png", json.dumps(facts))
-    items = data_of(tmp_path / "a", "--against", str(tmp_path / "b"))["items"]
+    data = data_of(tmp_path / "a", "--against", str(tmp_path / "b"))
+    items = data["items"]
+    assert data["sides"] == ["a", "b"] and [item["differs"] for item in items] == [False] * 3
     shown = [[side and side["policy"] for side in item["sides"]] for item in items]
     assert shown == [["gsd", "plain"], ["jacobi", "sjd"], ["sjd", None]]

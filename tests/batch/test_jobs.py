@@ -6,13 +6,10 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import mmaccel
 from mmaccel.batch.manifest import Manifest
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
@@ -29,7 +26,6 @@ from tests.fixtures.jobs import (
     rows_of,
     whole_of,
 )
-from tests.fixtures.tiny_model import CAPTIONS
 
 Said = pytest.CaptureFixture[str]
 
@@ -106,8 +102,14 @@ def test_a_drawn_seed_is_noted_and_taken_up(images: Command, capsys: Said) -> No
 
 
 def test_shards_have_one_seed_and_one_number(images: Command, capsys: Said) -> None:
-    assert images.job("--shard", "1/2", seed=None) == 0
-    assert {record["job_seed"] for record in records(images.out)} == {0}
+    half = ("--shard", "1/2", "--json")
+    assert images.job(*half, "--dry-run", seed=None) == 0 and not images.out.exists()
+    plan = answer(capsys)["data"]["plan"]
+    assert images.job(*half, seed=None) == 0
+    noted = records(images.out)
+    assert {record["job_seed"] for record in noted} == {0}
+    assert [item["file"] for item in plan] == [record["file"] for record in noted]
+    capsys.readouterr()
     before = images.content
     for more in (["--shard", "1/3", "--temperature", "0.7"], []):
         assert images.job(*more, seed=0) == 2
@@ -202,14 +204,6 @@ def test_a_job_that_ends_early_keeps_finished_items_and_nothing_half(
     assert command.job("--resume", "--batch-size", 2) == 0 and is_whole(command)
 
 
-def test_a_dry_run_checks_and_writes_nothing(images: Command, capsys: Said) -> None:
-    assert images.job("--dry-run", "--json") == 0
-    data = answer(capsys)["data"]
-    wanted = [(row["id"], k) for row in rows_of("images") for k in range(row.get("n", 1))]
-    assert [(item["id"], item["k"]) for item in data["plan"]] == wanted
-    assert data["to_make"] == N_ITEMS and not images.out.exists()
-
-
 BAD_ROWS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"prompt": "a purple whale"}, ""),
     ({"size": "99x99"}, "size"),
@@ -262,45 +256,23 @@ def test_items_of_another_process_are_not_made_again(
     assert len(lines(images.out)) == N_ITEMS
 
 
-def test_a_row_that_names_the_usual_policy_keeps_its_options(images: Command) -> None:
-    policies = {"a": {}, "b": {"policy": "jacobi"}, "c": {"policy": "mc-sjd"}}
-    rows = [{"id": id, "prompt": CAPTIONS[0], **own} for id, own in policies.items()]
-    assert images.job("--window", 5, rows=rows) == 0
-    windows = [images.facts(file)["policy_options"]["window"] for file in images.files]
-    assert windows == [5, 5, mmaccel.SpeculativeJacobi().window]
-
-
-def remake(out: Path) -> None:
-    shutil.rmtree(out)
-    out.mkdir()
-
-
-CHANGES: dict[str, tuple[Callable[[Path], object], int, int]] = {  # files and lines missing then
-    "the folder is made anew": (remake, 4, N_ITEMS),
-    "an empty manifest": (lambda out: (out / "manifest.jsonl").write_bytes(b""), 0, 4),
-    "an image less": (lambda out: min(out.glob("*.png")).unlink(), 1, 0),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
 def test_what_is_removed_during_a_job_is_missing_at_its_end(
-    images: Command, monkeypatch: pytest.MonkeyPatch, capsys: Said, name: str
+    images: Command, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
-    change, n_files, n_lines = CHANGES[name]
     append, left = Manifest.append, [4]
 
     def changed(self: Manifest, record: dict[str, Any]) -> None:
         append(self, record)
         left[0] -= 1
         if not left[0]:
-            change(images.out)
+            images.manifest.write_bytes(b"")
+            min(images.out.glob("*.png")).unlink()
 
     with monkeypatch.context() as patch:
         patch.setattr(Manifest, "append", changed)
         assert images.job("--json") == 3
     said = capsys.readouterr()
     (end,) = map(json.loads, said.out.splitlines())
-    assert (end["error"]["code"], end["data"]["missing"]) == ("missing", max(n_files, n_lines))
-    count = f"but {n_files} image{'s' * (n_files != 1)} and {n_lines} records of the manifest"
-    assert count in said.err and "try them again with --resume" in said.err
+    assert (end["error"]["code"], end["data"]["missing"]) == ("missing", 4)
+    assert "but 4 images or their records are missing there" in said.err
     assert images.job("--resume") == 0 and is_whole(images)

@@ -123,16 +123,9 @@ sys.exit(main(["generate", "--prompts", "-", "--dry-run"]))
 """
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("bytes(2**20)", "lines of at most 1048576 bytes, received more in line 1"),
-        (r"b'x\n' * 2**20", "at most 4000000 lines, received more"),
-    ],
-)
-def test_an_endless_input_is_refused(data: str, message: str) -> None:
+def test_an_endless_input_is_refused() -> None:
     """In a process of its own, with 2 GB: it was read until memory ended, or for ever."""
-    program = f"import sys\nwhile True: sys.stdout.buffer.write({data})"
+    program = "import sys\nwhile True: sys.stdout.buffer.write(bytes(2**20))"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as source:  # fmt: skip
         done = subprocess.run(
@@ -140,4 +133,4 @@ def test_an_endless_input_is_refused(data: str, message: str) -> None:
             text=True, timeout=60,
         )  # fmt: skip
         source.kill()
-    assert done.returncode == 2 and message in done.stderr
+    assert done.returncode == 2 and "lines of at most 1048576 bytes" in done.stderr

@@ -8,11 +8,9 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 
 from mmaccel.commands import terminal
 from mmaccel.commands.jobs import Reports
-from mmaccel.results import Progress
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -36,13 +34,3 @@ def test_events_are_lines_of_json_and_one_screen_shows_a_bar_or_events(
     assert ("2/2" in screen.getvalue()) != (is_streaming and is_screen)
     failed = "failed: b, clip 1 ('a [red] fox'): \N{REPLACEMENT CHARACTER}[31mno"
     assert failed in screen.getvalue() and "note: torn" in screen.getvalue()
-
-
-def test_the_bar_moves_within_an_item(monkeypatch: Any) -> None:
-    reports, shown = Reports("clip", 4), list[float]()
-    monkeypatch.setattr(reports._bar, "update", lambda task, completed: shown.append(completed))
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
-    for row in range(2):
-        reports.update(Progress(tokens, torch.tensor([2]), torch.zeros(1), 1, (row,)))
-        reports.report("item", {})
-    assert shown == [0.5, 1, 1.5, 2]

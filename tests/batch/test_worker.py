@@ -13,9 +13,8 @@ import pytest
 from mmaccel import Jacobi, TextToImage
 from mmaccel.batch.modalities import Images, Settings
 from mmaccel.batch.prompts import Item, Row, make_items
-from mmaccel.batch.ray_executor import WorkerActor
 from mmaccel.batch.worker import ItemsFailed, Worker, fingerprint
-from mmaccel.errors import NumericsError, OptionError
+from mmaccel.errors import NumericsError
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.jobs import Command, folders, records
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, WORDS, build_tiny
@@ -68,13 +67,6 @@ def test_a_prompt_with_nan_logits_fails_alone(images: Command, tmp_path_factory:
     noted = records(images.out)
     assert {r["id"] for r in noted if r["status"] == "failed"} == {"r1", "r4"}
     assert len(noted) == N_ITEMS and len(images.content) == N_ITEMS - 2
-
-
-def test_what_fails_ahead_of_the_first_call_fails_in_it(tmp_path: Path) -> None:
-    actor = WorkerActor(Images(model="no such model", out=tmp_path), None)
-    actor.load()
-    with pytest.raises(OptionError, match="no such model"):
-        actor.check([])
 
 
 def describe(images: Images, item: Item) -> dict[str, Any]:

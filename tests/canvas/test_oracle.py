@@ -1,16 +1,23 @@
-"""The oracle keeps stepwise decoding's tokens and commits all that is right at every pass."""
+"""`benchmarks.canvas`: its oracle keeps stepwise decoding's tokens and commits all that is right at
+every pass, and its rows."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import mmaccel
+from benchmarks.canvas import SETUPS, Oracle, measure_text, sum_up
 from mmaccel import Noise, SamplingParams, Stepwise
+from mmaccel.catalog import read_policy
 from mmaccel.contracts import Prompt
-from mmaccel.demo.canvas_benchmark import Oracle
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions
+from scripts.training.grammar import describe
+from scripts.training.grammar_tasks import MASK, TASKS
 from tests.fixtures.canvas import independent
 from tests.fixtures.joints import families
 
@@ -73,3 +80,30 @@ def test_wrong_tokens_are_wanted_one_a_pass() -> None:
     greedy = {**options(), "params": SamplingParams(temperature=0.0)}
     made = Oracle(wanted).sample(model, prompt(), LENGTH, **greedy)  # type: ignore[arg-type]
     assert made.tokens.eq(1).all() and made.stats.passes == LENGTH
+
+
+def test_rows_of_a_grammar(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=MASK + 1, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "words.json").write_text(json.dumps(describe()), encoding="utf-8")
+    labels = ("stepwise", "lossless-unmask", "maskgit 12")
+    policies = {label: read_policy(SETUPS[label]) for label in labels}
+    plain, fast, relaxed = rows = list(measure_text(tmp_path, policies, 2, 0))
+    n = 2 * len(TASKS)
+    assert plain["rows"] == fast["rows"] == n and plain["same"] == fast["same"] == n
+    assert fast["passes"] < plain["passes"] and fast["positions"] > plain["positions"]
+    assert fast["quality"] == plain["quality"] and relaxed["same"] < n
+    assert 0 <= plain["quality"]["right"] <= 1 and set(TASKS) < set(plain["quality"])
+    assert sum_up([row | {"quality": {"right": 1.0}} for row in rows])[0]["aup"] == pytest.approx(
+        100 * plain["tokens_per_pass"]
+    )
+
+
+def test_every_setup_is_a_policy() -> None:
+    assert all(read_policy(text).exactness for text in SETUPS.values())

@@ -1,4 +1,4 @@
-"""`mmaccel bench`: images side by side, and canvas policies on masked models."""
+"""`mmaccel bench`: images side by side."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ from mmaccel import TextToImage, loading
 from mmaccel.catalog import policy_names, read_policy
 from mmaccel.cli import main
 from mmaccel.commands.bench import PEERS, Bench
-from mmaccel.commands.bench import canvas as canvas_command
-from mmaccel.commands.bench.canvas import SETUPS
-from mmaccel.demo.grammar.tasks import MASK, TASKS, WORDS
-from mmaccel.demo.scenes.data import MAX_WORDS
-from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
 from mmaccel.evaluation import transformers_baseline
 from mmaccel.options import LoadOptions
 from tests.architecture.source import ROOT
-from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
+from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 KEYS = {  # of a row in the file, which other programs read
     *("policy", "window", "dtype", "drafts", "guidance", "settings", "route", "exactness"),
@@ -178,83 +173,11 @@ def test_the_table_is_printed_although_results_are_not_written(
     assert "jacobi 4" in captured.out and "disk is full" in captured.err and not file.exists()
 
 
-@pytest.fixture(scope="module")
-def grammar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the grammar with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    made = tmp_path_factory.mktemp("grammar")
-    config = LlamaConfig(
-        vocab_size=MASK + 1, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(made)
-    words = {"words": list(WORDS), "mask": MASK, "logit_shift": 0}
-    (made / "words.json").write_text(json.dumps(words), encoding="utf-8")
-    return made
-
-
-def canvas(model: Path, file: Path, labels: str, *more: object) -> int:
-    fixed = ("--family", "canvas", "--model", model, "--policies", labels, "--json", file)
-    return main(["bench", *map(str, (*fixed, *more))])
-
-
-def test_canvas_policies_on_a_grammar(grammar: Path, tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "found.json"
-    labels = "stepwise,lossless-unmask,maskgit 12"
-    assert canvas(grammar, file, labels, "--count", 2, "--device", "cpu:0") == 0
-    report = json.loads(file.read_text(encoding="utf-8"))
-    plain, fast, relaxed = report["canvas"]
-    n = 2 * len(TASKS)
-    assert plain["rows"] == fast["rows"] == n and plain["same"] == fast["same"] == n
-    assert fast["passes"] < plain["passes"] and fast["positions"] > plain["positions"]
-    assert fast["quality"] == plain["quality"] and relaxed["same"] < n
-    assert 0 <= plain["quality"]["right"] <= 1 and set(TASKS) < set(plain["quality"])
-    assert report["machine"]["device"] == "cpu:0" and "AUP" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_images_by_canvas_and_by_window(tmp_path: Path) -> None:
-    """Processed tokens include both branches of guidance."""
-    file = tmp_path / "found.json"
-    source, _ = masked_beside_plain(tmp_path, 16, [*SCENE_WORDS], MAX_WORDS)
-    labels = "stepwise halton,lossless-unmask halton,autoregressive"
-    assert canvas(source, file, labels, "--count", 1) == 0
-    plain, fast, window = json.loads(file.read_text(encoding="utf-8"))["canvas"]
-    assert plain["model"] == window["model"] == "masked"
-    assert plain["passes"] == window["passes"] == 256 > fast["passes"]
-    assert plain["same"] == fast["same"] == 1 and window["same"] is None
-    assert fast["quality"] == plain["quality"] and set(window["quality"]) >= {"shapes", "whole"}
-    assert 2 * 256 * 256 < plain["positions"] < 2 * 256 * (256 + 34)  # whole canvases
-    assert 2 * 256 <= window["positions"] < 2 * (256 + 34)  # guidance doubles them
-
-
-def test_canvas_rows_before_an_interrupt_are_kept(
-    grammar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
-
-    def stop(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(MaskedParallel, "sample", stop)
-    file = tmp_path / "found.json"
-    assert canvas(grammar, file, "stepwise,maskgit 12", "--count", 1) == 130
-    assert "measured 1 of the policies" in capsys.readouterr().err
-    assert [row["policy"] for row in json.loads(file.read_text())["canvas"]] == ["stepwise"]
-
-
-def test_every_setup_is_a_policy() -> None:
-    assert all(read_policy(text).exactness for text in SETUPS.values())
-
-
 def test_commands_of_stored_results_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(Bench, "measure", lambda *given: taken.append(given))
-    monkeypatch.setattr(canvas_command, "bench_canvas", taken.append)
     commands = [
         json.loads(file.read_text(encoding="utf-8")).get("command", "")
         for file in sorted((ROOT / "benchmarks" / "results").glob("*.json"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +10,12 @@ from typing import Any
 
 import pytest
 
-import mmaccel
 from mmaccel import cli
 from mmaccel.cli import main
 from mmaccel.commands.terminal import make_table, printable, wide_console
 from tests.architecture.source import ROOT
 
 Said = pytest.CaptureFixture[str]
-
-
-def test_python_runs_the_package(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
-    monkeypatch.setattr(sys, "argv", ["mmaccel", "--version"])
-    with pytest.raises(SystemExit, match="^0$"):
-        runpy.run_module("mmaccel", run_name="__main__")
-    assert capsys.readouterr().out == f"mmaccel {mmaccel.__version__}\n"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_video.types import ClipModel
-from tests.fixtures.jobs import Command, pipe
+from tests.fixtures.jobs import Command
 from tests.fixtures.media import image
 from tests.fixtures.shared import reading_folders, reading_pipe
-from tests.fixtures.tiny_model import CAPTIONS, FPS, N_FRAMES
+from tests.fixtures.tiny_model import CAPTIONS
 
 
 @pytest.fixture
@@ -43,12 +42,6 @@ def test_a_start_is_the_pipelines(clips: Command) -> None:
     )
 
 
-def test_without_prompts_the_models_examples(clips: Command) -> None:
-    assert clips.run("--count", 2) == 0
-    examples = pipe("clips").clip_model.examples
-    assert [facts["prompt"] for facts in facts_of(clips)] == [e for e in examples for _ in range(2)]
-
-
 def test_a_prompt_behind_the_start_is_read(continued: Command, capsys: Any) -> None:
     model, codec, encoder = reading_folders()
     parts = ("--model", model, "--codec", codec, "--text-encoder", encoder)
@@ -72,30 +65,8 @@ def test_an_mp4_can_be_continued(continued: Command) -> None:
     assert sorted(facts["n_given"] for facts in facts_of(continued)) == [1, 9]
 
 
-def test_starts_of_one_name_do_not_overwrite_each_other(continued: Command) -> None:
-    """Their first frames are equal."""
-    files = [continued.folder / name / "c.webp" for name in ("red", "blue")]
-    for file in files:
-        pages = [Image.new("RGB", (48, 32), file.parent.name) for _ in range(8)]
-        for k, page in enumerate(pages):
-            page.putpixel((k, 0), (255, 255, 255))  # equal pages would become one
-        file.parent.mkdir()
-        image().save(file, save_all=True, append_images=pages, lossless=True)
-    assert continued.run(*files) == 0 and len(continued.files) == 2
-
-
-def test_a_gif_has_all_frames(clips: Command) -> None:
-    assert clips.run(CAPTIONS[0], "--format", "gif") == 0
-    with Image.open(next(clips.out.glob("*.gif"))) as opened:
-        assert (opened.n_frames, opened.size) == (N_FRAMES, (16, 16))  # type: ignore[attr-defined]
-        assert opened.info["duration"] == 1000 // FPS and opened.info["loop"] == 0
-
-
-@pytest.mark.parametrize("is_job", [False, True])
-def test_odd_sides_and_mp4(
-    clips: Command, is_job: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_odd_sides_and_mp4(clips: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     odd = property(lambda model: (17, 16), lambda model, size: None)
     monkeypatch.setattr(ClipModel, "size", odd, raising=False)
-    assert (clips.job if is_job else clips.run)("--format", "mp4") == 2
+    assert clips.run("--format", "mp4") == 2
     assert "--format: expected even sides for mp4" in capsys.readouterr().err

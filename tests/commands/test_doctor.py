@@ -44,23 +44,21 @@ def test_doctor_and_models(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     assert {name for entries in METHODS.values() for name in entries} <= listed
 
 
-@pytest.mark.parametrize(("fixed", "own"), [(None, 2), ("2", 2), (None, 1)])
-def test_doctor_explains_threads(
-    fixed: str | None, own: int, tiny_folder: Path, tmp_path: Path, capsys, monkeypatch
-) -> None:
+@pytest.mark.parametrize(
+    ("fixed", "own", "says"),
+    [
+        (None, 2, "measures a pass with 1 to 2 threads"),
+        ("2", 2, "OMP_NUM_THREADS=2 fixes"),
+        (None, 1, "one thread leaves"),
+    ],
+)
+def test_doctor_explains_threads(fixed: str | None, own: int, says: str, monkeypatch: Any) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if fixed is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", fixed)
     monkeypatch.setattr(torch, "get_num_threads", lambda: own)
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 0
-    said = _flat(capsys)
-    assert f"torch takes {own} of {os.cpu_count()} processors" in said and "load " in said
-    assert "--threads N sets their number" in said
-    measures = fixed is None and own == 2
-    assert ("measures a pass with 1 to 2 threads" in said) == measures
-    assert ("a pass takes, with threads 1: " in said) == measures
-    assert ("OMP_NUM_THREADS=2 fixes" in said) == (fixed is not None)
+    said = doctor._describe_threads()
+    assert f"torch takes {own} of {os.cpu_count()} processors; load " in said and says in said
 
 
 def test_doctor_says_whether_policies_can_be_attached(tmp_path: Path, capsys) -> None:
@@ -87,14 +85,11 @@ def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatc
     assert finding.state == "needed" and "expected finite logits" in finding.detail
     monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "9.1.0")
     states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
-    assert states["torch"] == ("yes", "9.1.0") and states["transformers"][0] == "yes"
+    assert states["torch"] == ("yes", "9.1.0")
     assert states["transformers"][1].startswith("9.1.0; not tested with transformers 9.1.0")
     monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "5.9.2+cpu")
-    states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
-    assert states["transformers"] == (
-        "needed",
-        "5.9.2+cpu is too old; pip install 'transformers>=5.17'",
-    )
+    old = next(each for each in doctor.check_packages() if each.what == "transformers")
+    assert old.state == "needed" and "is too old; pip install 'transformers>=5.17'" in old.detail
 
 
 def test_doctor_requires_the_versions_of_the_package() -> None:
@@ -103,26 +98,17 @@ def test_doctor_requires_the_versions_of_the_package() -> None:
     assert {name: wanted[name] for name in doctor._NEEDED} == doctor._NEEDED
 
 
-def test_every_kernel_has_a_row_with_the_reason() -> None:
-    findings = check_kernels()
-    assert [finding.what for finding in findings] == [f"kernel {name}" for name in KERNELS]
-    for finding in findings:
-        assert finding.state == "yes" and finding.detail.startswith("cpu: torch, ")
-        assert "GPU" in finding.detail or "triton" in finding.detail
-
-
 def test_the_variable_decides(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    assert [finding.what for finding in check_kernels()] == [f"kernel {name}" for name in KERNELS]
     for value, state in (("torch", "yes"), ("triton", "no")):
         monkeypatch.setenv(VARIABLE, value)
         for finding in check_kernels():
             assert finding.state == state and f"{VARIABLE}={value}" in finding.detail
     monkeypatch.setenv(VARIABLE, "fast")
     assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 1
-    said = _flat(capsys)
-    assert "expected one of auto, torch, triton, received 'fast'; unset it" in said
-    assert "kernel unmask" not in said and "Traceback" not in said
+    assert "expected one of auto, torch, triton, received 'fast'; unset it" in _flat(capsys)
 
 
 @pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in its first pass")
@@ -136,7 +122,7 @@ def test_doctor_plans_visual_tokens(tmp_path: Path, capsys: Any) -> None:
     said = _flat(capsys)
     assert "DivPrune(keep=0.3, n_keep=None) on cpu, 2 at a time, 64 tokens each" in said
     assert "visual_tokens 520 150" in said
-    for wrong in (("--keep", "0"), ("--answer-tokens", "0"), ("--image", str(folder))):
+    for wrong in (("--keep", "0"), ("--image", str(folder))):
         assert main([*fixed, *wrong]) == 2
     build_lm("gpt2").save_pretrained(tmp_path / "gpt2")
     gpt2 = ["doctor", "--model", str(tmp_path / "gpt2"), "--out", str(tmp_path)]

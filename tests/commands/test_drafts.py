@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel import Coarse, Jacobi, TextToImage
-from mmaccel.catalog import make_policy
+from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.commands.options import WindowPolicyFlags
-from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
+from mmaccel.samplers.drafting.coarse_model import FOLDER, describe_coarse
 from tests.fixtures.jobs import Command
 from tests.fixtures.tiny_coarse import MINUTES, build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
@@ -48,13 +46,6 @@ def test_a_tree_is_in_the_name_and_in_the_facts(tmp_path: Path) -> None:
     assert len(trees) == 3
 
 
-def test_a_folder_is_a_draft_source(coarse: str) -> None:
-    flags = WindowPolicyFlags(policy="jacobi", drafts=coarse)
-    assert flags.choose("window")[1] == Jacobi(drafts=Coarse(coarse))
-    assert make_policy("mc-sjd", drafts=coarse).drafts == Coarse(coarse)
-    assert make_policy("jacobi", drafts="left").drafts == "left"
-
-
 def test_bench_compares_draft_sources_in_one_run(
     tiny_folder: Path, coarse: str, tmp_path: Path
 ) -> None:
@@ -72,17 +63,4 @@ def test_bench_compares_draft_sources_in_one_run(
     assert [row["identical"] for row in report["rows"][:4]] == [1] * 4
     assert report["coarse"] == {name: describe_coarse(coarse) for name in ("coarse", coarse)}
     assert report["coarse"][coarse]["minutes"] == MINUTES
-    assert report["coarse"][coarse]["bytes"] == (Path(coarse) / WEIGHTS).stat().st_size
-
-
-def test_models_says_where_a_coarse_model_ships(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        "mmaccel.samplers.drafting.coarse_model.find_coarse",
-        lambda folder: folder if folder.name == "scenes" else None,
-    )
-    assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    told = {line.split()[0]: line.split()[1] for line in lines if line.startswith("scenes")}
-    assert told == {"scenes": "yes", "scenes-masked": "-", "scenes-vqa": "-"}
+    assert report["coarse"][coarse]["bytes"] == (Path(coarse) / FOLDER.weights).stat().st_size

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
+from mmaccel.demo.scenes_vqa.data import KINDS
 from mmaccel.demo.scenes_vqa.processor import make_processor
-from mmaccel.demo.scenes_vqa.questions import KINDS
 from mmaccel.evaluation import visual_tokens
 from mmaccel.evaluation.visual_tokens import CONTROLS
 from tests.fixtures.tiny_vlms import build_vqa, encodes_first

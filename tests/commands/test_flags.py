@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.flags import Without, as_command
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadKeywords, LoadOptions, SamplingOptions, option, read_options
+from mmaccel.options import LoadOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,21 @@ class Colours:
 def run(*arguments: str) -> dict[str, Any]:
     """What a command receives."""
     seen: dict[str, Any] = {}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Paint:
+        """A command."""
+
+        wall: str = option(..., "to paint", argument=True)
+        colours: Colours
+        load: Annotated[LoadOptions, Without("revision")]
+        times: int = option(1, "how often")
+
+        def run(self) -> None:
+            seen.update(vars(self))
+
     app = typer.Typer()
-
-    @app.command()
-    @with_flags
-    def paint(
-        wall: str, *, colours: Colours, load: Annotated[LoadOptions, Without("revision")],
-        times: int = 1,
-    ) -> None:  # fmt: skip
-        seen.update(wall=wall, colours=colours, load=load, times=times)
-
+    app.command()(as_command(Paint))
     result = CliRunner().invoke(app, arguments)
     if isinstance(result.exception, OptionError):
         raise result.exception
@@ -62,12 +67,3 @@ def test_switches_in_words() -> None:
 @pytest.mark.parametrize("flag", ["--hidden", "--revision", "--no-is-wet", "--token"])
 def test_no_flag(flag: str) -> None:
     assert run("north", flag, "1")["code"] == 2
-
-
-def test_keywords_are_the_fields_and_a_misspelt_one_is_refused() -> None:
-    hints = get_type_hints(LoadOptions)
-    assert get_type_hints(LoadKeywords) == {
-        each.name: hints[each.name] for each in fields(LoadOptions)
-    }
-    with pytest.raises(OptionError, match="received 'temprature'; did you mean temperature"):
-        read_options(SamplingOptions, "a call", {"temprature": 1.0})

@@ -126,13 +126,6 @@ def test_a_loudspeaker_that_fails_is_closed_in_one_line(
     assert device.state == ["start", "abort", "close"]
 
 
-def test_a_machine_that_cannot_play_says_so_before_work(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "sounddevice", None)
-    assert command.run(RED, "--play") == 1 and "pip install mmaccel[play]" in error_of(capsys)
-
-
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left")])
 def test_a_reader_that_goes_ends_it_and_a_full_disk_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: OSError

@@ -48,12 +48,6 @@ def in_shell(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_an_error_with_stderr_closed_is_one_object_on_stdout() -> None:
-    done = in_shell("2>&-", "generate", "--prompts", "x", "--json", "--nonsense")
-    (line,) = done.stdout.splitlines()
-    assert json.loads(line)["error"]["code"] == "usage" and done.returncode == 2
-
-
 def test_a_page_is_whole_whatever_is_closed(run: Path) -> None:
     """The page would get the number of a closed stream, and then what is printed."""
     pages = []
@@ -62,11 +56,6 @@ def test_a_page_is_whole_whatever_is_closed(run: Path) -> None:
         assert done.returncode == 0 and "Traceback" not in done.stderr
         pages.append((run / "gallery.html").read_bytes())
     assert pages[0] == pages[1]
-
-
-def test_a_reader_that_goes_ends_no_command_badly(run: Path) -> None:
-    done = in_shell("2>&1 | true; exit ${PIPESTATUS[0]}", "gallery", str(run))
-    assert (done.returncode, done.stderr.count("Error")) == (0, 0), done.stderr
 
 
 def test_a_full_stdout_is_said_and_no_traceback(forker: Forker, run: Path, full: Path) -> None:

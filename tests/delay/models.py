@@ -88,11 +88,13 @@ def make_dia(ends: float = 2.0, codes: int = 16, delays: tuple[int, ...] = DIA_D
 
 def delay_prompt(codes: Tensor, n_codes: int = 16, delays: tuple[int, ...] = DIA_DELAYS) -> Any:
     """What Dia's processor makes of codes `[B, T, K]`: a first frame, the delays, free cells."""
-    from mmaccel.tokenizers_vq.delay import apply, delay
-
     begin = codes.new_full((len(codes), 1, len(delays)), n_codes + 2)
     framed = torch.cat([begin, codes], 1)
-    grid = apply(framed, delay(framed.shape[1], delays), n_codes + 2, n_codes + 1)
+    n_frames = framed.shape[1]
+    grid = codes.new_full((len(codes), n_frames + max(delays), len(delays)), n_codes + 1)
+    for book, first in enumerate(delays):
+        grid[:, :first, book] = n_codes + 2
+        grid[:, first : first + n_frames, book] = framed[..., book]
     mask = torch.ones(grid.shape[:2], dtype=torch.int64)
     return {"decoder_input_ids": grid, "decoder_attention_mask": mask}
 

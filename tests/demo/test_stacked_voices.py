@@ -52,8 +52,6 @@ def test_an_utterance_is_as_long_as_its_frames(voices: StackedVoices) -> None:
 def test_what_it_cannot_say_is_refused(voices: StackedVoices, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"max_seconds": 0.1}, r"max_seconds: expected 0\.16, one frame, to 2"),
-        ({"max_seconds": 60}, "max_seconds: expected"),
-        ({"seed": [1]}, "seed: expected one integer"),
         ({"voice": "eve"}, "voice: expected one of ada"),
         ({"text": "xylophone"}, "words that the model knows"),
     ]

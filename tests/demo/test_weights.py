@@ -14,13 +14,11 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import DEMO_WEIGHTS
-from mmaccel.demo.moving_scenes.features import draw_reference_clips, extract_clip_features
+from mmaccel.demo.features import STEP, WINDOW, cut_windows, draw_reference, hear, load_features
 from mmaccel.demo.recall.documents import list_questions as ask_documents
 from mmaccel.demo.recall.words import to_text
-from mmaccel.demo.scenes.features import draw_reference, extract_features
 from mmaccel.demo.scenes_vqa.data import list_questions
-from mmaccel.demo.voices.features import STEP, WINDOW, cut_windows, extract_speech_features
-from mmaccel.evaluation.quality.frechet import frechet_of
+from mmaccel.evaluation.quality.distances import frechet_distance
 from scripts.training.stdlib import encode, held_out_modules, make_prompts
 
 
@@ -118,8 +116,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensor, float], Tensor], tuple[float, ..
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]]:
     """Items that no training saw, and their features."""
-    images, clips = draw_reference(300), draw_reference_clips(0, 240)
-    return {"images": (images, extract_features), "clips": (clips, extract_clip_features)}
+    items = {"images": ("scenes", 300), "clips": ("moving-scenes", 240)}
+    return {
+        kind: (draw_reference(name, 0, count), load_features(name).extract)
+        for kind, (name, count) in items.items()
+    }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -128,9 +129,9 @@ def test_distances_rise_with_damage(drawn: dict[str, Any], damage: str) -> None:
     items, extract = drawn[kind]
     first, others = items[: len(items) // 2], items[len(items) // 2 :]
     reference = extract(first).numpy()
-    assert frechet_of(reference, reference).distance < 1e-6
-    found = [frechet_of(reference, extract(others).numpy()).distance]
-    found += [frechet_of(reference, extract(spoil(others, a)).numpy()).distance for a in amounts]
+    assert frechet_distance(reference, reference) < 1e-6
+    found = [frechet_distance(reference, extract(others).numpy())]
+    found += [frechet_distance(reference, extract(spoil(others, a)).numpy()) for a in amounts]
     assert found == sorted(found) and found[-1] > 1.3 * found[0]
     alone = extract(items[7:8].float() / 255)
     assert torch.allclose(extract(items[:10])[7:8], alone, atol=1e-4)
@@ -143,10 +144,10 @@ def test_features_of_speech_are_of_windows_and_see_noise() -> None:
     short = cut_windows(sound[:7])
     assert short.shape == (1, WINDOW) and short[0, :8].tolist() == [*range(7), 0]
     (spoken,) = mmaccel.TextToSpeech.from_pretrained("voices")("the red bird sings", seed=[0])
-    heard = extract_speech_features(spoken.waveform)
+    heard = hear(spoken.waveform)
     noise = torch.randn(spoken.waveform.shape, generator=torch.Generator().manual_seed(0))
     far = [
-        float((extract_speech_features(spoken.waveform + strength * noise) - heard).abs().mean())
+        float((hear(spoken.waveform + strength * noise) - heard).abs().mean())
         for strength in (0.002, 0.02, 0.1)
     ]
     assert far == sorted(far) and far[-1] > 1.5 * far[0] > 0

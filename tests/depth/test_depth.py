@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.pipelines.attach import series
+from mmaccel.pipelines.attach import generate
 from mmaccel.pipelines.depth.decoders import CsmDepth
 from tests.depth.models import MODELS, Speech, fill
 
@@ -81,7 +81,7 @@ def test_a_frame_that_repeats_the_one_before_takes_one_pass(speech: Speech) -> N
 def test_frames_have_noise_of_their_own(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = make_frames(speech, mmaccel.Jacobi(window=8), do_sample=True)
     assert not torch.equal(*made)
-    monkeypatch.setattr(series, "_STEP", 0)  # the bug
+    monkeypatch.setattr(generate, "_STEP", 0)  # the bug
     made, _ = make_frames(speech, mmaccel.Jacobi(window=8), do_sample=True)
     assert torch.equal(*made)
 
@@ -148,7 +148,7 @@ def test_frames_have_the_decoders_distribution(policy: Any, drafts: str) -> None
 
 
 def test_coins_that_frames_share_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series, "_STEP", 0)  # drafts are then what the noise prefers again
+    monkeypatch.setattr(generate, "_STEP", 0)  # drafts are then what the noise prefers again
     policy = mmaccel.SpeculativeJacobi(window=3, drafts="previous-frame")
     made, expected = draw_frames(make_small(), policy)
     assert g_test(count_sequences(made, 3), expected).p_value < 1e-6

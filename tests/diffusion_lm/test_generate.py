@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 import mmaccel
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import BusyError
-from mmaccel.pipelines.diffusion_lm.call import Rows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
+from mmaccel.pipelines.generate_call import join_branches
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import (
@@ -183,7 +183,7 @@ def test_tokens_keep_their_order_around_padding() -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 1000, (3, 300), generator=generator)
     mask = torch.rand(3, 300, generator=generator) < 0.5
-    tokens, lengths = Rows(ids, mask).packed(torch.device("cpu"))
+    tokens, lengths = join_branches([(ids, mask)], torch.device("cpu"))
     for row in range(3):
         assert tokens[row, : lengths[row]].equal(ids[row][mask[row]])
 
@@ -208,7 +208,6 @@ def test_masks_of_every_dtype_and_any_ids_under_padding() -> None:
             for kind in (torch.int64, torch.bool, torch.float32, torch.uint8)
         ]
     assert all(each.equal(made[0]) for each in made) and made[0][:, :3].equal(ids)
-    Rows(torch.tensor([[5, 200]], dtype=torch.uint8)).check(256, 261)  # which wraps round to 5
 
 
 def test_rows_end_at_end_tokens() -> None:

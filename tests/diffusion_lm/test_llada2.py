@@ -13,7 +13,9 @@ import mmaccel
 from mmaccel.catalog import PIPELINES, policy_names
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.unsupported_arguments import OWN_SCHEDULES
+from mmaccel.pipelines.diffusion_lm import amused
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma import pipeline as gemma
+from mmaccel.pipelines.diffusion_lm.llada2 import service
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import MASK, build_pipe
 
@@ -341,30 +343,29 @@ def test_bad_options_are_refused() -> None:
         mmaccel.CachedBlocks("none")
 
 
-SERVED = {  # arguments that mean under a policy what they mean without; callbacks look on
-    "AmusedPipeline": "prompt height width guidance_scale negative_prompt num_images_per_prompt "
-    "generator latents prompt_embeds encoder_hidden_states negative_prompt_embeds "
-    "negative_encoder_hidden_states output_type return_dict callback callback_steps "
-    "cross_attention_kwargs micro_conditioning_aesthetic_score micro_conditioning_crop_coord",
-    "LLaDA2Pipeline": "prompt messages input_ids attention_mask use_chat_template "
-    "add_generation_prompt gen_length block_length temperature top_p top_k sampling_method "
-    "eos_early_stop eos_token_id mask_token_id generator output_type return_dict "
-    "callback_on_step_end callback_on_step_end_tensor_inputs",
-    "DiffusionGemmaPipeline": "prompt messages image add_generation_prompt gen_length "
-    "num_inference_steps temperature cache_implementation eos_early_stop eos_token_id generator "
-    "output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs",
+TABLES = {
+    "AmusedPipeline": amused.ARGUMENTS,
+    "LLaDA2Pipeline": service.ARGUMENTS,
+    "DiffusionGemmaPipeline": gemma.ARGUMENTS,
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_every_argument_of_a_pipeline_is_accounted_for(name: str) -> None:
     import diffusers
 
     taken = set(inspect.signature(getattr(diffusers, name).__call__).parameters) - {"self"}
-    assert taken == {*SERVED[name].split(), *OWN_SCHEDULES[name]} and name in PIPELINES
+    assert taken == set(TABLES[name])
 
 
-@pytest.mark.parametrize("name", OWN_SCHEDULES["LLaDA2Pipeline"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n, row in service.ARGUMENTS.items()
+        if row.use == "refuse" or n == "num_inference_steps"
+    ],
+)
 def test_arguments_of_the_scheduler_are_refused(name: str) -> None:
     pipe = build_pipe("refused")
     with mmaccel.attach(pipe, "stepwise"), pytest.raises(OptionError, match=f"^{name}: .*Stepwise"):

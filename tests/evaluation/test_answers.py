@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +14,6 @@ from PIL import Image
 from mmaccel.demo.recall.words import make_tokenizer
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.answers import (
-    AskedModel,
     Side,
     draw_rows,
     measure_answers,
@@ -86,50 +83,35 @@ def test_finished_rounds_are_not_answered_again() -> None:
     assert list(run(sides, records, asked)) == asked == []
 
 
-@pytest.mark.parametrize("topic", [TextModel, VisionModel])
-def test_rows_against_a_slow_reference(topic: type[AskedModel]) -> None:
-    rng = random.Random(3)
-    names = (*topic.easy, topic.chance, "DART")
-    sides = [side_of("whole", 1.0), *(side_of(name, x) for name in names for x in (0.5, 0.2))]
-    kinds = rng.choices("xyz", k=8)
+def test_rows_by_hand() -> None:
+    """Five questions in rounds of two, two and one, which counts in means alone."""
+    topic = VisionModel
+    rights = {"whole": "11101", topic.easy[0]: "10010", topic.chance: "01000", "DART": "11010"}
+    sides = [side_of(name, 1.0 if name == "whole" else 0.5) for name in rights]
+    figures = dict.fromkeys(topic.figures(), [1.0, 3.0, 9.0])
     records = {
-        side.key: {
-            "right": "".join(rng.choices("01", k=8)),
-            **{name: [rng.random() for _ in range(3)] for name in topic.figures()},
-            "sessions": [0, 0, 1],
-        }
+        side.key: {**figures, "right": right, "sessions": [0, 0, 1]}
+        for side, right in zip(sides, rights.values(), strict=True)
+    }
+    whole, _, chance, row = summarise(topic, sides, records, "xyxyx", batch=2)
+    assert whole["to_all"] is whole["to_random"] is whole["informative"] is None
+    assert chance["to_random"] is None and chance["to_all"] is not None
+    assert (row["keep"], row["questions"], row["sessions"]) == (0.5, 5, [0, 1])
+    shares = {kind: share["right"] for kind, share in row["accuracy"].items()}
+    assert shares == {"x": pytest.approx(1 / 3, abs=1e-5), "y": 1.0, "all": 0.6}
+    assert row["to_all"] == paired_difference("11010", "11101")
+    assert row["to_random"] == paired_difference("11010", "01000")
+    # of the second, third and fifth question, which all tokens answer and downsampling does not
+    assert (row["informative"]["questions"], row["informative"]["right"]) == (3, 0.33333)
+    for name in topic.counted:
+        assert row[name] == pytest.approx((2 * 1 + 2 * 3 + 9) / 5)
+    for name in topic.timed:
+        assert row[name] == pytest.approx(2 / 2)  # full rounds alone, a question
+    records = {
+        side.key: {**records[side.key], **dict.fromkeys(TextModel.figures(), [1.0, 3.0, 9.0])}
         for side in sides
     }
-    whole = records[sides[0].key]["right"]
-    rows = {row["side"]: row for row in summarise(topic, sides, records, kinds, batch=3)}
-    assert list(rows) == [side.key for side in sides]
-    for side in sides:
-        record, row = records[side.key], rows[side.key]
-        for kind in "xyz":
-            own = [record["right"][k] == "1" for k in range(8) if kinds[k] == kind]
-            assert row["accuracy"][kind]["right"] == pytest.approx(sum(own) / len(own), abs=1e-5)
-        assert row["accuracy"]["all"]["questions"] == 8 and row["sessions"] == [0, 1]
-        assert row[topic.level] == side.level
-        for name in topic.counted:
-            a, b, c = record[name]
-            assert row[name] == pytest.approx((3 * a + 3 * b + 2 * c) / 8)
-        for name in topic.timed:
-            assert row[name] == pytest.approx(median(record[name][:2]) / 3)  # full rounds alone
-        for name in topic.per_pass:
-            assert row[name] == pytest.approx(median(record[name][:2]))
-        if side is sides[0]:
-            assert row[f"to_{topic.whole}"] is row["to_random"] is row.get("informative") is None
-            continue
-        assert row[f"to_{topic.whole}"] == paired_difference(record["right"], whole)
-        chance = records[f"{topic.chance} {side.level}"]["right"]
-        wanted = paired_difference(record["right"], chance) if side.name != topic.chance else None
-        assert row["to_random"] == wanted
-        if topic.easy:
-            down = records[f"{topic.easy[0]} {side.level}"]["right"]
-            some = [k for k in range(8) if (whole[k], down[k]) == ("1", "0")]
-            right = sum(record["right"][k] == "1" for k in some)
-            assert row["informative"]["questions"] == len(some) > 0
-            assert row["informative"]["right"] == pytest.approx(right / len(some), abs=1e-5)
+    assert summarise(TextModel, sides, records, "xyxyx", batch=2)[0]["pass_seconds"] == 2
 
 
 def test_unfinished_sides_unknown_figures_and_questions_that_count() -> None:

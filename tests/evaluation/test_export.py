@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,27 @@ def test_partiprompts(made: Path, tmp_path: Path) -> None:
     (line,) = (out / "prompts.jsonl").read_text().splitlines()
     told = json.loads(line)
     assert (told["file"], told["prompt"], told["Category"]) == ("00000.png", "a cat", "Animals")
+
+
+def test_links_are_followed_and_an_interrupted_export_leaves_nothing(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "evaluation_metadata.jsonl"
+    source.write_text(json.dumps({"prompt": "a cat"}))
+    file = next(made.glob("*-10.png"))
+    (tmp_path / "store").mkdir()
+    file.symlink_to(Path("..") / "store" / file.rename(tmp_path / "store" / file.name).name)
+
+    def interrupted(source: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", interrupted)
+        assert export(tmp_path, "geneval", source)[0] == 130
+    assert {f.name for f in tmp_path.iterdir()} == {"made", "store", source.name}
+    code, out = export(tmp_path, "geneval", source)
+    last = out / "00000/samples/0003.png"
+    assert code == 0 and not last.is_symlink() and red_of(last) == 10
 
 
 def test_missing_images_are_listed_and_nothing_is_written(

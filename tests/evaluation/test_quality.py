@@ -1,21 +1,24 @@
-"""Fréchet distance, KID, CLIP score, word errors, intervals and accuracy under parallelism: by
-hand, and against torchmetrics and scipy."""
+"""Distances, CLIP score, word errors and intervals: by hand, against torchmetrics and scipy."""
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.evaluation.parallelism import accuracy_under_parallelism, summarize
-from mmaccel.evaluation.quality.clip_score import score_batches
-from mmaccel.evaluation.quality.frechet import frechet_floor, frechet_of
-from mmaccel.evaluation.quality.kid import measure_kid, squared_mmd
-from mmaccel.evaluation.quality.report import sum_verdicts, wilson
+from mmaccel.evaluation.quality import report
+from mmaccel.evaluation.quality.distances import (
+    frechet_distance,
+    frechet_floor,
+    measure_distances,
+    measure_kid,
+    squared_mmd,
+)
+from mmaccel.evaluation.quality.image_folder import Item
 from mmaccel.evaluation.quality.word_errors import (
     WordErrors,
     compare_transcripts,
@@ -23,14 +26,15 @@ from mmaccel.evaluation.quality.word_errors import (
     simplify,
     sum_word_errors,
 )
+from mmaccel.evaluation.shares import wilson
 
 
 def test_distances_by_hand() -> None:
     first = [[0.0], [2.0]]  # mean 1, variance 2
     second = [[0.0], [0.0], [6.0]]  # mean 2, variance 12
-    found = frechet_of(first, second)
-    assert found.distance == pytest.approx(1 + 2 + 12 - 2 * np.sqrt(24), rel=1e-12)
-    assert (found.n_first, found.n_second, found.width) == (2, 3, 1)
+    found = measure_distances(first, second)["frechet"]
+    assert found["distance"] == pytest.approx(1 + 2 + 12 - 2 * np.sqrt(24), rel=1e-12)
+    assert (found["n_first"], found["n_second"], found["width"]) == (2, 3, 1)
     # (x y / 2 + 1)^3; own pairs: 1; 1, 1, 8 of three; across: 1 x 3, then 8, 27, 8
     first, second = [[0.0, 0.0], [2.0, 0.0]], [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]]
     own = (2.0**3 + 1.5**3 + 2.0**3) / 3
@@ -46,8 +50,8 @@ def test_fewer_items_than_features() -> None:
     shared = np.linalg.svd(one @ other.T, compute_uv=False).sum() / np.sqrt(7 * 11)
     traces = (one**2).sum() / 7 + (other**2).sum() / 11
     wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + traces - 2 * shared
-    assert frechet_of(a, b).distance == pytest.approx(wanted, rel=1e-12)
-    assert frechet_of(a + 1e6, b + 1e6).distance == pytest.approx(wanted, rel=1e-6)
+    assert frechet_distance(a, b) == pytest.approx(wanted, rel=1e-12)
+    assert frechet_distance(a + 1e6, b + 1e6) == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 6])
@@ -85,10 +89,8 @@ def test_mean_and_spread_of_the_subsets_that_a_seed_draws() -> None:
         for _ in range(4)
     ]
     found = measure_kid(a, b, subsets=4, subset_size=9, seed=7)
-    assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values)))
-    assert found.value == pytest.approx(squared_mmd(a, b)) and found.subset_size == 9
-    none = measure_kid(a, b, subsets=0)
-    assert none.mean == none.value and np.isnan(none.std)
+    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values)))
+    assert found["value"] == pytest.approx(squared_mmd(a, b)) and found["subset_size"] == 9
 
 
 class Extractor(torch.nn.Module):
@@ -124,7 +126,7 @@ def test_distances_are_torchmetrics_own(sizes: tuple[int, int]) -> None:
         theirs.update(images[0], real=True)
         theirs.update(images[1], real=False)
     features = [extractor(part) for part in images]
-    ours = frechet_of(*(part.numpy() for part in features)).distance
+    ours = frechet_distance(*(part.numpy() for part in features))
     assert ours == pytest.approx(float(frechet.compute()), rel=1e-6)
     torch.manual_seed(5)
     mean, _ = kid.compute()
@@ -136,17 +138,19 @@ def test_distances_are_torchmetrics_own(sizes: tuple[int, int]) -> None:
     assert np.mean(found) == pytest.approx(float(mean), rel=1e-6)
 
 
-def test_clip_score_by_hand() -> None:
+def test_clip_score_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
 
     def embed(images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
         return table[images[:, 0, 0, 0].long()], torch.tensor([[len(t), 0.0] for t in texts])
 
     images = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
-    found = score_batches([(images[:2], ["a", "bb"]), (images[2:], ["ccc"])], embed)
-    assert found.scores.tolist() == pytest.approx([60.0, 0.0, 0.0])
-    assert found.mean == pytest.approx(20.0)
-    assert found.half_width == pytest.approx(1.96 * 1200**0.5 / 3**0.5)  # variance of 60, 0, 0
+    monkeypatch.setattr(report, "read_pixels", lambda items, size: images.split(size))
+    items = [Item(Path(text), text) for text in ("a", "bb", "ccc")]
+    found = report.measure_clip([*items, Item(Path("without"))], embed, 2)
+    assert found["scores"] == pytest.approx({"a": 60.0, "bb": 0.0, "ccc": 0.0})
+    assert found["mean"] == pytest.approx(20.0) and found["n"] == 3
+    assert found["half_width"] == pytest.approx(1.96 * 1200**0.5 / 3**0.5)  # variance of 60, 0, 0
 
 
 @pytest.mark.parametrize(
@@ -183,25 +187,5 @@ def test_intervals_are_scipys(n: int) -> None:
         wanted = binomtest(k, n).proportion_ci(0.95, method="wilson")
         assert wilson(k / n, n) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
         assert 0 <= wilson(k / n, n)[0] < wilson(k / n, n)[1] <= 1
-    found = sum_verdicts([{"whole": k < 2} for k in range(4)] + [None])
+    found = report.sum_verdicts([{"whole": k < 2} for k in range(4)] + [None])
     assert found is not None and found["n"] == 4 and found["shares"] == {"whole": 0.5}
-
-
-def test_accuracy_under_parallelism_by_hand() -> None:
-    weigh = 78 * math.exp(-3 * (1 - 78 / 80))
-    wanted = 1 * 80 + (3 - 1) * (80 + weigh) / 2
-    points = [(9.0, 74.9), (3.0, 78.0), (1.0, 80.0)]  # in any order; 74.9 is below 80 - 5
-    assert accuracy_under_parallelism(points, 80.0) == pytest.approx(wanted)
-    assert accuracy_under_parallelism([(3.0, 70.0)], 90.0) == pytest.approx(210)
-    rows = [
-        {"model": model, "settings": settings, "tokens_per_pass": speed, "quality": quality}
-        for model, settings, speed, quality in (
-            ("text", "One(a=1)", 1.0, {"right": 0.9}),
-            ("text", "Other()", 2.0, {"right": 0.8}),
-            ("text", "One(a=2)", 2.0, {"right": 0.9}),
-            ("images", "One(a=1)", 4.0, {"whole": 0.5}),
-            ("none", "One(a=1)", 4.0, {"worst": 0.5}),
-        )
-    ]
-    found = {(each["model"], each["policy"]): round(each["aup"], 6) for each in summarize(rows)}
-    assert found == {("text", "One"): 180, ("text", "Other"): 160, ("images", "One"): 200}

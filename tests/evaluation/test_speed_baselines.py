@@ -25,11 +25,6 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 SEEDS = [3, 4, 5]
-RUNS = 4  # fewer than the command allows, so that the test is fast
-
-
-def evaluate(*arguments: object) -> int:
-    return main(["evaluate", *map(str, arguments)])
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +55,7 @@ def test_tokens_and_counts_are_those_of_the_plain_loop(
     assert 0 < made.stats.forward_seconds < made.stats.seconds
     assert (made.stats.captures > 0) == (name == "compiled")
     if name == "compiled":  # other captions and seeds: the same graphs
-        other = [CAPTIONS[0], CAPTIONS[2], CAPTIONS[2]]  # not the longest
+        other = [CAPTIONS[0], CAPTIONS[2], CAPTIONS[2]]  # not the longest: shapes stay
         (again,) = decoding.stream(other, params, seed=[7, 8, 9], batch_size=3)
         assert again.stats.captures == 0
         wanted = pipe(other, policy=Autoregressive(), seed=[7, 8, 9], **options).tokens
@@ -84,17 +79,6 @@ def test_assisted_decoding_makes_the_same_tokens_in_fewer_passes(tiny_folder: Pa
     plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, guidance_scale=1.0, temperature=0.0)
     assert torch.equal(tokens, plain.tokens)
     assert 3 < stats.passes < 2 * N_TOKENS and stats.tokens == 3 * N_TOKENS
-
-
-def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
-    """The longest caption last: a cache for the first alone is too small, and compiles again."""
-    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
-    captions = [CAPTIONS[2], CAPTIONS[0], CAPTIONS[1]]
-    made = [decoding.decode([c], pipe.image_model.params, [1], N_TOKENS) for c in captions]
-    decoding.close()
-    assert [stats.captures for _, stats in made] == [1, 0, 0]
-    plain = [pipe(c, policy=Autoregressive(), seed=[1]).tokens for c in captions]
-    assert all(torch.equal(a, b) for (a, _), b in zip(made, plain))
 
 
 def test_the_obstacle_of_a_baseline_is_reported(
@@ -128,8 +112,9 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(baseline_decoding, "BACKEND", "no such backend")
-    options = ("--out", tmp_path / "s", "--batch-sizes", 1, "--no-plots", "--baseline", "compiled")
-    assert evaluate("speed", tiny_folder, *options) == 0
+    monkeypatch.setattr("mmaccel.evaluation.speed.LEAST_RUNS", 1)
+    options = "--batch-sizes 1 --no-plots --baseline compiled --runs 1 --out".split()
+    assert main(["evaluate", "speed", str(tiny_folder), *options, str(tmp_path / "s")]) == 0
     said = capsys.readouterr()
     assert "--baseline compiled is left out: torch.compile does not work" in said.err
     report = json.loads((tmp_path / "s" / "speed.json").read_text())

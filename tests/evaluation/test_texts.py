@@ -86,12 +86,10 @@ def test_rows_of_the_speed_report(
     for (side, size), row in rows.items():
         made = row["tokens_per_second"] * row["seconds"]["median"]
         assert made == pytest.approx(N_TOKENS * size)
-        assert row["tokens_per_pass"] * row["row_passes"] == pytest.approx(N_TOKENS)
         if side in ("plain", "transformers"):
             assert row["passes"] == N_TOKENS and row["tokens_per_pass"] == 1
         else:
             assert row["row_passes"] < N_TOKENS  # drafts were accepted
-    assert "prompt-lookup: transformers' generate" in (tmp_path / "speed.md").read_text()
 
 
 def test_texts_end_where_the_model_ends_them() -> None:

@@ -41,24 +41,6 @@ def asked() -> list[Question]:
     return [Question(q.kind, q.text, "", image=image) for image, row in pairs for q in row][:7]
 
 
-def test_a_batch_answers_what_each_question_alone_is_answered(
-    vlm: VisionModel, asked: list[Question]
-) -> None:
-    answers = set()
-    for method in (None, mmaccel.RandomTokens(keep=0.3)):
-        texts, _ = answer(vlm, vlm.encode(asked), method, seeds=range(11, 18), max_new_tokens=4)
-        alone = []
-        for k, question in enumerate(asked):
-            inputs = vlm.encode([question])
-            with mmaccel.attach(vlm.model, "autoregressive", seed=[11 + k], visual_tokens=method):
-                made = vlm.model.generate(**inputs, max_new_tokens=4, do_sample=False)
-            alone += vlm.decode(made[:, inputs["input_ids"].shape[1] :])
-        assert texts == alone
-        answers.add(tuple(texts))
-    assert len(answers) == 2
-    assert not vlm.model._forward_hooks and "_prepare" not in " ".join(vars(vlm.model))
-
-
 def cost_of(vlm: VisionModel, method: Any, inputs: Any) -> Any:
     return answer(vlm, inputs, method, seeds=[3] * 2, max_new_tokens=2)[1]
 
@@ -125,8 +107,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 def sides_of(model: Any, names: Any, keeps: Any) -> Any:
-    groups = VisionModel.list_groups([], keeps)
-    chosen = {name: groups[name] for name in names}
+    chosen = [side for side in VisionModel.list_sides([], keeps) if side.name in names]
     return try_sides(VisionModel(model, None, False), chosen, 0)
 
 

@@ -31,8 +31,8 @@ from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
+    FOLDER,
     TEXT_NEIGHBOURS,
-    WEIGHTS,
     CoarseConfig,
     CoarseModel,
     save_coarse,
@@ -178,7 +178,7 @@ def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None
     sources = (Jacobi(6, first), neighbour, Jacobi(6, first), Jacobi(6, other), Jacobi(6, other))
     assert [calls.check(policy, CALLS[0], cache) for policy in sources] == [1, 1, 0, 1, 0]
     make_coarse(model, tmp_path / "b", 2)
-    os.utime(tmp_path / "b" / WEIGHTS, ns=(1, 1))
+    os.utime(tmp_path / "b" / FOLDER.weights, ns=(1, 1))
     assert [calls.check(Jacobi(6, other), CALLS[0], cache) for _ in range(2)] == [1, 0]
 
 

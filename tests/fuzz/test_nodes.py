@@ -10,7 +10,7 @@ from tests.fuzz import hostile
 DEEP: list[object] = []
 for _ in range(5000):
     DEEP = [DEEP]
-VALUES = (*hostile.VALUES, *hostile.TEXTS, *hostile.INTEGERS, DEEP, {"a": DEEP}, 10**5000, b"x")
+VALUES = (*hostile.VALUES, *hostile.TEXTS, *hostile.NUMBERS, DEEP, {"a": DEEP}, 10**5000, b"x")
 
 
 @pytest.mark.slow

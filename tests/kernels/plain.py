@@ -102,24 +102,6 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     return store
 
 
-def nearest_code(vectors: Tensor, codebook: Tensor) -> Tensor:
-    """The first least of all squared distances."""
-    found = []
-    for x in vectors.double():
-        distances = (codebook.double() - x).square().sum(1).tolist()
-        found.append(distances.index(min(distances)))
-    return torch.tensor(found, dtype=torch.int64)
-
-
-def nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> tuple[Tensor, Tensor]:
-    """Lookups one after the other."""
-    left, codes = vectors.float(), torch.empty(len(vectors), len(codebooks), dtype=torch.int64)
-    for stage, codebook in enumerate(codebooks):
-        codes[:, stage] = nearest_code(left, codebook)
-        left = left - codebook.float()[codes[:, stage]]
-    return codes, left.to(vectors.dtype)
-
-
 def _gumbels(*key: Any) -> Tensor:
     return philox.to_gumbel(philox.uniforms(*key))
 

@@ -17,7 +17,6 @@ from mmaccel.kernels.compact import compact
 from mmaccel.kernels.couple import couple
 from mmaccel.kernels.dispatch import refuse
 from mmaccel.kernels.gated_act import gated_act
-from mmaccel.kernels.nearest_code import nearest_code, nearest_codes_residual
 from mmaccel.kernels.norm import HeadNorms
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.sample import Settings, sample_frozen
@@ -93,9 +92,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "tokens of a pass apart": (accept(), "apart"),
     "a store apart": (partial(compact, torch.zeros(1, 4, 2, 8)[..., ::2], IDS[:1, :1]), "apart"),
-    "vectors in float64": (partial(nearest_code, WIDE, ROWS[:, :4]), "float64"),
-    "codebooks in float64": (partial(nearest_codes_residual, ROWS[:, :4], WIDE[None]), "float64"),
-    "codes of no columns": (partial(nearest_code, ROWS[:, :0], ROWS[:, :0]), "columns"),
     "canvases apart": (propose(across(2, 3, 8)), "apart"),
     "canvases in float64": (propose(torch.zeros(2, 3, 8).double()), "float64"),
     "logits apart": (draw(across(2, 2, 100)), "apart"),

@@ -24,7 +24,6 @@ from tests.fixtures.hostile import (
     SMALL,
     SPARE,
     Case,
-    merge,
     try_doors,
     write,
 )
@@ -117,20 +116,12 @@ def _text(path: Path | None) -> str | None:
 
 
 def test_bench_reads_its_folders_within_limits(tmp_path: Path, capsys: Any) -> None:
-    weights = ROOT / "mmaccel" / "demo" / "weights"
-    folder = shutil.copytree(weights / "grammar-masked", tmp_path / "grammar")
-    merge(vocab_size=4_000_000)(folder)
-    canvas = ["bench", "--family", "canvas", "--count", "1", "--model"]
-    assert main([*canvas, str(folder)]) == 1
-    write("words.json", DEEP)(folder)
-    assert main([*canvas, str(folder)]) == 1
     scenes = build_tiny(tmp_path / "scenes")
     write("card.json", DEEP)(scenes)
     plain = ["bench", "a red circle", "--count", "1", "--policies", "jacobi", "--windows", "4"]
     assert main([*plain, "--model", str(scenes)]) == 1
     said = capsys.readouterr().err
-    wanted = ("that asks for", "words.json, received more than 64", "card.json, received more than")
-    assert all(part in " ".join(said.split()) for part in wanted), said
+    assert "card.json, received more than" in " ".join(said.split()), said
 
 
 def test_there_are_enough() -> None:

@@ -18,7 +18,7 @@ CLASSES = {
     "generate": TextToImage, "answer": ImageToText, "speak": TextToSpeech, "animate": ImageToVideo
 }  # fmt: skip
 DEMOS = {"scenes": "generate", "scenes-masked": "generate", "scenes-vqa": "answer"}
-OTHERS = {"grammar-masked": "bench --family canvas", "recall": "evaluate cache"}
+OTHERS = {"grammar-masked": "benchmarks.canvas", "recall": "evaluate cache"}
 
 
 def test_every_demo_belongs_to_a_command() -> None:
@@ -40,7 +40,7 @@ def test_another_command_is_named(command: str, name: str) -> None:
             CLASSES[command].from_pretrained(given)
         message = str(caught.value)
         assert TASKS[command].pipeline in message and TASKS[own].does in message
-        assert f"mmaccel {own} {TASKS[own].option}{given}" in message
+        assert f"{TASKS[own].runner} {own} {TASKS[own].option}{given}" in message
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 
 import mmaccel
 from mmaccel.errors import OptionError
-from tests.fixtures.media import image
 from tests.fixtures.shared import media_pipe
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
 
@@ -45,15 +44,3 @@ def test_rows_that_begin_later_are_refused_before_a_pass() -> None:
     match = "kv_cache: expected rows that begin together, received 3"
     with pytest.raises(OptionError, match=match):
         speak("llasa", slice(3), kv_cache=EVICTING, batch_size=2)
-
-
-def test_clips_take_methods() -> None:
-    pipe = media_pipe("video")
-    options: dict[str, Any] = dict(seed=[3, 4], temperature=1.0, top_k=0)
-    plain = pipe(image(), policy="autoregressive", **options)
-    quest = mmaccel.Quest(budget=0.3, block=4, first_layer=0)
-    sparse = pipe(image(), policy="autoregressive", attention=quest, **options)
-    assert "Quest(budget=0.3" in sparse.stats.reference
-    assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(plain.clips, sparse.clips))
-    covered = pipe(image(), policy="jacobi", kv_cache=mmaccel.SnapKV(10**4), **options)
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain.clips, covered.clips))

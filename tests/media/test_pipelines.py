@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import GroupedSpeculative, Jacobi
+from mmaccel import Jacobi
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.image_to_video import registry as image_to_video
 from mmaccel.pipelines.text_to_speech import registry as speech_models
-from tests.fixtures.media import MEDIA, MediaCase, content, open_media, payloads
+from tests.fixtures.media import MEDIA, MediaCase, content
 from tests.fixtures.shared import media_folders, media_pipe
 
 AUTHORS = {
@@ -78,13 +78,6 @@ def test_an_exception_from_deliver_ends_the_run_and_one_runs_at_a_time(case: Med
     assert len(got) == 1 and len(case.call([1])) == 1  # and the model is free
 
 
-def test_a_payload_reports_its_total_variation(case: MediaCase) -> None:
-    made = case.call([1, 2], policy=GroupedSpeculative(window=8), temperature=1.5)
-    spent = [each.total_variation for each in payloads(made)]
-    assert min(spent) > 0 and math.isclose(sum(spent), made.stats.total_variation)
-    assert case.call([1])[0].total_variation == 0
-
-
 def test_nan_of_the_model_is_refused(case: MediaCase) -> None:
     def spoil(_: Any, __: Any, made: Any) -> None:
         made.logits.fill_(math.nan)
@@ -96,12 +89,6 @@ def test_nan_of_the_model_is_refused(case: MediaCase) -> None:
     finally:
         hook.remove()
     assert error.value.rows == (0,)
-
-
-def test_the_forward_is_the_one_that_was_asked_for(case: MediaCase) -> None:
-    made = [open_media(case.kind, case.folders, fused=fused) for fused in (False, True)]
-    routes = [MediaCase(case.kind, case.folders, pipe).call().stats.route for pipe in made]
-    assert [*routes, case.call().stats.route] == ["model", "fused", "fused"]
 
 
 def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: Any) -> None:

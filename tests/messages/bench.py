@@ -25,19 +25,9 @@ def _case(arguments: tuple[object, ...], *says: str) -> Refused:
     return Refused(" ".join(map(str, arguments)), _bench(*arguments), says, Said)
 
 
-def _canvas(arguments: tuple[object, ...], *says: str) -> Refused:
-    return _case(("--family", "canvas", "--model", "nowhere", *arguments), *says)
-
-
-_NOT_OF_CANVASES = (
-    ("a red circle",), ("--windows", 16), ("--size", 64), ("--guidance", 3), ("--temperature", 0),
-)  # fmt: skip
 CASES = (
     _case(("--guidance", "one"), "guidance_scale", "a finite number", "'one'"),
     _case(("--json", "-"), "--json: expected a file name, received '-'"),
-    _canvas(("--policies", "stepwise,quick"), "--policies", "labels out of stepwise", "quick"),
-    _canvas((), "model: expected a folder"),
-    *(_canvas(each, "expected none with --family canvas") for each in _NOT_OF_CANVASES),
     _case(("--policies", "jacobi,mc-sjd", "--windows", "adaptive"), "a fixed width for mc-sjd"),
     _case(("--policies", "autoregressive", "--drafts", "left"), "--drafts: expected none"),
 )

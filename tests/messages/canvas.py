@@ -72,7 +72,8 @@ def _wrong_filter() -> Any:
 
 CASES = (
     Refused("a filter of another length", _wrong_filter,
-            says=("filter: expected tensors", "blocks of 4 slots", "(8, 32)", "set block")),
+            says=("filter: expected '0.weight' [8, 4]", "4 slots", "[8, 32]", "set block"),
+            error=UnsupportedModelError),
     _sample("no slots", "length: expected an integer >= 1, received 0", length=0),
     _sample("blocks that do not fit", "divides 4 slots, received 3", policy=Stepwise(block=3)),
     _sample("a mask in the prompt", "no mask token, received id 3 in row 0", prompt=[2]),

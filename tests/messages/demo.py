@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 import mmaccel
-from mmaccel.demo.grammar.tasks import right_answers
-from mmaccel.demo.scenes.caption import read_caption
-from mmaccel.demo.scenes.features import SceneFeatures
+from mmaccel.demo.features import SceneFeatures
+from mmaccel.demo.scenes.data import read_caption
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from tests.messages.case import Refused
@@ -43,7 +42,6 @@ CASES = (
         says=("[B, 3, 64, 64]", "[1, 3, 32, 32]"),
         error=ShapeError,
     ),
-    Refused("an unknown task", lambda: right_answers(("paint", "a")), says=("name a task",)),
     Refused("another model", lambda: mmaccel.load_demo("scenes"), says=("scenes-vqa",)),
     Refused("an empty folder", _load_empty, says=("scripts.training scenes-vqa",)),
 )

@@ -16,6 +16,7 @@ from tests.fixtures.spoiled import edit_weights
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.messages.case import Refused
+from tests.messages.eagle import edit_config
 
 WEIGHTS = "model.safetensors"
 _NOISE = Noise.from_seed(0, 1)
@@ -80,9 +81,10 @@ CASES = (
         says=("3 of which 2 differ", "name each once"),
     ),
     Refused(
-        "a pickle",
-        lambda: _open_file("freq_32768.pt", b""),
-        says=("JSON or safetensors", "freq_32768.pt", "pickles are not opened"),
+        "a file that is cut",
+        lambda: _open_file("ids.json", b"[1, 2"),
+        says=("a JSON list of ids", "what cannot be read"),
+        error=UnsupportedModelError,
     ),
     Refused(
         "a parallel draft model whose configuration names no mask",
@@ -114,9 +116,10 @@ CASES += (
         error=UnsupportedModelError,
     ),
     Refused(
-        "DFlash without weights",
-        lambda: _dflash(lambda folder: (folder / WEIGHTS).unlink()),
-        says=("expected a DFlash network", f"received no {WEIGHTS}", "download it"),
+        "DFlash 2",
+        lambda: _dflash(edit_config(selector_rank=256)),
+        says=("DFlash 2 is not read", "selector_rank"),
+        error=UnsupportedModelError,
     ),
     Refused(
         "a window wider than the block",

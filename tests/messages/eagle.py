@@ -11,7 +11,7 @@ import torch
 
 from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams
 from mmaccel.errors import OptionError, UnsupportedModelError
-from tests.fixtures.spoiled import Spoil, cut, edit_weights
+from tests.fixtures.spoiled import Spoil, edit_weights
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.messages.case import Refused
@@ -28,24 +28,12 @@ def edit_config(**changes: Any) -> Spoil:
     return edit
 
 
-def pickle_weights(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-
-
 BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), OptionError, (f"no {WEIGHTS}", "make one")),
-    "pickled": (pickle_weights, OptionError, ("pickled weights are not opened", "safetensors")),
-    "cut": (cut(WEIGHTS), UnsupportedModelError, ("safetensors cannot read",)),
-    "other states": (
-        edit_weights(WEIGHTS, lambda w: w.update({"fc.weight": torch.zeros(32, 64)})),
-        OptionError,
-        ("states of 96, received one of width 32 for 40 and 64",),
-    ),
     "another width": (edit_config(hidden_size=48), OptionError, ("of width 32", "of width 48")),
-    "a tensor of another head": (
-        edit_weights(WEIGHTS, lambda w: w.update({"medusa.0.weight": torch.zeros(2)})),
+    "two layers": (
+        edit_weights(WEIGHTS, lambda w: w.update({"layers.1.mlp.up_proj.weight": torch.zeros(2)})),
         UnsupportedModelError,
-        ("medusa.0.weight",),
+        ("layers.1.mlp.up_proj.weight' none",),
     ),
     "stretched positions": (
         edit_config(rope_scaling={"rope_type": "yarn"}),

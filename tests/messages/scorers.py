@@ -50,11 +50,9 @@ CASES = (
         says=("KVzap.scorer: expected a file", "'nvidia/KVzap-mlp-Qwen3-8B'", "download"),
     ),
     Refused(
-        "a pickle as a scorer",
-        _open(lambda folder: torch.save({"layers.0.weight": torch.zeros(2, 2)}, folder / "s.bin"),
-              "s.bin"),
-        says=("KVzap.scorer", "s.bin", "safetensors cannot read", "download"),
-        error=UnsupportedModelError,
+        "a folder without a scorer",
+        _open(lambda folder: (folder / "config.json").write_text("{}")),
+        says=("KVzap.scorer: expected a file", "model.safetensors", "download"),
     ),
     Refused(
         "a file of other tensors",

@@ -17,7 +17,7 @@ from mmaccel.batch.prompts import Item, check_row
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models import speech_tokens
 from mmaccel.pipelines.text_to_speech import registry
-from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, save_codec
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig, save_codec
 from tests.fixtures.passes import no_pass_of
 from tests.fixtures.shared import new_folder
 from tests.fixtures.voices import TINY_CODEC, build_voices
@@ -80,8 +80,8 @@ def _nothing(_: Path) -> None:
 def _codec(**config: Any) -> Change:
     def write(folder: Path) -> None:
         torch.manual_seed(0)
-        own = TINY_CODEC | config
-        save_codec(SpeechCodec(**own), own, folder, torch.float32)
+        own = SpeechCodecConfig(**TINY_CODEC | config)
+        save_codec(SpeechCodec(own), folder, torch.float32)
 
     return write
 

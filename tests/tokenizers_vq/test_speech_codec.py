@@ -12,6 +12,7 @@ from mmaccel.tokenizers_vq.mel import LogMel, magnitudes, mel_filters
 from mmaccel.tokenizers_vq.speech_codec import (
     ResidualCodes,
     SpeechCodec,
+    SpeechCodecConfig,
     invert,
     load_codec,
     overlap_add,
@@ -110,7 +111,7 @@ def test_mel_filters_cover_all_frequencies() -> None:
 
 def test_a_codec_is_the_same_from_its_files(tmp_path: Path) -> None:
     codec = build_codec()
-    save_codec(codec, TINY_CODEC, tmp_path, torch.float32)
+    save_codec(codec, tmp_path, torch.float32)
     found = load_codec(tmp_path)
     sound = make_sound(1, 8)
     assert torch.equal(found.encode(sound), codec.encode(sound))
@@ -121,5 +122,5 @@ def test_a_codec_is_the_same_from_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("books", [1, 4])
 def test_books_are_as_many_as_asked(books: int) -> None:
-    codec = SpeechCodec(**{**TINY_CODEC, "books": books}).eval()
+    codec = SpeechCodec(SpeechCodecConfig(**{**TINY_CODEC, "books": books})).eval()
     assert codec.encode_stacked(make_sound(1, 4)).shape == (1, 2, books)

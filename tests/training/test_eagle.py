@@ -13,7 +13,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.cli import main
 from mmaccel.samplers.drafting.heads import eagle_training as eagle
-from mmaccel.samplers.drafting.heads.eagle_model import CONFIG, EagleConfig, EagleModel
+from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleConfig, EagleModel
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 
@@ -101,7 +101,7 @@ def test_the_command_makes_a_head_that_drafts(tmp_path: Path) -> None:
     arguments = _arguments(tmp_path, "--draft-vocab", "20")
     for steps in ("2", "3"):  # the second goes on
         assert main([*arguments, "--steps", steps]) == 0
-    card = json.loads((tmp_path / "head" / CONFIG).read_text(encoding="utf-8"))
+    card = json.loads((tmp_path / "head" / FOLDER.config).read_text(encoding="utf-8"))
     assert [line["step"] for line in card["curve"]] == [2, 3] and card["draft_vocab_size"] == 20
     model = build_recall()
     ids = torch.randint(4, 40, (2, 9))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel.demo.grammar.tasks import MASK
 from scripts.training import card, grammar, loop
+from scripts.training.grammar_tasks import MASK
 from scripts.training.loop import IGNORE, Muon, Plan, pack, read_log, train
 from scripts.training.masking import draw_counts, hide
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.canvas import GrammarText
 from mmaccel import TextToImage, TextToSpeech, TextToVideo, load_demo
-from mmaccel.demo.grammar.evaluate import GrammarText
 from mmaccel.demo.voices.stacked import open_stacked
 from scripts.training import grammar, recall, scenes, stdlib, voices, vqa, vqa_tower
 from scripts.training.__main__ import main

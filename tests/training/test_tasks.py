@@ -15,8 +15,8 @@ import torch
 from mmaccel.demo.moving_scenes.data import make_clips
 from mmaccel.demo.scenes_vqa.data import make_examples
 from mmaccel.demo.scenes_vqa.processor import EOS, make_processor
-from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, save_tokenizer
-from mmaccel.tokenizers_vq.speech_codec import SpeechCodec
+from mmaccel.tokenizers_vq.autoencoder import ImageTokenizer, ImageTokenizerConfig, save_tokenizer
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig
 from scripts.training import grammar, recall, scenes, stdlib, voices, voices_data, vqa, vqa_tower
 from scripts.training.loop import IGNORE
 from scripts.training.vqa_tower import split_views
@@ -97,7 +97,7 @@ def test_captions_are_dropped_and_clips_are_their_own_tokens(
     monkeypatch.setattr(scenes, "_CHECKED", 2)
     monkeypatch.setattr(scenes, "_CHECK_BATCH", 2)
     config = {**TOKENIZER, "patch": 8}
-    save_tokenizer(ImageTokenizer(**config), config, tmp_path)
+    save_tokenizer(ImageTokenizer(ImageTokenizerConfig(**config)), tmp_path)
     task = scenes.Generator(scenes.CLIPS, tmp_path)
     ids, labels = task.batch(3, 2)
     assert torch.equal(ids, task.batch(3, 2)[0]) and not torch.equal(ids, task.batch(4, 2)[0])
@@ -113,7 +113,9 @@ def text(tmp_path: Path) -> voices.SpokenText:
     write_pool(tmp_path, "train", 0)
     pool = voices_data.open_pool(tmp_path, "train", 0, 0)
     torch.manual_seed(0)
-    return voices.SpokenText(pool, SpeechCodec(**TINY_CODEC), tmp_path / "codes.pt")
+    return voices.SpokenText(
+        pool, SpeechCodec(SpeechCodecConfig(**TINY_CODEC)), tmp_path / "codes.pt"
+    )
 
 
 def test_utterances_are_prompts_codes_and_ends(text: voices.SpokenText) -> None:
@@ -130,7 +132,7 @@ def test_utterances_are_prompts_codes_and_ends(text: voices.SpokenText) -> None:
 
 def test_losses_of_the_books_are_the_classs_own(text: voices.SpokenText) -> None:
     """The temporal and the depth loss of `CsmForConditionalGeneration` for the same frames."""
-    task = voices.Depth(text, text, SpeechCodec(**TINY_CODEC), checks=20)
+    task = voices.Depth(text, text, SpeechCodec(SpeechCodecConfig(**TINY_CODEC)), checks=20)
     model = task.build(None)
     ids, labels = task.batch(0, 3)
     assert bool((labels[ids[..., 0] == -1][..., 0] != IGNORE).all())

@@ -20,7 +20,7 @@ from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
-from mmaccel.samplers.drafting.coarse_model import WEIGHTS
+from mmaccel.samplers.drafting.coarse_model import FOLDER
 from tests.exactness.bitwise_runs import GRID, OPTIONS, run
 from tests.fixtures.coarse import StateLanguage, strong_coarse
 
@@ -42,10 +42,10 @@ def source_of(tmp_path: Path) -> Callable[[bool], Any]:
         grid["neighbours"] = ((0, 0, -1), (0, 1, 0), (0, 1, 1))
         options = grid if has_grid else {}
         source = strong_coarse(torch.eye(5), tmp_path, candidates=3, **options)
-        weights = load_file(tmp_path / WEIGHTS)
+        weights = load_file(tmp_path / FOLDER.weights)
         for name in ("slots.weight", "distances.weight", "gates.weight"):  # as strong as the rest
             weights[name] = 50 * weights[name]
-        save_file(weights, tmp_path / WEIGHTS)
+        save_file(weights, tmp_path / FOLDER.weights)
         return source
 
     return make

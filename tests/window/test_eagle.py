@@ -20,8 +20,7 @@ from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 from mmaccel.samplers.drafting.heads import eagle
 from mmaccel.samplers.drafting.heads.eagle import Eagle, EagleDrafter
 from mmaccel.samplers.drafting.heads.eagle_model import (
-    CONFIG,
-    WEIGHTS,
+    FOLDER,
     EagleConfig,
     EagleModel,
     load_eagle,
@@ -31,6 +30,7 @@ from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
+WEIGHTS, CONFIG = FOLDER.weights, FOLDER.config
 LENGTHS = (12, 5, 9, 1)
 LENGTH = 20
 LAYERS = (0, 1, 1)  # of the two of the tiny models

@@ -14,6 +14,8 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import as_command
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import make_table, print_rows, say, watch, wide_console
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions, option
@@ -84,18 +86,11 @@ class Answers:
     def ask(self, kind: type[AskedModel], levels: str, **facts: Any) -> None:
         """Ask every side what the file lacks, write after every round, draw and print.
 
-        Args:
-            kind: of model.
-            levels: with commas.
-            **facts: further ones of the report.
-
         Raises:
             OptionError: a wrong option; a file of other questions, settings or weights.
             Stopped: by a signal; what was measured is in the file.
         """
         from mmaccel.commands.files import new_report, write_json
-        from mmaccel.commands.process import Stopped
-        from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.answers import (
             digest_weights,
             draw_rows,
@@ -112,7 +107,7 @@ class Answers:
         load = place(LoadOptions(device=self.device, dtype=self.dtype))
         fractions = parse_levels(kind.option, shared.split_values(kind.option, levels))
         texts = list(map(TypedName, shared.split_values("--methods", self.methods)))
-        groups = kind.list_groups(texts, fractions)
+        wanted = kind.list_sides(texts, fractions)
         given = None
         if self.data is not None:
             given = read_questions(self.data, self.questions, kind.fields)
@@ -121,7 +116,7 @@ class Answers:
         is_short = asked.is_demo or self.suite is not None
         max_new_tokens = self.max_new_tokens or (kind.short if is_short else 16)
         seen = asked.look_at(questions, max_new_tokens)
-        sides, left_out = try_sides(asked, groups, seen.get("prompt_tokens", [0])[0])
+        sides, left_out = try_sides(asked, wanted, seen.get("prompt_tokens", [0])[0])
         kinds = [question.kind for question in questions]
         names = sorted(set(kinds))
         report = new_report(
@@ -207,8 +202,7 @@ class Answers:
 def _read_records(
     file: Path | None, kind: type[AskedModel], report: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The records and runs of an earlier report; empty where there is no file. Lists that reports
-    of earlier releases lack are filled with None.
+    """The records and runs of an earlier report; empty where there is no file.
 
     Raises:
         OptionError: a report of other questions, settings or weights, or no report.
@@ -222,8 +216,6 @@ def _read_records(
         found = parse_json(read_whole(file, "--json"))
         records, sessions = dict(found["records"]), list(found["sessions"])
         for record in records.values():
-            for name in kind.figures():
-                record.setdefault(name, [None] * len(record["seconds"]))
             lengths = {len(record[name]) for name in (*kind.figures(), "sessions")}
             if len(lengths) > 1:
                 raise ValueError(f"lists of {lengths} rounds")
@@ -242,7 +234,6 @@ def _read_records(
 
 
 def _print(kind: type[AskedModel], report: dict[str, Any], names: list[str]) -> None:
-    from mmaccel.commands.terminal import make_table, print_rows, say, wide_console
     from mmaccel.evaluation.measure import tabulate
     from mmaccel.evaluation.tables import kind_cells
 

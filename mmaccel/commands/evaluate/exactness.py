@@ -13,6 +13,7 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.evaluate.setup import TextFlags
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags
+from mmaccel.commands.terminal import print_rows, say, watch
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES
 from mmaccel.options import LoadOptions, given, option
@@ -200,7 +201,6 @@ class Exactness(TextFlags):
     ) -> None:
         """Write checks as they come, and print those that are done, also after an interrupt."""
         from mmaccel.commands.files import write_json
-        from mmaccel.commands.terminal import print_rows, say, watch
 
         rows: list[Any] = []
         try:

@@ -12,6 +12,7 @@ import typer
 from mmaccel.checks import check_choice
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import check_count, parse_path
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.options import option
@@ -36,16 +37,8 @@ class Export:
     def run(self) -> None:
         """Match, and write all files or none."""
         from mmaccel.commands.files import check_folder, open_folder
-        from mmaccel.commands.terminal import say
-        from mmaccel.evaluation.export import (
-            SUITES,
-            match_items,
-            plan_files,
-            read_prompts,
-            write_files,
-        )
+        from mmaccel.evaluation.export import SUITES, match_items, read_prompts, write_suite
         from mmaccel.evaluation.quality.image_folder import list_items
-        from mmaccel.outputs.whole_files import write_whole
 
         out, suite = self.out, self.suite
         check_choice("--suite", suite, SUITES)
@@ -68,13 +61,12 @@ class Export:
             check_choice("--per-prompt", each, layout.allowed, hint="leave it out")
         items = list_items(self.folder, layout.kinds)
         matched = match_items(wanted, items, each, partial=self.partial)
-        plan = plan_files(suite, matched)
         target = Path(os.path.realpath(out))  # Path.resolve raises RuntimeError for a link to self
         open_folder(target.parent)
-        write_files(target, plan, write_whole)
+        count = write_suite(target, suite, matched)
         n_left = len(wanted) - len(matched)
         left = f", {n_left} prompts left out" if n_left else ""
-        say(f"{len(plan)} files for {len(matched)} prompts of {suite} in {out}{left}")
+        say(f"{count} files for {len(matched)} prompts of {suite} in {out}{left}")
 
 
 export = as_command(Export, pauses=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
+from mmaccel.commands.terminal import print_rows, say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH
 from mmaccel.options import option
@@ -24,8 +25,9 @@ ItemsFile = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What a folder is compared with, and where the report goes."""
+class Speech:
+    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
+    with it."""
 
     folder: Annotated[Path, typer.Argument(help="WAV files, such as those of mmaccel speak")]
     against: Annotated[
@@ -34,66 +36,56 @@ class Compared:
     features: str = option("voices", "voices or module:function")
     seed: Annotated[int, typer.Option(help="of subsets and splits", callback=read_seed)] = 0
     json_file: JsonFile = None
+    batch_size: ClassVar[int] = 1
+    count: ClassVar[int | None] = None
+    items_file: ClassVar[Path | None] = None
+    weights: ClassVar[Path | None] = None
+    clip: ClassVar[str | None] = None
+    kind: ClassVar[str] = "SPEECH"
+    """Of `mmaccel.evaluation.quality.report`."""
 
-    def measure(
-        self,
-        kind: Any,
-        batch_size: int = 1,
-        *,
-        count: int | None = None,
-        items_file: Path | None = None,
-        weights: Path | None = None,
-        clip: str | None = None,
-    ) -> None:
-        """Measure, write and print.
-
-        Args:
-            kind: of `mmaccel.evaluation.quality.report`.
-            batch_size: items extracted together.
-            count: items that are drawn; None: as many as the folder has.
-            items_file: takes a line for each item.
-            weights: of inception.
-            clip: names the embedding of a CLIP score.
-        """
+    def run(self) -> None:
+        """Measure, write and print."""
         from mmaccel.commands.files import check_file, new_report, write_json, write_lines
-        from mmaccel.commands.terminal import print_rows, say
+        from mmaccel.demo.features import draw_reference
+        from mmaccel.evaluation.quality import report as reports
+        from mmaccel.evaluation.quality.distances import measure_distances
         from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
         from mmaccel.evaluation.quality.image_folder import list_items
-        from mmaccel.evaluation.quality.report import (
-            measure_clip,
-            measure_distances,
-            sum_verdicts,
-        )
 
-        check_count("batch-size", batch_size, MAX_BATCH)
+        kind: reports.Kind = getattr(reports, self.kind)
+        size = self.batch_size
+        check_count("batch-size", size, MAX_BATCH)
         check_file("--json", self.json_file)
-        check_file("--items", items_file)
+        check_file("--items", self.items_file)
         items = list_items(self.folder, kind.suffixes)
-        embed = None if clip is None else load_callable(clip, "clip", items="images")
-        if clip is not None and all(item.prompt is None for item in items):
+        embed = None if self.clip is None else load_callable(self.clip, "clip", items="images")
+        if embed is not None and all(item.prompt is None for item in items):
             raise OptionError(
                 "clip: expected images with captions, received none; make them with mmaccel "
                 "generate, or write prompts.jsonl next to them"
             )
         report: dict[str, Any] = new_report(folder=str(self.folder), n=len(items))
         if self.against is not None:
-            extract = open_extractor(self.features, weights, kind.own)
-            is_drawn = kind.draw is not None and self.against == kind.own
-            others = [] if is_drawn else list_items(Path(self.against), kind.suffixes)
-            n_others = (count or len(items)) if is_drawn else len(others)
-            own = extract_all(kind.read(items, batch_size), extract)
-            drawn = kind.draw(n_others, batch_size) if is_drawn else kind.read(others, batch_size)
-            theirs = extract_all(drawn, extract)
+            extract = open_extractor(self.features, self.weights, kind.own)
+            if kind.judge is not None and self.against == kind.own:
+                n_others = self.count or len(items)
+                firsts = range(0, n_others, size)
+                parts = (draw_reference(kind.own, k, min(size, n_others - k)) for k in firsts)
+            else:
+                others = list_items(Path(self.against), kind.suffixes)
+                n_others, parts = len(others), kind.read(others, size)
+            own, theirs = extract_all(kind.read(items, size), extract), extract_all(parts, extract)
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
             report |= measure_distances(own, theirs, self.seed)
-        verdicts = kind.check_prompts(items, batch_size)
+        verdicts = reports.judge_items(kind, items, size)
         if kind.judge is not None:
-            report["captions"] = sum_verdicts(verdicts)
+            report["captions"] = reports.sum_verdicts(verdicts)
         scores: dict[str, float] = {}
         if embed is not None:
-            found = measure_clip(items, embed, batch_size)
+            found = reports.measure_clip(items, embed, size)
             scores = found.pop("scores")
-            report["clip"] = {"by": clip, **found}
+            report["clip"] = {"by": self.clip, **found}
         write_json(self.json_file, report)
         lines = [
             {
@@ -105,7 +97,7 @@ class Compared:
             }
             for item, verdict in zip(items, verdicts, strict=True)
         ]
-        write_lines(items_file, lines)
+        write_lines(self.items_file, lines)
         heads = ("figure", "value", "n", "method")
         rows = [dict(zip(heads, row)) for row in _list_figures(report, kind.distance)]
         if rows:
@@ -125,10 +117,9 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
         yield distance, f"{frechet['distance']:.4f}", sizes, frechet["bias"]
         yield "its floor", f"{frechet['floor']:.4f}", sizes, "random splits of both"
         yield "KID", f"{kid['value']:.6f}", sizes, kid["bias"]
-        spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
         of = f"{kid['subsets']} subsets of {kid['subset_size']}"
         if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all are equal
-            yield "KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of
+            yield "KID of subsets", f"{kid['mean']:.6f} ± {kid['std']:.6f}", sizes, of
     captions: dict[str, Any] = report.get("captions") or {"shares": {}}
     for name, share in captions["shares"].items():
         low, high = (100 * bound for bound in captions["intervals"][name])
@@ -141,62 +132,33 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Compared):
+class Pictures(Speech):
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
 
     folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")]
     against: str | None = option(None, "a folder, or scenes: drawn images no training saw")
     features: str = option("scenes", "scenes, inception or module:function")
-    weights: Path | None = option(None, "of inception")
-    clip: str | None = option(None, "module:function; images and texts to two embeddings")
-    count: int | None = option(None, "images of --against scenes; by default as many")
-    batch_size: int = option(64, "images extracted together")
-    items_file: ItemsFile = None
-
-    def run(self) -> None:
-        """Measure."""
-        from mmaccel.evaluation.quality.report import PICTURES
-
-        self.measure(
-            PICTURES,
-            self.batch_size,
-            count=self.count,
-            items_file=self.items_file,
-            weights=self.weights,
-            clip=self.clip,
-        )
+    weights: Path | None = option(None, "of inception")  # type: ignore[misc]
+    clip: str | None = option(None, "module:function; images and texts to two embeddings")  # type: ignore[misc]
+    count: int | None = option(None, "images of --against scenes; by default as many")  # type: ignore[misc]
+    batch_size: int = option(64, "images extracted together")  # type: ignore[misc]
+    items_file: ItemsFile = None  # type: ignore[misc]
+    kind: ClassVar[str] = "PICTURES"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clips(Compared):
+class Clips(Speech):
     """FVD-own, the Fréchet distance over features trained here, and KID; prompts of moving scenes
     are read back where clips carry them. No published FVD compares with it."""
 
     folder: Annotated[Path, typer.Argument(help="clips, such as those of mmaccel animate")]
     against: str | None = option(None, "a folder, or moving-scenes: drawn clips no training saw")
     features: str = option("moving-scenes", "moving-scenes or module:function")
-    count: int | None = option(None, "clips of --against moving-scenes; by default as many")
-    batch_size: int = option(16, "clips extracted together")
-    items_file: ItemsFile = None
-
-    def run(self) -> None:
-        """Measure."""
-        from mmaccel.evaluation.quality.report import CLIPS
-
-        self.measure(CLIPS, self.batch_size, count=self.count, items_file=self.items_file)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speech(Compared):
-    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
-    with it."""
-
-    def run(self) -> None:
-        """Measure."""
-        from mmaccel.evaluation.quality.report import SPEECH
-
-        self.measure(SPEECH)
+    count: int | None = option(None, "clips of --against moving-scenes; by default as many")  # type: ignore[misc]
+    batch_size: int = option(16, "clips extracted together")  # type: ignore[misc]
+    items_file: ItemsFile = None  # type: ignore[misc]
+    kind: ClassVar[str] = "CLIPS"
 
 
 pictures = as_command(Pictures, pauses=False)

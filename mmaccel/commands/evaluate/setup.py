@@ -79,7 +79,6 @@ class TextFlags:
         draws; and the prompts of a run.
 
         Args:
-            load: how it is opened.
             count: prompts, in turn; None takes each once.
 
         Raises:

@@ -13,6 +13,8 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.evaluate.setup import TextFlags
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import print_rows, say, stderr_console, watch
 from mmaccel.limits import MAX_BATCH, MAX_RUNS
 from mmaccel.options import LoadOptions, option, read_text
 
@@ -67,8 +69,6 @@ class Speed(TextFlags):
     def run(self) -> None:
         """Measure size by size, write and print."""
         from mmaccel.commands.files import open_folder
-        from mmaccel.commands.process import Stopped
-        from mmaccel.commands.terminal import stderr_console
         from mmaccel.evaluation.speed import PLAIN, POLICY, Side
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle
         from mmaccel.loading import place
@@ -129,7 +129,6 @@ class Speed(TextFlags):
         """Write all runs, and a report of the sizes whose runs are complete, whose number is
         returned; print it."""
         from mmaccel.commands.files import new_report, write_json, write_lines, write_text
-        from mmaccel.commands.terminal import print_rows, say
         from mmaccel.evaluation.speed import COLUMNS, plan_plots, summarise_speed, write_speed
         from mmaccel.outputs.whole_files import write_whole
 
@@ -164,7 +163,6 @@ class Speed(TextFlags):
         """Runs of every size, which are appended to `runs` and written after each size."""
         from mmaccel.batch.job import is_out_of_memory
         from mmaccel.commands.files import write_lines
-        from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.measure import Case, measure
         from mmaccel.evaluation.speed import take_turns
 

@@ -11,6 +11,7 @@ import typer
 from mmaccel.commands.evaluate.quality import ItemsFile
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.limits import read_lines
 
@@ -30,7 +31,6 @@ class Words:
     def run(self) -> None:
         """Count, write and print."""
         from mmaccel.commands.files import check_file, new_report, write_json, write_lines
-        from mmaccel.commands.terminal import say
         from mmaccel.evaluation.quality import word_errors
 
         for option, file in (("--json", self.json_file), ("--items", self.items_file)):

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mmaccel.demo.moving_scenes.caption import read_caption
-from mmaccel.demo.moving_scenes.layout import COLOURS, DIRECTIONS
-from mmaccel.demo.scenes.caption import Reading, Wanted
+from mmaccel.demo.moving_scenes.data import COLOURS, DIRECTIONS, read_caption
 from mmaccel.demo.scenes.checker import (
     CORE,
     NAMES,
@@ -28,10 +26,9 @@ from mmaccel.demo.scenes.checker import (
     find_pieces,
     fit_shape,
     has_ground,
-    sum_up,
 )
+from mmaccel.demo.scenes.data import Reading, Wanted
 from mmaccel.demo.scenes.layout import BACKGROUNDS
-from mmaccel.errors import ShapeError
 
 _MOVES = 0.6  # pixels a frame: slower is rest; the slowest motion has 1.2
 _QUICK = 2.5  # pixels a frame: the slow end at 1.8, the quick begin at 3.2
@@ -108,23 +105,12 @@ def check_clips(clips: Tensor, captions: Sequence[str]) -> list[Verdict]:
         captions: B of them, no colour twice in one.
 
     Raises:
-        ShapeError: not B clips.
         OptionError: a caption cannot be read.
     """
-    if clips.ndim != 5 or len(clips) != len(captions) or clips.shape[2] != 3:
-        raise ShapeError(
-            f"clips: expected [{len(captions)}, frames, 3, h, w] for {len(captions)} captions, "
-            f"received {list(clips.shape)}."
-        )
     return [
         _judge(clip.float(), read_caption(caption))
         for clip, caption in zip(clips, captions, strict=True)
     ]
-
-
-def score_clips(clips: Tensor, captions: Sequence[str]) -> dict[str, float]:
-    """Shares of right verdicts, by name, each 0..1 (arguments as `check_clips`)."""
-    return sum_up(check_clips(clips, captions))
 
 
 def _judge(clip: Tensor, wanted: Reading) -> Verdict:

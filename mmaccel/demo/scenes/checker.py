@@ -27,10 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
-from mmaccel.demo.scenes.caption import Reading, read_caption
+from mmaccel.demo.scenes.data import Reading, read_caption
 from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES
 from mmaccel.demo.scenes.render import BACKGROUND_RGB, COLOUR_RGB, DEPTH
-from mmaccel.errors import ShapeError
 
 CORE = 9  # pixels of core an object must have
 SURPLUS = 25  # pixels of core that make an object of a piece that nobody asked for
@@ -87,30 +86,13 @@ def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
         captions: B of them, no colour twice in one.
 
     Raises:
-        ShapeError: not B images.
         OptionError: a caption cannot be read.
     """
-    if images.ndim != 4 or len(images) != len(captions) or images.shape[1] != 3:
-        raise ShapeError(
-            f"images: expected [{len(captions)}, 3, h, w] for {len(captions)} captions, "
-            f"received {list(images.shape)}."
-        )
     labels = classify_pixels(images)
     return [
         _judge(p, row, read_caption(c))
         for p, row, c in zip(images.float(), labels, captions, strict=True)
     ]
-
-
-def score_images(images: Tensor, captions: Sequence[str]) -> dict[str, float]:
-    """Shares of right verdicts, by name, each 0..1 (arguments as `check_images`)."""
-    return sum_up(check_images(images, captions))
-
-
-def sum_up(verdicts: Sequence[Judgement]) -> dict[str, float]:
-    """Shares of right verdicts, by name, each 0..1."""
-    rows = [{**vars(verdict), "whole": verdict.whole} for verdict in verdicts]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def _judge(image: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:

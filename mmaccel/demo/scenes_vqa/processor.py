@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import DEMO_WEIGHTS
-from mmaccel.demo.scenes_vqa.layout import CANVAS, TILE
+from mmaccel.demo.scenes_vqa.data import CANVAS, TILE
 
 if TYPE_CHECKING:
     from transformers import LlavaNextProcessor

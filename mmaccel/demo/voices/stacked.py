@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import DEMO_WEIGHTS
-from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
@@ -82,7 +81,6 @@ class StackedVoices:
             voice: a name of the speakers; None: the first one.
             seed: of the first book's draws, and of the other books' where no policy is attached;
                 torch's own generator is left as it was.
-            max_seconds: after which the sound is cut.
             temperature: of all books; 0 takes the likeliest codes.
 
         Returns:
@@ -93,8 +91,6 @@ class StackedVoices:
                 frames than the model has positions.
         """
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
-        if not isinstance(seed, int):
-            raise OptionError(f"seed: expected one integer for one text, received {show(seed)}")
         prompt = torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
         most = self.model.config.max_position_embeddings - prompt.shape[1]
         n_frames = int(max_seconds / self.frame_seconds)

@@ -67,7 +67,6 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
     Args:
         counts: `[K]` int64.
         distribution: `[K]` float, summing to 1.
-        smallest: see above.
 
     Returns:
         The test; `p_value` is 0 if a cell of probability 0 was hit.
@@ -191,7 +190,6 @@ def power(total_variation: float, n_samples: float, degrees: int, level: float) 
     Args:
         total_variation: of the wrong distribution from the right one, in 0..1.
         n_samples: N; of two samples of N and M, N M / (N + M).
-        degrees: of the test.
         level: p-value below which the test rejects.
     """
     if not degrees:

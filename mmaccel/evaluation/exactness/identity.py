@@ -130,11 +130,6 @@ def compare_rows(
     canvas, where there is no next slot, nothing explains one.
 
     Args:
-        name: of the check.
-        plan: of both runs.
-        plain: what the other run is compared with.
-        made: the other run.
-        guaranteed: whether the tokens have to be the same.
         explain: whether the draws of both come from the plain loop's noise, so that rounding can
             explain a divergence.
     """
@@ -197,10 +192,7 @@ def explain_divergence(
     """Measure the slot where a run over a window, without a processor, diverged.
 
     Args:
-        plan: of the run.
-        caption, seed: of the row.
         tokens: `[L]` int64, of the plain loop.
-        slot: where the other run diverges.
         other: its token there.
 
     Cost: L passes of one token and L / width of a window.

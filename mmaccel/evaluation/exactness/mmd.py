@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmaccel.errors import NumericsError, OptionError
-from mmaccel.evaluation.quality.frechet import Array, check_features, check_pair
+from mmaccel.evaluation.quality.distances import Array, check_features, check_pair
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8
@@ -70,7 +70,6 @@ def permutation_test(
         first, second: `[N, D]` and `[M, D]`, at least 2 items each, all independent.
         groups: see `Groups`; None: one group.
         permutations: labellings to draw; fewer than 19 cannot reject at 5 %.
-        seed: of the draws.
 
     Raises:
         ShapeError, NumericsError: as `check_pair`.
@@ -173,12 +172,8 @@ def measure_power(
     seen.
 
     Args:
-        features, sizes: see above.
-        groups: see `Groups`.
         level: p-value at which the test rejects; 1 / (permutations + 1) or more.
         shifts: in standard deviations of that direction, rising.
-        trials, permutations: tests for each shift, and labellings of each.
-        seed: of everything drawn.
     """
     pool, rng = check_features(features), np.random.default_rng(seed)
     _, spread, axes = np.linalg.svd(pool - pool.mean(0), full_matrices=False)

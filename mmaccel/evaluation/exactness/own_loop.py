@@ -36,8 +36,6 @@ def compare_loops(
     """Whether a loop has the reference's distribution: one check.
 
     Args:
-        loop, reference: draw sequences.
-        n_prompts: of both.
         samples: sequences of each, at least; prompts have equally many.
         seed: of the first sequence; all others, of all prompts, have the next ones.
 

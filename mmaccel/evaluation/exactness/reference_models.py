@@ -120,10 +120,7 @@ def sample_distribution(policy: Any, kind: str, samples: int, seed: int = 0) -> 
     """Sample a toy under a policy and compare the counts with its distribution.
 
     Args:
-        policy: an instance.
-        kind: "window" or "canvas", of the policy.
         samples: rows of one batch, so that rows advance differently.
-        seed: of all draws.
     """
     language = ToyLanguage()
     model = language if kind == "window" else ReferenceDenoiser(language.joint)

@@ -21,8 +21,8 @@ from mmaccel.evaluation.exactness.g_test import GTest, import_stats, power
 from mmaccel.evaluation.exactness.identity import Check, Plan, compare_rows
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
+from mmaccel.evaluation.quality.distances import Array
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.evaluation.quality.frechet import Array
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.samplers.drafting.coarse import Coarse
 
@@ -91,13 +91,7 @@ def _greedy(plan: Plan) -> Iterator[Check]:
 
 
 def check_distribution(policy: Any, kind: str, samples: int) -> Iterator[Check]:
-    """The distribution of whole sequences of a toy; no check of a policy that does not take it.
-
-    Args:
-        policy: an instance.
-        kind: "window" or "canvas".
-        samples: sequences to draw.
-    """
+    """The distribution of whole sequences of a toy; no check of a policy that does not take it."""
     drafts = getattr(policy, "drafts", None)
     is_coarse = isinstance(drafts, Coarse) or drafts == "coarse"
     if is_coarse:  # a model's own drafts no tokens of a toy
@@ -115,11 +109,7 @@ def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bo
     """A G-test as a check, with what it would have seen.
 
     Args:
-        name: of the check.
-        test: its result.
-        samples: sequences drawn.
         effective: N of `mmaccel.evaluation.exactness.g_test.power`.
-        guaranteed: whether the distributions have to be the same.
     """
     sees = power(_VISIBLE, effective, test.degrees, LEVEL)
     said = (
@@ -135,7 +125,6 @@ def check_features(policy: Any, first: Array, second: Array, captions: Sequence[
     """Features of images of the same prompts and of independent seeds.
 
     Args:
-        policy: of the second.
         first: `[N, D]`, of the plain loop's images.
         second: `[N, D]`.
         captions: N prompts; labels are permuted within a prompt alone.

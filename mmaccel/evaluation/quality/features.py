@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import importing, show
+from mmaccel.demo.features import hear, load_features
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.quality.frechet import Array, check_features
+from mmaccel.evaluation.quality.distances import Array, check_features
 from mmaccel.own_code import import_named, reason
 
 Extract = Callable[..., Tensor]
@@ -44,35 +45,11 @@ def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") 
         MissingBackendError: inception without torch-fidelity.
     """
     if name == own:
-        from mmaccel.demo.moving_scenes.features import extract_clip_features
-        from mmaccel.demo.scenes.features import extract_features
-
-        networks: dict[str, Extract] = {
-            "scenes": extract_features,
-            "moving-scenes": extract_clip_features,
-            "voices": _hear_voices,
-        }
-        return networks[own]
+        return hear if own == "voices" else load_features(own).extract
     if name == "inception":
         return open_inception(weights)
     known = f"{own}, inception" if own == "scenes" else own
     return load_callable(name, "features", f"{known} or module:function")
-
-
-def _hear_voices(sound: Tensor, rate: int) -> Tensor:
-    """Features of the windows of a sound.
-
-    Raises:
-        OptionError: another rate than the network's.
-    """
-    from mmaccel.demo.voices.features import RATE, extract_speech_features
-
-    if rate != RATE:
-        raise OptionError(
-            f"features: expected sound of {RATE} Hz for voices, received {rate} Hz; resample it, "
-            "or give --features module:function"
-        )
-    return extract_speech_features(sound)
 
 
 def load_callable(
@@ -81,7 +58,6 @@ def load_callable(
     """Import a callable of the user's; see `mmaccel.own_code.import_named`.
 
     Args:
-        name: "module:function".
         option: begins the messages.
         wanted: what is expected, in messages.
         items: what the first argument has, in messages.
@@ -112,10 +88,6 @@ def load_callable(
 def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
     """Features `[N, D]` float64 of all images, clips or windows of sound.
 
-    Args:
-        batches: arguments of `extract`, or tuples of them.
-        extract: see there.
-
     Raises:
         ShapeError: what the extractor returns is not `[B, D]`.
         NumericsError: features that are not finite.
@@ -135,28 +107,19 @@ def open_inception(weights: Path | None) -> Extract:
         OptionError: no such file, or other tensors in it.
         MissingBackendError: torch-fidelity is not installed.
     """
-    network_class = import_inception()
+    with importing(
+        "inception: expected torch-fidelity, which cannot be imported; pip install "
+        "torch-fidelity, or give --features module:function"
+    ):
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     try:
         torch.load(str(weights), map_location="cpu", weights_only=True)  # runs no code of the file
-        network: Any = network_class("inception-v3-compat", ["2048"], str(weights)).eval()
+        network: Any = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], str(weights))
     except Exception as error:  # of whatever a file holds
         raise OptionError(
             f"weights: expected a file with the state dict of torch-fidelity's Inception, received "
             f"{str(weights)!r} ({reason(error)}); take "
             "weights-inception-2015-12-05-6726825d.pth of its releases"
         ) from error
+    network.eval()
     return lambda pixels: network(pixels)[0]
-
-
-def import_inception() -> Any:
-    """The class of the network.
-
-    Raises:
-        MissingBackendError: torch-fidelity is not installed.
-    """
-    with importing(
-        "inception: expected torch-fidelity, which cannot be imported; pip install "
-        "torch-fidelity, or give --features module:function"
-    ):
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    return FeatureExtractorInceptionV3

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.limits import MAX_KEPT, parse_json, read_lines, read_whole
+from mmaccel.limits import parse_json, read_lines, read_whole
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.pictures import open_picture
 
@@ -51,10 +51,6 @@ class Item:
 
 def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
     """The files of a folder that count, by name.
-
-    Args:
-        folder: the folder of the files; folders within are not read.
-        kinds: suffixes in lower case.
 
     Raises:
         OptionError: no such folder, none of these files in it, a file that is no image, or a
@@ -141,11 +137,6 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
                     f"image: expected 8 bits a channel, received mode {mode} in "
                     f"{str(item.file)!r}; convert it first, to the range you mean"
                 )
-        if size[0] * size[1] * len(part) > MAX_KEPT:
-            raise OptionError(
-                f"images: expected at most {MAX_KEPT} pixels together, received {len(part)} of "
-                f"{size[0]}x{size[1]}; take a smaller --batch-size, or scale them down"
-            )
         for item in part:
             with open_image(item.file) as image:
                 pixels = np.asarray(image.convert("RGB"))
@@ -199,13 +190,12 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
     listed: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(read_lines(file, "text") if file.is_file() else (), 1):
         facts = _parse(line)
-        name, seed = facts.get("file"), facts.get("seed")
+        name = facts.get("file")
         if not line.strip():
             continue
         if (
             not isinstance(name, str)
             or not isinstance(facts.get("prompt"), str)
-            or not (seed is None or type(seed) is int)
             or Path(name).name != name
             or not (file.parent / name).is_file()
             or name in listed

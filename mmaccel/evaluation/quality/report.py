@@ -1,5 +1,13 @@
-"""What a folder of images, clips or sound is worth: distances from others, prompts read back, CLIP
-score."""
+"""What a folder of images, clips or sound holds beside its features: prompts read back, and how
+well images fit theirs by an embedding of both (CLIP score).
+
+J. Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021,
+arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constant. Departures: the
+constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the embeddings come
+from a callable, so that any model of images and texts will do. Values of two callables cannot be
+compared. torchmetrics wants a model and a processor of transformers, and gives neither scores of
+images nor the interval of their mean.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmaccel.errors import OptionError
-from mmaccel.evaluation.quality.clip_score import Embed, score_batches
-from mmaccel.evaluation.quality.frechet import Array, frechet_floor, frechet_of
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from mmaccel.checks import check_kind
+from mmaccel.demo.moving_scenes.data import read_caption as read_clip_caption
+from mmaccel.demo.moving_scenes.tracker import check_clips
+from mmaccel.demo.scenes.checker import check_images
+from mmaccel.demo.scenes.data import read_caption
+from mmaccel.errors import NumericsError, OptionError, ShapeError
 from mmaccel.evaluation.quality.image_folder import (
     IMAGES,
     MOVING,
@@ -19,10 +34,16 @@ from mmaccel.evaluation.quality.image_folder import (
     read_clips,
     read_pixels,
 )
-from mmaccel.evaluation.quality.kid import measure_kid
+from mmaccel.evaluation.shares import wilson
 from mmaccel.outputs.sound_files import read_sound
 
 Verdict = dict[str, bool] | None
+Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
+"""Images `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
+
+
+def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
+    return (read_sound(item.file) for item in items)
 
 
 @dataclass(frozen=True)
@@ -33,12 +54,11 @@ class Kind:
         unit: of its items, plural.
         suffixes: of their files.
         distance: name of the Fréchet distance over `own` features.
-        own: features of the network that ships, see
-            `mmaccel.evaluation.quality.features.open_extractor`.
+        own: features of the network that ships, and items that are drawn.
         read: batches of items, of a size.
-        draw: batches of items that no training saw, of their number and the size of a batch.
-        judge: imports what takes items in 0..1 and prompts to verdicts, and what refuses prompts
-            that it does not read.
+        judge: from items in 0..1 and prompts to verdicts; None: prompts are not read back, and no
+            items are drawn.
+        read_prompt: refuses prompts that `judge` does not read.
     """
 
     unit: str
@@ -46,85 +66,42 @@ class Kind:
     distance: str
     own: str
     read: Callable[[Sequence[Item], int], Iterable[Any]]
-    draw: Callable[[int, int], Iterable[Any]] | None = None
-    judge: Callable[[], tuple[Callable[..., Any], Callable[[str], object]]] | None = None
-
-    def check_prompts(self, items: Sequence[Item], batch_size: int) -> list[Verdict]:
-        """The checker's verdicts on each item; None where its prompt is none that it reads, or it
-        has none, or it is not of 64x64 pixels.
-        """
-        verdicts: list[Verdict] = [None] * len(items)
-        if self.judge is None:
-            return verdicts
-        check, read = self.judge()
-        readable = [k for k, item in enumerate(items) if _reads(read, item.prompt)]
-        for k in range(0, len(readable), batch_size):
-            part = readable[k : k + batch_size]
-            (pixels,) = self.read([items[i] for i in part], len(part))
-            if pixels.shape[-2:] != (64, 64):
-                return verdicts
-            found = check(pixels.float() / 255, [items[i].prompt for i in part])
-            for i, verdict in zip(part, found, strict=True):
-                verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
-        return verdicts
-
-
-def _reads(read: Callable[[str], object], prompt: str | None) -> bool:
-    try:
-        return prompt is not None and bool(read(prompt))
-    except OptionError:
-        return False
-
-
-def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
-    return (read_sound(item.file) for item in items)
-
-
-def _draw_pictures(count: int, batch_size: int) -> Iterable[Any]:
-    from mmaccel.demo.scenes.features import draw_reference
-
-    return draw_reference(count).split(batch_size)
-
-
-def _draw_clips(count: int, batch_size: int) -> Iterable[Any]:
-    from mmaccel.demo.moving_scenes.features import draw_reference_clips
-
-    firsts = range(0, count, batch_size)
-    return (draw_reference_clips(k, min(batch_size, count - k)) for k in firsts)
-
-
-def _judge_pictures() -> Any:
-    from mmaccel.demo.scenes.caption import read_caption
-    from mmaccel.demo.scenes.checker import check_images
-
-    return check_images, read_caption
-
-
-def _judge_clips() -> Any:
-    from mmaccel.demo.moving_scenes.caption import read_caption
-    from mmaccel.demo.moving_scenes.tracker import check_clips
-
-    return check_clips, read_caption
+    judge: Callable[[Tensor, list[str]], Sequence[Any]] | None = None
+    read_prompt: Callable[[str], object] = str
 
 
 PICTURES = Kind(
-    "images", IMAGES, "Fréchet distance", "scenes", read_pixels,
-    draw=_draw_pictures, judge=_judge_pictures,
-)  # fmt: skip
+    "images", IMAGES, "Fréchet distance", "scenes", read_pixels, check_images, read_caption
+)
 CLIPS = Kind(
-    "clips", MOVING, "FVD-own", "moving-scenes", read_clips,
-    draw=_draw_clips, judge=_judge_clips,
-)  # fmt: skip
+    "clips", MOVING, "FVD-own", "moving-scenes", read_clips, check_clips, read_clip_caption
+)
 SPEECH = Kind("sounds", SOUNDS, "FAD-own", "voices", _read_sounds)
 
 
-def measure_distances(first: Array, second: Array, seed: int = 0) -> dict[str, Any]:
-    """Fréchet distance with its floor, and KID, of features `[N, D]` and `[M, D]`, ready for JSON;
-    `seed` is that of splits and subsets."""
-    frechet = asdict(frechet_of(first, second))
-    frechet["floor"] = frechet_floor(first, second, seed=seed)
-    kid = asdict(measure_kid(first, second, seed=seed))
-    return {"frechet": frechet, "kid": {name: plain_number(x) for name, x in kid.items()}}
+def judge_items(kind: Kind, items: Sequence[Item], batch_size: int) -> list[Verdict]:
+    """Verdicts on each item; None where its prompt is none that is read back, or it has none, or it
+    is not of 64x64 pixels."""
+    verdicts: list[Verdict] = [None] * len(items)
+    if kind.judge is None:
+        return verdicts
+    readable = [k for k, item in enumerate(items) if _reads(kind, item.prompt)]
+    for k in range(0, len(readable), batch_size):
+        part = readable[k : k + batch_size]
+        (pixels,) = kind.read([items[i] for i in part], len(part))
+        if pixels.shape[-2:] != (64, 64):
+            return verdicts
+        found = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
+        for i, verdict in zip(part, found, strict=True):
+            verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
+    return verdicts
+
+
+def _reads(kind: Kind, prompt: str | None) -> bool:
+    try:
+        return prompt is not None and bool(kind.read_prompt(prompt))
+    except OptionError:
+        return False
 
 
 def sum_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
@@ -137,29 +114,38 @@ def sum_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
     return {"n": n, "shares": shares, "intervals": {k: wilson(p, n) for k, p in shares.items()}}
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share of n (E. B. Wilson, 1927), which holds at 0 and 1 too."""
-    z = 1.959964
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
+@torch.no_grad()
 def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[str, Any]:
-    """CLIP score of images that carry prompts, ready for JSON."""
+    """CLIP score of images that carry prompts, ready for JSON: `mean`, 0..100, the `half_width`
+    of its 95 % interval (normal approximation; None for one image), and `scores` by file name.
+
+    Raises:
+        ShapeError: embeddings that are not two of `[B, D]`.
+        NumericsError: an embedding that is not finite or is 0.
+    """
     described = [item for item in items if item.prompt is not None]
-    cuts = [described[k : k + batch_size] for k in range(0, len(described), batch_size)]
-    texts = ([str(item.prompt) for item in part] for part in cuts)
-    found = score_batches(zip(read_pixels(described, batch_size), texts, strict=True), embed)
-    names = [item.file.name for item in described]
+    parts = []
+    for k, pixels in enumerate(read_pixels(described, batch_size)):
+        cut = described[k * batch_size : (k + 1) * batch_size]
+        texts = [str(item.prompt) for item in cut]
+        seen, read = check_kind("embeddings", embed(pixels, texts), tuple)
+        if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
+            raise ShapeError(
+                f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
+                f"{list(read.shape)}; return one row for each image and text"
+            )
+        both = torch.stack([seen.double().cpu(), read.double().cpu()])
+        if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
+            raise NumericsError(
+                "embeddings: expected finite vectors other than 0, received one that is not; "
+                "check what the callable returns"
+            )
+        parts.append(100 * cosine_similarity(both[0], both[1]).clamp(min=0))
+    scores = torch.cat(parts)
+    n = len(scores)
     return {
-        "n": len(described),
-        "mean": found.mean,
-        "half_width": plain_number(found.half_width),
-        "scores": dict(zip(names, found.scores.tolist(), strict=True)),
+        "n": n,
+        "mean": float(scores.mean()),
+        "half_width": 1.96 * float(scores.std()) / math.sqrt(n) if n > 1 else None,
+        "scores": {item.file.name: score for item, score in zip(described, scores.tolist())},
     }
-
-
-def plain_number(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: None for these."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,6 @@ its tensors.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,14 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import check_path
-from mmaccel.config_files import check_regular, shorten
+from mmaccel.config_files import shorten
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.reduction.kv_cache.contract import LayerSizes
+from mmaccel.weight_folders import open_weights
 
 WEIGHTS = "model.safetensors"
 _OPTION = "KVzap.scorer"
 _FORMS = (("",), ("0.", "2."))  # names of the maps of a layer: of one, of two
-_REMEDY = "give a published scorer, such as nvidia/KVzap-mlp-Qwen3-8B"
+_PUBLISHED = "a published scorer, such as nvidia/KVzap-mlp-Qwen3-8B"
 
 
 class Scorer:
@@ -56,84 +56,47 @@ class Scorer:
         return hidden.mT.float()
 
 
-def find_weights(path: str) -> Path:
-    """The file of a scorer.
-
-    Args:
-        path: of the file, or of a folder with `model.safetensors`.
-
-    Raises:
-        OptionError: no such file or folder.
-        UnsupportedModelError: a folder without the file, or no regular file.
-    """
-    if os.path.isdir(path):
-        check_regular(Path(path) / WEIGHTS, _OPTION)
-        return Path(path) / WEIGHTS
-    hint = f"download a scorer, such as nvidia/KVzap-mlp-Qwen3-8B, and give its folder or {WEIGHTS}"
-    check_path(_OPTION, path, "file", hint=hint)
-    return Path(path)
-
-
 def open_scorer(path: str) -> Scorer:
     """Read a scorer; one that did not change is read once.
 
     Raises:
-        OptionError, UnsupportedModelError: see `find_weights`.
+        OptionError: no such file, or a folder without it.
         UnsupportedModelError: what safetensors cannot read, or other tensors.
     """
-    file = find_weights(path).resolve()
+    file = Path(path) / WEIGHTS if os.path.isdir(path) else Path(path)
+    hint = f"download a scorer, such as nvidia/KVzap-mlp-Qwen3-8B, and give its folder or {WEIGHTS}"
+    check_path(_OPTION, file, "file", hint=hint)
+    file = file.resolve()
     state = os.stat(file)
     return _read(file, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=2)
 def _read(file: Path, _time: int, _size: int) -> Scorer:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(
-            f"{_OPTION}: expected tensors in {file}, received what safetensors cannot read "
-            f"({error}); download it again"
-        ) from error
-    form = next((form for form in _FORMS if f"layers.0.{form[0]}weight" in tensors), None)
-    depth = len(tensors) // (2 * len(form)) if form else 0
-    if form is None or set(tensors) != {
-        f"layers.{layer}.{name}{kind}"
-        for layer in range(depth)
-        for name in form
-        for kind in ("weight", "bias")
-    }:
+    weights = open_weights(file, _OPTION, asked="the first layer", remedy=f"give {_PUBLISHED}")
+    known = weights.shapes
+    form = next((form for form in _FORMS if f"layers.0.{form[0]}weight" in known), ())
+    shapes = [known.get(f"layers.0.{name}weight", ()) for name in form]
+    if not form or any(len(shape) != 2 for shape in shapes):
         raise UnsupportedModelError(
             f"{_OPTION}: expected weight and bias of one linear map a layer (layers.0.weight) or "
-            f"of two (layers.0.0.weight, layers.0.2.weight) in {file}, received {len(tensors)} "
-            f"tensors such as {shorten(sorted(tensors)[:3])}; {_REMEDY}"
+            f"of two (layers.0.0.weight, layers.0.2.weight) in {file}, received {len(known)} "
+            f"tensors such as {shorten(sorted(known)[:3])}; give {_PUBLISHED}"
         )
+    depth = len(known) // (2 * len(form))
+    wanted: dict[str, tuple[int, ...]] = {}
+    for layer in range(depth):
+        width = shapes[0][1]
+        for name, (out, _) in zip(form, shapes, strict=True):
+            wanted[f"layers.{layer}.{name}weight"] = (out, width)
+            wanted[f"layers.{layer}.{name}bias"] = (out,)
+            width = out  # what one map makes is what the next reads
+    tensors = weights.read(wanted)
     maps = []
     for layer in range(depth):
         names = [f"layers.{layer}.{name}" for name in form]
         maps.append([(tensors[f"{name}weight"], tensors[f"{name}bias"]) for name in names])
-    _check_shapes(maps, file)
     return Scorer(maps)
-
-
-def _check_shapes(maps: list[list[tuple[Tensor, Tensor]]], file: Path) -> None:
-    """Raise UnsupportedModelError unless the maps of every layer fit each other, all alike."""
-    shapes = Counter(tuple(tuple(one.shape) for pair in layer for one in pair) for layer in maps)
-    fits = len(shapes) == 1
-    for weight, bias in maps[0] if fits else []:
-        fits = fits and weight.ndim == 2 and bias.shape == weight.shape[:1]
-    if fits and len(maps[0]) == 2:
-        fits = maps[0][0][0].shape[0] == maps[0][1][0].shape[1]
-    is_finite = all(one.isfinite().all() for layer in maps for pair in layer for one in pair)
-    if not fits or not is_finite:
-        received = f"shapes {list(shapes)[:2]}" if is_finite else "numbers that are not finite"
-        raise UnsupportedModelError(
-            f"{_OPTION}: expected maps of the same shapes in all layers of {file}, whose outputs "
-            f"are the inputs of the next, and finite numbers, received {received}; {_REMEDY}"
-        )
 
 
 def describe(sizes: LayerSizes) -> str:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
     CanvasLayout,
@@ -32,6 +31,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     check_uncached,
     count_to_end,
 )
+from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.attach.pipeline_call import bind_call
+from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     GemmaRun,
@@ -28,11 +28,18 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     check_inputs,
     decode_texts,
 )
-from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
+from mmaccel.pipelines.generate_call import bind_call, refuse_arguments
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.samplers.noise import draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
+
+ARGUMENTS = pipeline_table(
+    "prompt messages image add_generation_prompt gen_length num_inference_steps temperature "
+    "cache_implementation eos_early_stop eos_token_id generator output_type return_dict "
+    "callback_on_step_end callback_on_step_end_tensor_inputs",
+    refused=("stability_threshold", "confidence_threshold"),
+)
 
 
 class GemmaPipelineService(GemmaService):
@@ -52,7 +59,7 @@ class GemmaPipelineService(GemmaService):
             return own(*args, **options)
         asked, given = bound
         if is_bounded(self.policy):
-            read_schedule("DiffusionGemmaPipeline", asked, self.policy)
+            refuse_arguments(asked, ARGUMENTS, self.policy)
         callback = given["callback_on_step_end"]
         names = callback_tensors(given, ("canvas",))
         check_inputs(pipe, {**given, "callback_on_step_end_tensor_inputs": names})

@@ -13,9 +13,9 @@ its last step is not computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from mmaccel.checks import check_choice
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
-from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
+from mmaccel.pipelines.diffusion_lm.pipeline_service import callback_tensors, count_to_end
 from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.arithmetic import PassFormats
 
@@ -60,6 +60,56 @@ class CachedBlocks:
         if self.mask == "pipeline":
             return "the pipeline as it is, with its 2-D mask"
         return "the pipeline's decoder over the model's own 4-D block mask"
+
+
+CALLBACK_TENSORS = ("block_x",)
+"""Tensors that a canvas policy can hand to `callback_on_step_end`; the others are intermediate
+values of the pipeline's own scheduler."""
+
+
+@dataclass
+class BlockCall:
+    """Arguments of a call of the pipeline.
+
+    Attributes:
+        asked: those that the caller gave, by name.
+        arguments: all of them, with defaults.
+        block: `block_length`, or the scheduler's.
+        length: `gen_length`.
+        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
+        n_prompt: columns of the prompt; set when the pipeline has prepared it.
+    """
+
+    asked: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    block: int
+    length: int
+    mask_token: int
+    end_token: int
+    n_prompt: int = 0
+
+    @classmethod
+    def of(
+        cls, pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> BlockCall | None:
+        """The call; None where the pipeline itself says what is wrong with it."""
+        length, block = arguments.get("gen_length"), arguments.get("block_length")
+        block = pipe.scheduler.config.block_length if block is None else block
+        tokens = []
+        for name in ("mask_token_id", "eos_token_id"):
+            value = arguments.get(name)
+            value = getattr(pipe, name) if value is None else value
+            tokens.append(-1 if value is None else int(value))
+        mask_token, end_token = tokens
+        is_sound = all(isinstance(count, int) and count > 0 for count in (block, length))
+        if mask_token < 0 or not is_sound:
+            return None
+        return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
+
+    @property
+    def callback_tensors(self) -> list[str]:
+        """Names of the tensors that the step callback asks for."""
+        return callback_tensors(self.arguments, CALLBACK_TENSORS)
 
 
 @dataclass
@@ -105,9 +155,8 @@ class CachedCalls:
         run: BlockCall,
     ) -> None:
         self._call, self._model, self._reading, self._check = call, model, reading, check
+        self._run = run
         self._block = run.block
-        self._mask_token = run.mask_token
-        self._max_new_columns = run.max_new_columns
         self.tokens: Tensor | None = None
         self._cached: _Inputs | None = None
         self.passes = self.positions = 0
@@ -134,7 +183,7 @@ class CachedCalls:
             out, computed = self._run_cached(inputs, self._reading)
             self._formats.note(out.logits)
         self.passes, self.positions = self.passes + 1, self.positions + computed
-        is_real = inputs.visible.bool() | (inputs.ids == self._mask_token)  # all but padding
+        is_real = inputs.visible.bool() | (inputs.ids == self._run.mask_token)  # all but padding
         if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):
             raise NumericsError(
                 "logits: expected numbers, received NaN; check the model's dtype and weights"
@@ -146,7 +195,7 @@ class CachedCalls:
         first = self._find_first(inputs)
         last = inputs.ids.shape[1]
         if first == 0:
-            self._model.reserve(inputs.ids.shape[0], last + self._max_new_columns)
+            self._model.reserve(inputs.ids.shape[0], last + self._run.length + 2 * self._block)
         reads = make_reads(inputs.visible, first, last, self._block, reading)
         columns = torch.arange(first, last, device=inputs.ids.device)
         ids = inputs.ids[:, first:]
@@ -168,6 +217,20 @@ class CachedCalls:
         same = same & (cached.positions[:, :both] == inputs.positions[:, :both])
         n_same = int(same.all(0).long().cumprod(0).sum())
         return min(n_same, n - self._block) // self._block * self._block
+
+    def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""
+        run = self._run
+        slots = tokens.new_full((tokens.shape[0], run.length), run.mask_token)
+        generated = tokens[:, run.n_prompt : run.n_prompt + run.length]
+        slots[:, : generated.shape[1]] = generated
+        return slots, slots.ne(run.mask_token)
+
+    def count(self, sequences: Tensor) -> int:
+        """Tokens of `[B, L]` sequences, each row's up to its first end token."""
+        index = torch.arange(sequences.shape[1], device=sequences.device)
+        is_row = index < count_to_end(sequences, self._run.end_token)[:, None]
+        return int((is_row & (sequences != self._run.mask_token)).sum())
 
     def report(self, policy: Any, tokens: int, rows: int) -> Stats:
         """Statistics of a run that generated this many tokens in this many rows."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from mmaccel.contracts import CanvasProgress, Layout, OnCanvasStep, Prompt
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
+from mmaccel.pipelines.diffusion_lm.llada2.block_cache import BlockCall
 from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
+from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise, draw_seed
@@ -75,9 +76,9 @@ def decode(
         CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
     """
     given = call.arguments
-    checked = {"block_length": call.block}
+    checked = {**given, "block_length": call.block}
     checked["callback_on_step_end_tensor_inputs"] = call.callback_tensors
-    check_inputs(pipe, {**given, **checked})
+    check_inputs(pipe, checked)
     wanted = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template")
     ids, visible = pipe._prepare_input_ids(
         **{name: given[name] for name in (*wanted, "add_generation_prompt")},
@@ -85,9 +86,9 @@ def decode(
     )
     ids = ids.to(model.device)
     visible = visible.to(model.device).bool()
-    order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
-    stops = ids.new_tensor([call.end_token]) if call.stops else None
-    prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
+    ends = given.get("eos_early_stop") and call.end_token >= 0
+    stops = ids.new_tensor([call.end_token]) if ends else None
+    prompt = Prompt(align_left(ids, visible), visible.sum(1), stop_tokens=stops, layout=layout)
     params = read_params(given)
     if seed is None and params.temperature > 0:
         seed = draw_seed(given["generator"])

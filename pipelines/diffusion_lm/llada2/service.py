@@ -17,18 +17,30 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasInterrupt
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks, CachedCalls
+from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
+    CALLBACK_TENSORS,
+    BlockCall,
+    CachedBlocks,
+    CachedCalls,
+)
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
-from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall, check_prompt
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
-from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
+from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
+
+ARGUMENTS = pipeline_table(
+    "prompt messages input_ids attention_mask use_chat_template add_generation_prompt gen_length "
+    "block_length num_inference_steps temperature top_p top_k sampling_method eos_early_stop "
+    "eos_token_id mask_token_id generator output_type return_dict callback_on_step_end "
+    "callback_on_step_end_tensor_inputs",
+    refused=("threshold", "editing_threshold", "max_post_steps", "minimal_topk"),
+)
 
 
 class LLaDA2Service(PolicyService):
@@ -80,7 +92,13 @@ class LLaDA2Service(PolicyService):
     def _prepare_input_ids(self, pipe: Any, **options: Any) -> tuple[Tensor, Tensor]:
         ids, mask = original(pipe, "_prepare_input_ids")(**options)
         if self._call is not None:
-            check_prompt(ids, mask, self._call.mask_token)
+            mask_token = self._call.mask_token
+            found = ((ids == mask_token) & mask.to(ids.device).bool()).view(-1, ids.shape[-1])
+            if bool(found.any()):  # the pipeline would fill it in one block, and leave it in others
+                raise OptionError(
+                    f"prompt: expected no mask token, received id {mask_token} in row "
+                    f"{int(found.any(1).nonzero()[0])}; leave the open slots to gen_length"
+                )
             self._call.n_prompt = ids.shape[-1]
         return ids, mask
 
@@ -89,7 +107,7 @@ class LLaDA2Service(PolicyService):
         check_idle(self._call is not None)
         bound = bind_call(own, args, options)
         call = None if bound is None else BlockCall.of(pipe, *bound)
-        if call is None or not call.is_valid:
+        if call is None:
             return own(*args, **options)
         began = time.perf_counter()
         self._call = call
@@ -114,17 +132,21 @@ class LLaDA2Service(PolicyService):
             reading = "blocks"
         check_run = partial(check, call.block)
         cached = CachedCalls(self._own, self._make_cached_model(), reading, check_run, call)
-        return self._run_pipeline(own, cached, call, args, options)
+        return self._run_pipeline(own, cached, args, options)
 
     def _run_canvas(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
     ) -> tuple[Any, Stats]:
         passes = self._make_cached_model()
-        reason = self._refuse(call.obstacle) or self._check_mask(call.block)
+        reason = ""
+        beyond = [name for name in call.callback_tensors if name not in CALLBACK_TENSORS]
+        if call.arguments.get("callback_on_step_end") is not None and beyond:
+            reason = f"a callback that asks for {', '.join(beyond)} of the pipeline's own scheduler"
+        reason = self._refuse(reason) or self._check_mask(call.block)
         if reason:
             cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
-            return self._run_pipeline(own, cached, call, args, options)
-        policy = read_schedule("LLaDA2Pipeline", call.asked, self.policy)
+            return self._run_pipeline(own, cached, args, options)
+        policy = read_schedule(ARGUMENTS, call.asked, self.policy)
         model = BlockDenoiser(passes, call.mask_token, call.block)
         model.use_methods(self.layer_methods)
         out, stats = decode(self._target, policy, call, model, self.seed, self.layout)
@@ -185,7 +207,7 @@ class LLaDA2Service(PolicyService):
         return logits
 
     def _run_pipeline(
-        self, own: Callable[..., Any], cached: CachedCalls, call: BlockCall, args: Any, options: Any
+        self, own: Callable[..., Any], cached: CachedCalls, args: Any, options: Any
     ) -> tuple[Any, Stats]:
         """The pipeline's own decoder over `cached` calls of the model."""
         self._cached = cached
@@ -194,13 +216,13 @@ class LLaDA2Service(PolicyService):
         except KeyboardInterrupt as stop:
             if cached.tokens is None:
                 raise
-            tokens, is_committed = call.canvas(cached.tokens)
+            tokens, is_committed = cached.canvas(cached.tokens)
             stats = cached.report(self.policy, int(is_committed.sum()), tokens.shape[0])
             passes = torch.full_like(tokens[:, 0], cached.passes)
             generation = Generation(tokens, is_committed.sum(1), passes, stats)
             raise CanvasInterrupt(generation, is_committed) from stop
         sequences = out[0]
-        return out, cached.report(self.policy, call.count(sequences), sequences.shape[0])
+        return out, cached.report(self.policy, cached.count(sequences), sequences.shape[0])
 
 
 serve = LLaDA2Service.serve

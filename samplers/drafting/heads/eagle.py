@@ -38,7 +38,7 @@ from mmaccel.samplers.drafting.contract import (
     Paths,
 )
 from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks
-from mmaccel.samplers.drafting.heads.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
+from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleModel, HeadCache, load_eagle
 from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
 from mmaccel.samplers.drafting.shared_ids import read_ids
@@ -195,7 +195,7 @@ class Eagle(HeadSource):
 
 def find_file_time(folder: str) -> float:
     """When the weights in a folder were written; 0 where there are none."""
-    file = Path(folder) / WEIGHTS
+    file = Path(folder) / FOLDER.weights
     return file.stat().st_mtime if file.is_file() else 0.0
 
 

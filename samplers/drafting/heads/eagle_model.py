@@ -17,8 +17,6 @@ model's vocabulary.
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.checks import Domain, is_one, show, within
-from mmaccel.config_files import read_json, read_settings, read_value
+from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.samplers.drafting.shared_ids import spread_logits
+from mmaccel.weight_folders import Opened, Schema, open_folder, save_folder, shapes_of
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
 _VOCABULARY = Domain(2)
 _WIDTH = Domain(1, 2**17)
 _HEADS = Domain(1, 1024)
@@ -43,8 +40,6 @@ _PUBLISHED = {  # the authors' prefix of our names
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
 }
-_MAKE = "download it, or make one with `mmaccel train-head`"
-_LEFT_OUT = ("t2d", "rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # follow from others
 
 
 @dataclass(frozen=True)
@@ -269,21 +264,57 @@ def turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return heads * cos + torch.cat([-second, first], -1) * sin
 
 
+def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The sizes of a head in a `config.json`, by their names here."""
+    inner = read_value(content, "transformer_layer_config", dict | None, file, "drafts")
+    sizes: dict[str, Any] = {**content, **(inner or {})}
+    rope = read_value(sizes, "rope_parameters", dict | None, file, "drafts") or {}
+    if sizes.get("rope_scaling") is not None:
+        raise UnsupportedModelError(
+            f"drafts: expected a head without rope_scaling in {file}, received "
+            f"{show(sizes['rope_scaling'])}; take another head"
+        )
+    heads, wide = sizes.get("num_attention_heads"), sizes.get("hidden_size")
+    sizes.setdefault("num_key_value_heads", heads)
+    sizes.setdefault("rope_theta", rope.get("rope_theta"))
+    sizes["draft_vocab_size"] = content.get("draft_vocab_size", sizes.get("vocab_size"))
+    sizes["norm_before_residual"] = content.get("norm_before_residual")
+    if sizes.get("head_dim") is None and is_one(heads, int) and is_one(wide, int) and heads:
+        sizes["head_dim"] = wide // heads
+    nested = read_value(content, "eagle_config", dict | None, file, "drafts") or {}
+    name = "eagle_aux_hidden_state_layer_ids"
+    sizes["aux_layers"] = content.get(name) or nested.get(name)
+    sizes["features"] = 0  # follows from the tensors
+    return sizes
+
+
+def _rename(name: str) -> str:
+    """A tensor's name in `EagleModel`; "" for what follows from others."""
+    for prefix in ("midlayer.", "layers.0.", "self_attn.", "mlp."):
+        name = name.removeprefix(prefix)
+    return "" if name == "t2d" or name.endswith("inv_freq") else name
+
+
+FOLDER = Schema(
+    "an EAGLE head",
+    EagleConfig,
+    "download it, or make one with `mmaccel train-head`",
+    find=_find_sizes,
+    rename=_rename,
+)
+
+
 def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write a head in the layout of its authors, float16, weights first.
+    """Write a head in the layout of its authors, float16.
 
     Args:
         model: an EAGLE 3 head, without embeddings of its own.
         folder: made where missing.
         card: what goes into `config.json` beside the sizes.
     """
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = asdict(model.config)
-    layers = config.pop("aux_layers")
-    sizes = {name: value for name, value in config.items() if name != "features"}
+    sizes = asdict(model.config)
+    layers = sizes.pop("aux_layers")
+    del sizes["features"]
     content = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -292,15 +323,11 @@ def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> N
         **sizes,
         **card,
     }
-    weights = {
+    tensors: dict[str, Tensor] = {
         _PUBLISHED[name.partition(".")[0]] + name: value for name, value in model.named_parameters()
     }
-    tensors = {name: value.detach().half().contiguous() for name, value in weights.items()}
     tensors["d2t"] = model.targets - torch.arange(len(model.targets), device=model.targets.device)
-    save_file(tensors, folder / (WEIGHTS + ".tmp"))
-    (folder / (CONFIG + ".tmp")).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    for name in (WEIGHTS, CONFIG):
-        os.replace(folder / (name + ".tmp"), folder / name)
+    save_folder(FOLDER, folder, content, tensors)
 
 
 def load_eagle(
@@ -317,173 +344,55 @@ def load_eagle(
         OptionError: no such files, or a head of another model.
         UnsupportedModelError: files that do not belong together, or another architecture.
     """
-    folder = Path(folder)
-    weights = read_tensors(folder, "an EAGLE head", _MAKE)
-    tensors = _rename(weights, folder)
-    config = _read_config(folder, tensors, embedding, n_layers)
+    opened = open_folder(FOLDER, folder)
+    config = _fit(opened, embedding, n_layers)
+    with torch.device("meta"):
+        outline = EagleModel(config, embedding, output)
+    n_ids = config.draft_vocab_size
+    wanted = shapes_of(outline) | {"embed_tokens.weight": tuple(embedding.shape), "d2t": (n_ids,)}
+    optional = ["fc.bias", "embed_tokens.weight"]
+    if n_ids == config.vocab_size:
+        optional.append("d2t")
+    tensors = opened.weights.read(wanted, optional)
     own = tensors.pop("embed_tokens.weight", None)
-    model = EagleModel(config, embedding if own is None else own.to(embedding), output)
-    offsets = tensors.pop("d2t", None)
-    _check_shapes(model, tensors, folder)
-    if own is not None and own.shape != embedding.shape:
+    targets = torch.arange(n_ids)
+    if "d2t" in tensors:
+        targets = targets + tensors.pop("d2t").long()
+    if int(targets.min()) < 0 or int(targets.max()) >= config.vocab_size:
         raise UnsupportedModelError(
-            f"drafts: expected embeddings {list(embedding.shape)} in {folder / WEIGHTS}, received "
-            f"{list(own.shape)}; take the head of this model"
+            f"drafts: expected d2t of tokens among {config.vocab_size} in {opened.weights.file}, "
+            f"received {int(targets.min())}..{int(targets.max())}; copy the file again"
         )
-    _check_targets(config, offsets, folder)
-    if "fc.bias" not in tensors and not config.is_third:
-        tensors["fc.bias"] = torch.zeros(config.hidden_size, dtype=torch.float32)
-    model.load_state_dict(tensors, strict=False, assign=True)
-    if offsets is not None:
-        model.targets = torch.arange(len(offsets)) + offsets.long()
+    if not config.is_third:
+        tensors.setdefault("fc.bias", torch.zeros(config.hidden_size, dtype=torch.float32))
+    with torch.device("meta"):
+        model = EagleModel(config, embedding if own is None else own.to(embedding), output)
+    model.load_state_dict(tensors, assign=True)
+    model.targets = targets
     return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
 
 
-def read_tensors(folder: Path, what: str, make: str) -> dict[str, Tensor]:
-    """The tensors of a head's folder, by their names.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors`.
-        what: it is, in messages.
-        make: how one is had.
-
-    Raises:
-        OptionError: no files of a head.
-        UnsupportedModelError: a file that cannot be read, or weights that are not finite.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    _check_files(folder, what, make)
-    try:
-        weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(
-            f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
-            f"read ({error}); copy the file again"
-        ) from error
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise UnsupportedModelError(
-                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
-                f"in {name}; copy the file again"
-            )
-    return weights
-
-
-def _check_files(folder: Path, what: str, make: str) -> None:
-    """Raise OptionError unless the files of a head lie in a folder."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            pickled = any((folder / f"pytorch_model{end}").is_file() for end in (".bin", ".pt"))
-            remedy = (
-                "pickled weights are not opened; save them with safetensors" if pickled else make
-            )
+def _fit(opened: Opened[EagleConfig], embedding: Tensor, n_layers: int) -> EagleConfig:
+    """The configuration of a head for a large model, with the layout that its tensors have."""
+    config, shapes = opened.settings, opened.weights.shapes
+    layers: tuple[int, ...] = ()
+    features = shapes.get("fc.weight", (0, 0))[-1]
+    if "hidden_norm.weight" in shapes:  # of EAGLE 3
+        layers = config.aux_layers or (2, n_layers // 2, n_layers - 3)  # the authors' default
+        if min(layers) < 0 or max(layers) >= n_layers:
             raise OptionError(
-                f"drafts: expected {what} ({CONFIG} and {WEIGHTS}) in {folder}, received no "
-                f"{name}; {remedy}"
+                f"drafts: expected eagle_aux_hidden_state_layer_ids in 0..{n_layers - 1}, received "
+                f"{show(layers)}; take the head of this model"
             )
-
-
-def _rename(weights: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Tensors by their names in `EagleModel`."""
-    renamed = {}
-    for name, value in weights.items():
-        short = name
-        for prefix in ("midlayer.", "layers.0.", "self_attn.", "mlp."):
-            short = short.removeprefix(prefix)
-        if name not in _LEFT_OUT and short not in _LEFT_OUT and not short.endswith("inv_freq"):
-            renamed[short] = value
-        if name.startswith("layers.1."):
-            raise UnsupportedModelError(
-                f"drafts: expected a head of one layer in {folder}, received {name}; take another "
-                "head"
-            )
-    return renamed
-
-
-def _read_config(
-    folder: Path, tensors: dict[str, Tensor], embedding: Tensor, n_layers: int
-) -> EagleConfig:
-    """The sizes in `config.json`, and the layout that the tensors have."""
-    file = folder / CONFIG
-    found = read_json(file, option="drafts")
-    inner = read_value(found, "transformer_layer_config", dict | None, file, "drafts")
-    sizes: dict[str, Any] = {**found, **(inner or {})}
-    rope = read_value(sizes, "rope_parameters", dict | None, file, "drafts") or {}
-    heads, wide = sizes.get("num_attention_heads"), sizes.get("hidden_size")
-    sizes.setdefault("num_key_value_heads", heads)
-    sizes.setdefault("rope_theta", rope.get("rope_theta"))
-    sizes["draft_vocab_size"] = found.get("draft_vocab_size", sizes.get("vocab_size"))
-    sizes["norm_before_residual"] = found.get("norm_before_residual")
-    if sizes.get("head_dim") is None and is_one(heads, int) and is_one(wide, int) and heads:
-        sizes["head_dim"] = wide // heads
-    config = read_settings(EagleConfig, sizes, file, "drafts")
+    else:
+        features -= config.hidden_size
     vocab_size, width = embedding.shape
-    fc = tensors.get("fc.weight")
-    is_third = "hidden_norm.weight" in tensors
-    features = 0
-    if fc is not None and fc.ndim == 2:
-        features = fc.shape[1] if is_third else fc.shape[1] - config.hidden_size
-    aux_layers = _read_layers(found, n_layers, file) if is_third else ()
-    wanted = width * max(1, len(aux_layers))
+    wanted = width * max(1, len(layers))
     is_fit = config.vocab_size == vocab_size and config.hidden_size == width
     if not is_fit or features != wanted:
         raise OptionError(
             f"drafts: expected a head of width {width} for {vocab_size} tokens and states of "
             f"{wanted}, received one of width {config.hidden_size} for {config.vocab_size} and "
-            f"{features} in {folder}; take the head of this model"
+            f"{features} in {opened.weights.file.parent}; take the head of this model"
         )
-    if sizes.get("rope_scaling") is not None:
-        raise UnsupportedModelError(
-            f"drafts: expected a head without rope_scaling in {folder / CONFIG}, received "
-            f"{show(sizes['rope_scaling'])}; take another head"
-        )
-    return replace(config, features=features, aux_layers=aux_layers)
-
-
-def _read_layers(found: dict[str, Any], n_layers: int, file: Path) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE 3 head reads: those that it names, else the authors'."""
-    nested = read_value(found, "eagle_config", dict | None, file, "drafts") or {}
-    named = found.get("eagle_aux_hidden_state_layer_ids")
-    named = named or nested.get("eagle_aux_hidden_state_layer_ids")
-    named = (2, n_layers // 2, n_layers - 3) if named is None else named
-    is_list = isinstance(named, list | tuple)
-    if not is_list or not all(isinstance(n, int) and 0 <= n < n_layers for n in named):
-        raise OptionError(
-            f"drafts: expected eagle_aux_hidden_state_layer_ids in 0..{n_layers - 1}, received "
-            f"{show(named)}; take the head of this model"
-        )
-    return tuple(named)
-
-
-def _check_targets(config: EagleConfig, offsets: Tensor | None, folder: Path) -> None:
-    """Raise UnsupportedModelError unless `d2t` says where every scored token is."""
-    n_ids = config.draft_vocab_size
-    if offsets is None and n_ids == config.vocab_size:
-        return
-    targets = (
-        torch.zeros(0, dtype=torch.float32)
-        if offsets is None
-        else torch.arange(len(offsets)) + offsets
-    )
-    is_whole = len(targets) == n_ids
-    if not is_whole or int(targets.min()) < 0 or int(targets.max()) >= config.vocab_size:
-        raise UnsupportedModelError(
-            f"drafts: expected d2t of {n_ids} tokens among {config.vocab_size} in "
-            f"{folder / WEIGHTS}, received {len(targets)}; copy the file again"
-        )
-
-
-def _check_shapes(model: EagleModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Raise UnsupportedModelError unless a file has the tensors of a head, and no others."""
-    wanted = {name: value.shape for name, value in model.named_parameters()}
-    missing = sorted(set(wanted) - set(tensors) - {"fc.bias"})
-    others = sorted(set(tensors) - set(wanted))
-    wrong = [n for n in wanted if n in tensors and tensors[n].shape != wanted[n]]
-    if missing or others or wrong:
-        raise UnsupportedModelError(
-            f"drafts: expected the tensors of an EAGLE head in {folder / WEIGHTS}, received "
-            f"{show([*others, *wrong]) if others or wrong else 'a file'} and no "
-            f"{show(missing) if missing else 'other'}; take a head of the layout of EAGLE 1, 2 or 3"
-        )
+    return replace(config, features=features, aux_layers=layers)

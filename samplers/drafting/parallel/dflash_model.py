@@ -17,7 +17,7 @@ convolutions and a selector of candidates, is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.checks import Domain, show, within
-from mmaccel.config_files import read_json, read_settings, read_value
+from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.samplers.drafting.heads.eagle_model import (
-    CONFIG,
-    WEIGHTS,
-    HeadCache,
-    read_tensors,
-    turn,
-)
+from mmaccel.samplers.drafting.heads.eagle_model import HeadCache, turn
+from mmaccel.weight_folders import Schema, open_folder, shapes_of
 
 _WIDTH = Domain(1, 2**17)
 _HEADS = Domain(1, 1024)
-_AUTHORS = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
-_SECOND = ("selector_rank", "conv_kernel_size")  # of DFlash 2
+_LAYERS = Domain(1, 256)
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class DFlashConfig:
     mask_token_id: int
     hidden_size: int = field(metadata={"domain": _WIDTH})
     intermediate_size: int = field(metadata={"domain": _WIDTH})
-    num_hidden_layers: int = field(metadata={"domain": Domain(1, 256)})
+    num_hidden_layers: int = field(metadata={"domain": _LAYERS})
     num_attention_heads: int = field(metadata={"domain": _HEADS})
     num_key_value_heads: int = field(metadata={"domain": _HEADS})
     head_dim: int = field(metadata={"domain": Domain(2, 4096)})
@@ -206,6 +200,65 @@ class DFlashModel(nn.Module):
         return turns.cos().to(dtype), turns.sin().to(dtype)
 
 
+def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The sizes of a network in a `config.json` of either layout, by their names here."""
+    own = read_value(content, "dflash_config", dict | None, file, "drafts") or {}
+    sizes: dict[str, Any] = {**content, **own}
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = read_value(sizes, name, dict | None, file, "drafts") or rope
+    others = {
+        "selector_rank": "selector_rank" in sizes,  # of DFlash 2
+        "conv_kernel_size": "conv_kernel_size" in sizes,
+        "hidden_act": sizes.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(sizes.get("attention_bias")),
+        "rope_type": rope.get("rope_type", "default") != "default",
+        "final_logit_softcapping": bool(sizes.get("final_logit_softcapping")),
+    }
+    named = [name for name, is_other in others.items() if is_other]
+    if named:
+        raise UnsupportedModelError(
+            f"drafts: expected a DFlash network (DFlash 2 is not read) in {file}, received one "
+            f"with {', '.join(named)}; take another draft model"
+        )
+    n_layers = read_value(sizes, "num_hidden_layers", int, file, "drafts", _LAYERS)
+    kinds = read_value(sizes, "layer_types", tuple[str, ...] | None, file, "drafts")
+    is_sliding = [kind == "sliding_attention" for kind in kinds or ["full_attention"] * n_layers]
+    span = read_value(sizes, "sliding_window", int | None, file, "drafts")
+    if len(is_sliding) != n_layers or (any(is_sliding) and span is None):
+        raise UnsupportedModelError(
+            f"drafts: expected layer_types of {n_layers} layers and a sliding_window in {file}, "
+            f"received {show(kinds)} and {show(span)}; copy the file again"
+        )
+    is_authors = content.get("model_type") == "qwen3"
+    reach = None if span is None else span - is_authors
+    causal = sizes.get("is_causal")
+    if causal is None:  # of the authors' sliding layers; transformers' see both directions
+        causal = [sliding and is_authors for sliding in is_sliding]
+    else:
+        causal = [bool(causal)] * n_layers
+    return {
+        **sizes,
+        "rope_theta": rope.get("rope_theta") or sizes.get("rope_theta"),
+        "embedding_scale": sizes.get("input_embedding_scale"),
+        "target_layers": sizes.get("target_layer_ids"),
+        "spans": [reach if sliding else None for sliding in is_sliding],
+        "causal": causal,
+    }
+
+
+def _rename(name: str) -> str:
+    """A tensor's name in `DFlashModel`."""
+    if name.startswith("hidden_norm."):  # of the authors
+        return name.replace("hidden_norm.", "output_norm_enc.")
+    for part in ("encoder.", "self_attn.", "mlp."):
+        name = name.replace(part, "")
+    return name
+
+
+FOLDER = Schema("a DFlash network", DFlashConfig, "download it", find=_find_sizes, rename=_rename)
+
+
 def load_dflash(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> DFlashModel:
@@ -220,92 +273,22 @@ def load_dflash(
         OptionError: no such files, or a network of another model.
         UnsupportedModelError: files that do not belong together, or another architecture.
     """
-    folder = Path(folder)
-    weights = read_tensors(folder, "a DFlash network", "download it")
-    config = _read_config(folder, embedding, n_layers)
-    tensors = {}
-    for name, value in weights.items():
-        known = next((new + name.removeprefix(old) for old, new in _AUTHORS.items()
-                      if name.startswith(old)), name)  # fmt: skip
-        for part in ("encoder.", "self_attn.", "mlp."):
-            known = known.replace(part, "")
-        tensors[known] = value
-    model = DFlashModel(config, embedding, output)
-    wanted = {name: value.shape for name, value in model.named_parameters()}
-    wrong = sorted(
-        name for name in wanted.keys() | tensors.keys()
-        if name not in wanted or name not in tensors or tensors[name].shape != wanted[name]
-    )  # fmt: skip
-    if wrong:
-        raise UnsupportedModelError(
-            f"drafts: expected the tensors of a DFlash network of these sizes in "
-            f"{folder / WEIGHTS}, received others at {show(wrong[:3])}; take a draft model of one "
-            "of the two layouts"
-        )
-    model.load_state_dict(tensors, assign=True)
-    return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
-
-
-def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig:
-    file = folder / CONFIG
-    found = read_json(file, option="drafts")
-    own = read_value(found, "dflash_config", dict | None, file, "drafts") or {}
-    sizes: dict[str, Any] = {**found, **own}
-    named = [name for name in _SECOND if name in sizes]
-    parts = (
-        read_value(sizes, name, dict | None, file, "drafts")
-        for name in ("rope_parameters", "rope_scaling")
-    )
-    rope: dict[str, Any] = next(filter(None, parts), {})
-    others = {
-        "hidden_act": sizes.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(sizes.get("attention_bias")),
-        "rope_type": rope.get("rope_type", "default") != "default",
-        "final_logit_softcapping": bool(sizes.get("final_logit_softcapping")),
-    }
-    named += [name for name, is_other in others.items() if is_other]
-    if named:
-        raise UnsupportedModelError(
-            f"drafts: expected a DFlash network (DFlash 2 is not read) in {folder / CONFIG}, "
-            f"received one with {', '.join(named)}; take another draft model"
-        )
-    sizes["rope_theta"] = rope.get("rope_theta") or sizes.get("rope_theta")
-    sizes["embedding_scale"] = sizes.get("input_embedding_scale")
-    known = read_settings(DFlashConfig, sizes, file, "drafts")
+    opened = open_folder(FOLDER, folder)
+    config = opened.settings
     vocab_size, width = embedding.shape
-    if known.hidden_size != width or known.mask_token_id >= vocab_size:
+    if config.hidden_size != width or config.mask_token_id >= vocab_size:
         raise OptionError(
             f"drafts: expected a network of width {width} with a mask among {vocab_size} tokens, "
-            f"received one of width {known.hidden_size} with mask {known.mask_token_id} in "
+            f"received one of width {config.hidden_size} with mask {config.mask_token_id} in "
             f"{folder}; take the draft model of this model"
         )
-    layers: Any = sizes.get("target_layer_ids")
-    is_list = isinstance(layers, list) and len(layers) > 0
-    if not is_list or not all(type(n) is int and 0 <= n < n_layers - 1 for n in layers):
+    layers = config.target_layers
+    if not layers or max(layers) >= n_layers - 1:
         raise OptionError(
             f"drafts: expected target_layer_ids in 0..{n_layers - 2}, received {show(layers)}; "
             "take the draft model of this model"
         )
-    n_own = known.num_hidden_layers
-    kinds = read_value(sizes, "layer_types", tuple[str, ...] | None, file, "drafts")
-    kinds = kinds or ["full_attention"] * n_own
-    is_sliding = [kind == "sliding_attention" for kind in kinds]
-    span: Any = sizes.get("sliding_window")
-    if len(kinds) != n_own or (any(is_sliding) and type(span) is not int):
-        raise UnsupportedModelError(
-            f"drafts: expected layer_types of {n_own} layers and a sliding_window in "
-            f"{folder / CONFIG}, received {show(kinds)} and {show(span)}; copy the file again"
-        )
-    is_authors = found.get("model_type") == "qwen3"
-    causal = sizes.get("is_causal")
-    if causal is None:  # of the authors' sliding layers; transformers' see both directions
-        causal = [sliding and is_authors for sliding in is_sliding]
-    else:
-        causal = [bool(causal)] * n_own
-    reach = span - 1 if is_authors and any(is_sliding) else span
-    return replace(
-        known,
-        target_layers=tuple(layers),
-        spans=tuple(reach if sliding else None for sliding in is_sliding),
-        causal=tuple(causal),
-    )
+    with torch.device("meta"):
+        model = DFlashModel(config, embedding, output)
+    model.load_state_dict(opened.weights.read(shapes_of(model)), assign=True)
+    return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)

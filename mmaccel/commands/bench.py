@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.catalog import (
-    IMAGE_MODELS,
     MODELS,
     find_policy,
     load,
@@ -35,6 +34,8 @@ from mmaccel.checks import is_one
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import SizeFlags, split_values
+from mmaccel.commands.process import Stopped
+from mmaccel.commands.terminal import print_rows, say, stderr_console, watch
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions, option, read_text
@@ -46,15 +47,14 @@ if TYPE_CHECKING:
     from mmaccel.samplers.sampling_params import SamplingParams
 
 ALL = "all"
-"""Every policy, or every setup of canvas policies."""
+"""Every policy."""
 _WINDOWS = "1,16,32,64,adaptive"
 PEERS = {  # label of a row -> policy
     "Jacobi, as it comes": "jacobi",
     "GSD, fastest relaxed": "gsd:window=16:drafts=auto",
     "SJD, as published": "sjd:window=16:drafts=random",
 }
-_HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
-_HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
+_HELP_POLICIES = "short names or module:Name, with commas; or all"
 _HELP_DTYPES = "with commas; the first, by default float32, is the baseline"
 _HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders of coarse models"
 
@@ -84,8 +84,7 @@ class Bench:
     decoder: shared.Decoder = None
     json_file: shared.JsonFile = None
     sides: SizeFlags
-    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")]
-    family: str | None = option(None, _HELP_FAMILY)
+    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs")]
     compile: shared.CompileFirst = False
 
     @property
@@ -104,16 +103,6 @@ class Bench:
 
         shared.check_count("count", self.count, MAX_MEASURED)
         shared.check_count("batch-size", self.batch_size, MAX_BATCH)
-        if self.family == "canvas":
-            from mmaccel.commands.bench.canvas import bench_canvas
-
-            named = "prompt windows drafts dtypes guidance temperature decoder compile".split()
-            others = {f"--{name}": getattr(self, name) for name in named}
-            others |= {"--size": self.sides.join()}
-            shared.refuse(others, "with --family canvas, whose setups decide it")
-            check_file("--json", self.json_file)
-            bench_canvas(self)
-            return
         policies = self.list_policies() if self.is_sweep else []
         scales = [read_text("--guidance", text, float) for text in self.split("guidance", "")]
         dtypes = self.split("dtypes", "float32")
@@ -172,7 +161,6 @@ class Bench:
     def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
         """Measure scale by scale, write and print; the arguments are those of the command, read."""
         from mmaccel.commands.files import new_report, write_json
-        from mmaccel.commands.process import Stopped
         from mmaccel.loading import open_pipeline, place
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.drafting.coarse import Coarse
@@ -182,7 +170,7 @@ class Bench:
         temperature = {"temperature": self.temperature}
         for scale in scales or [1.0]:
             choose_params(SamplingParams(), guidance_scale=scale, **temperature)
-        opened = replace(self.load, family=self.family, compile=self.compile)
+        opened = replace(self.load, compile=self.compile)
         loads = [place(replace(opened, dtype=dtype)) for dtype in dtypes]
         size = self.sides.join()
         pipes = {
@@ -258,7 +246,6 @@ class Bench:
     ) -> tuple[list[dict[str, Any]], list[Side]]:
         """The rows of a guidance scale over the rounds that every side had before Ctrl-C, none
         without such a round; and the sides."""
-        from mmaccel.commands.terminal import watch
         from mmaccel.evaluation.measure import measure
         from mmaccel.evaluation.speed import Side, compare_images, make_cases
 
@@ -300,7 +287,6 @@ class Bench:
 
 def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingParams) -> Side:
     """transformers' `generate`, or the plain loop where that makes no images."""
-    from mmaccel.commands.terminal import stderr_console
     from mmaccel.evaluation.speed import Side
     from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle
     from mmaccel.outputs.machine import package_version
@@ -347,7 +333,6 @@ _COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
 
 
 def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    from mmaccel.commands.terminal import print_rows, say
 
     for guidance, dtype in dict.fromkeys((row["guidance"], row["dtype"]) for row in rows):
         own = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]

@@ -16,8 +16,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from mmaccel.errors import OptionError
-
 TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 1, 2, 3
 PAD, BOS, ASK, END = range(4)
 CANVAS = 24
@@ -41,21 +39,13 @@ T = TypeVar("T")
 
 
 def encode_prompt(words: Sequence[str]) -> list[int]:
-    """Prompt ids of a task and its words; OptionError for a word that is not of the list."""
-    return [BOS, *_encode(words), ASK]
+    """Prompt ids of a task and its words."""
+    return [BOS, *(_IDS[word] for word in words), ASK]
 
 
 def encode_answer(words: Sequence[str]) -> list[int]:
-    """The `CANVAS` ids of an answer, closed and filled up with `end`.
-
-    Raises:
-        OptionError: a word that is not of the list, or more words than `CANVAS` - 1.
-    """
-    if len(words) >= CANVAS:
-        raise OptionError(
-            f"answer: expected at most {CANVAS - 1} words, received {len(words)}; shorten it"
-        )
-    return [*_encode(words), *[END] * (CANVAS - len(words))]
+    """The `CANVAS` ids of an answer, closed and filled up with `end`."""
+    return [*(_IDS[word] for word in words), *[END] * (CANVAS - len(words))]
 
 
 def decode_answer(ids: Sequence[int]) -> Words | None:
@@ -68,16 +58,6 @@ def decode_answer(ids: Sequence[int]) -> Words | None:
     return tuple(WORDS[k] for k in ids[:length])
 
 
-def _encode(words: Sequence[str]) -> list[int]:
-    unknown = [word for word in words if word not in _IDS or word.startswith("<")]
-    if unknown:
-        raise OptionError(
-            f"prompt: expected words of the grammar, received {', '.join(map(repr, unknown))}; "
-            f"it knows: {' '.join(WORDS[END + 1 :])}"
-        )
-    return [_IDS[word] for word in words]
-
-
 class Example(NamedTuple):
     """A prompt and one of its right answers, all of which were equally likely."""
 
@@ -86,15 +66,7 @@ class Example(NamedTuple):
 
 
 def right_answers(prompt: Words) -> list[Words]:
-    """Every right answer of a prompt, each once; the data's distribution is uniform over them.
-
-    Raises:
-        OptionError: the first word is no task.
-    """
-    if not prompt or prompt[0] not in _RIGHT:
-        raise OptionError(
-            f"prompt: expected one of {', '.join(TASKS)} first, received {prompt[:1]}; name a task"
-        )
+    """Every right answer of a prompt, each once; the data's distribution is uniform over them."""
     return _RIGHT[prompt[0]](prompt[1:])
 
 

@@ -1,1 +1,0 @@
-"""A grammar of seven tasks whose right answers can be enumerated."""

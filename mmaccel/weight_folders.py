@@ -1,0 +1,254 @@
+"""Folders of weights that are ours to read: heads of drafters, coarse models, codecs, scorers.
+
+A `Schema` says what lies in such a folder: a JSON file, whose values a dataclass declares, and a
+file of safetensors. `open_folder` reads the first and the header of the second. The owner compares
+the settings with its model, and `WeightFile.read` compares names and shapes with the network's
+outline (a module on torch's meta device), and the size with the free memory, before it takes any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.config_files import Settings, read_json, read_settings, shorten
+from mmaccel.errors import OptionError, UnsupportedModelError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Schema(Generic[Settings]):
+    """What lies in a folder of weights.
+
+    Attributes:
+        what: it is, in messages.
+        settings: dataclass of its configuration, whose fields declare types and ranges.
+        remedy: how one is had.
+        config, weights: names of its files.
+        kind: what its configuration names as "class"; "" where that is not written.
+        dtype: of its tensors once they are read; None leaves each its own.
+        find: where in the configuration the settings are, under their names.
+        rename: a tensor's name here by its name in the file; "" leaves it out.
+        option: begins messages.
+    """
+
+    what: str
+    settings: type[Settings]
+    remedy: str
+    config: str = "config.json"
+    weights: str = "model.safetensors"
+    kind: str = ""
+    dtype: torch.dtype | None = None
+    find: Callable[[dict[str, Any], Path], Mapping[str, Any]] = lambda content, file: content
+    rename: Callable[[str], str] = _same
+    option: str = "drafts"
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A file of safetensors, of which the header was read.
+
+    Attributes:
+        file: its path.
+        names: of its tensors in the file, by their names here.
+        shapes: by their names here.
+        dtype: see `Schema`.
+        asked: what asks for tensors, in messages.
+        remedy: of other tensors.
+        option: begins messages.
+    """
+
+    file: Path
+    names: Mapping[str, str]
+    shapes: Shapes
+    dtype: torch.dtype | None
+    asked: str
+    remedy: str
+    option: str
+
+    def read(self, wanted: Shapes, optional: Collection[str] = ()) -> dict[str, Tensor]:
+        """The tensors, by their names here.
+
+        Args:
+            wanted: shapes by name of all that may be there.
+            optional: names that may be missing.
+
+        Raises:
+            UnsupportedModelError: other names or shapes, numbers that are not finite, or too little
+                memory.
+        """
+        from safetensors import safe_open
+
+        for name in sorted({*wanted, *self.shapes}):
+            asked, there = wanted.get(name), self.shapes.get(name)
+            if asked == there or (there is None and name in optional):
+                continue
+            shown = ["none" if shape is None else str(list(shape)) for shape in (asked, there)]
+            raise UnsupportedModelError(
+                f"{self.option}: expected {shorten(name)} {shown[0]}, as {self.asked} asks, "
+                f"received {shown[1]} in {self.file}; {self.remedy}"
+            )
+        check_memory(self.file.stat().st_size, str(self.file), self.option)
+        tensors = {}
+        with safe_open(self.file, framework="pt") as opened:
+            for name, stored in self.names.items():
+                tensor = opened.get_tensor(stored)
+                if self.dtype is not None and tensor.is_floating_point():
+                    tensor = tensor.to(self.dtype)
+                if not tensor.isfinite().all():
+                    raise UnsupportedModelError(
+                        f"{self.option}: expected finite weights in {self.file}, received NaN or "
+                        f"infinity in {name}; copy the file again"
+                    )
+                tensors[name] = tensor
+        return tensors
+
+
+@dataclass(frozen=True)
+class Opened(Generic[Settings]):
+    """A folder whose configuration and header were read; `content` is all of the former."""
+
+    settings: Settings
+    content: dict[str, Any]
+    weights: WeightFile
+
+
+def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") -> Opened[Settings]:
+    """Read a folder's configuration and the header of its weights.
+
+    Args:
+        schema: what lies in it.
+        folder: that has both files.
+        option: begins messages; the schema's by default.
+
+    Raises:
+        OptionError: a missing file, or a configuration of another class.
+        UnsupportedModelError: a file that cannot be read, or settings outside their ranges.
+    """
+    option = option or schema.option
+    check_files(schema, folder, option)
+    config = Path(folder) / schema.config
+    content = read_json(config, option=option)
+    if schema.kind and content.get("class") != schema.kind:
+        raise OptionError(
+            f"{option}: expected class {schema.kind!r} in {config}, received "
+            f"{shorten(content.get('class'))}; {schema.remedy}"
+        )
+    settings = read_settings(schema.settings, schema.find(content, config), config, option)
+    weights = open_weights(
+        Path(folder) / schema.weights, option, schema.rename, schema.dtype, str(config)
+    )
+    return Opened(settings, content, weights)
+
+
+def check_files(schema: Schema[Any], folder: str | Path, option: str = "") -> None:
+    """Raise OptionError unless both files lie in a folder."""
+    folder = Path(folder)
+    for name in (schema.config, schema.weights):
+        if not (folder / name).is_file():
+            is_pickled = any(folder.glob("pytorch_model.*")) and name == schema.weights
+            raise OptionError(
+                f"{option or schema.option}: expected {schema.what} ({schema.config} and "
+                f"{schema.weights}) in {folder}, received no {name}; "
+                + ("save its pickled weights as safetensors" if is_pickled else schema.remedy)
+            )
+
+
+def open_weights(
+    file: Path,
+    option: str,
+    rename: Callable[[str], str] = _same,
+    dtype: torch.dtype | None = None,
+    asked: str = "the model",
+    remedy: str = "copy both files again",
+) -> WeightFile:
+    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`.
+
+    Raises:
+        UnsupportedModelError: what safetensors cannot read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = {rename(name): name for name in opened.keys() if rename(name)}
+            shapes = {
+                name: tuple(opened.get_slice(stored).get_shape()) for name, stored in names.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(
+            f"{option}: expected tensors in {file}, received what safetensors cannot read "
+            f"({error}); copy the file again"
+        ) from error
+    return WeightFile(file, names, shapes, dtype, asked, remedy, option)
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of a module's tensors, by name."""
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def save_folder(
+    schema: Schema[Any],
+    folder: str | Path,
+    content: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """Write a folder for `open_folder`, weights first; floating-point tensors in a dtype."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for name, value in tensors.items():
+        kind = dtype if value.is_floating_point() else value.dtype
+        written[name] = value.detach().to("cpu", kind).contiguous()
+    save_file(written, folder / (schema.weights + ".tmp"))
+    named = {"class": schema.kind, **content} if schema.kind else content
+    text = json.dumps(named, indent=1) + "\n"
+    (folder / (schema.config + ".tmp")).write_text(text, encoding="utf-8")
+    for name in (schema.weights, schema.config):
+        os.replace(folder / (name + ".tmp"), folder / name)
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that can be filled without swapping; None where nothing tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def check_memory(
+    n_bytes: int, what: str, option: str = "model", device: Any = "cpu", remedy: str = ""
+) -> None:
+    """Refuse to fill more memory than there is, in main memory and on a CUDA device.
+
+    Raises:
+        UnsupportedModelError: with both numbers.
+    """
+    places = {"": available_memory()}
+    if torch.device(device).type == "cuda":
+        places[f" on {device}"] = torch.cuda.mem_get_info(device)[0]
+    for where, free in places.items():
+        if free is not None and n_bytes > free:
+            raise UnsupportedModelError(
+                f"{option}: expected {n_bytes / 2**30:.1f} GiB of free memory{where} for {what}, "
+                f"received {free / 2**30:.1f} GiB; "
+                + (remedy or "free memory, or take a smaller dtype or model")
+            )
