@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, one_of, show, within
+from mmaccel.checks import one_of, show, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
@@ -42,6 +42,7 @@ from mmaccel.samplers.canvas.state import Canvas
 _STRETCH = 64  # columns within which passes are taken to cost the same
 
 
+_ORDERS = tuple(order for order in ORDERS if order != "sampled")
 _HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 
@@ -58,21 +59,14 @@ class LosslessUnmask(RunPolicy):
             what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
-    drafts: int | str = within("auto", 1, 256, _HINT)
-    order: str = one_of("auto", ORDERS)
-    block: int | None = None
+    drafts: int | str = within("auto", 1, 256, _HINT, words=("auto",))
+    order: str = one_of("auto", _ORDERS, "what was drawn must not decide it; choose 'confidence'")
+    block: int | None = within(None, 1, hint="None takes the whole canvas, or the model's own")
     cache: CachePlan | str = "none"
     layout: str | None = one_of(None, ("rows", "entries"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drafts != "auto":
-            check_int("drafts", self.drafts, 1, 256, hint=_HINT)
-        if self.order == "sampled":
-            raise OptionError(
-                "order: expected one that does not depend on what was drawn, received 'sampled'; "
-                "choose 'confidence', or decode with Stepwise"
-            )
         if self.layout == "rows" and as_plan(self.cache).reuses:
             raise OptionError(
                 "layout: expected 'entries', 'rows' (without a cache) or None, received "

@@ -162,11 +162,6 @@ class Eagle(HeadSource):
     def draws_trees(self) -> bool:
         return True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
-
     def file_time(self) -> float:
         return find_file_time(self.folder)
 
