@@ -166,7 +166,6 @@ class PrefixTree:
         """Hold a prompt, as much of it as there may be tokens.
 
         Args:
-            tokens: of the prompt.
             copy: returns copies of the entries of its tokens from one number on, before another.
         """
         node = self._root

@@ -147,7 +147,6 @@ class ForwardRoute:
         Args:
             body: the model without its head.
             inputs: of its forward.
-            caches: of its layers.
             counts_tokens: whether positions count the tokens.
             kept: receives the inputs `[R, W, C]` of the fused decoder's layers, by number.
         """

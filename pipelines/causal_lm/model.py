@@ -143,7 +143,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`."""
         if self.own_vocabulary:
             return self.vocab_size
         return max(self.vocab_size, self.facts.n_ids)
@@ -161,12 +160,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def same_bits(self) -> bool:
-        """See `mmaccel.contracts.Model`."""
         return self.forwards.same_bits
 
     @property
     def is_text(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`."""
         return getattr(self.model.config, "model_type", None) not in IMAGE_CODES
 
     @property
@@ -187,7 +184,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def capture_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel`."""
         obstacle = "" if self.own_prompt is None else self.own_prompt.capture_obstacle
         return obstacle or super().capture_obstacle
 
@@ -196,7 +192,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return CausalLMWindow(self.model, attention="model")
 
     def use_fused(self, fused: Any, compile: Any) -> bool:
-        """See `mmaccel.contracts.Model.use_fused`."""
         self.fused = fused
         self.compile = compile
         return True
@@ -244,7 +239,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return self.find_layer_obstacle(self.methods)
 
     def find_copying_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel.find_copying_obstacle`."""
         if self.own_prompt is not None:
             return "a prompt that is more than ids, which its own prefill processes"
         return super().find_copying_obstacle()
@@ -322,12 +316,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def packed_bytes(self) -> tuple[int, int]:
-        """See `mmaccel.contracts.Model`."""
         return (0, 0) if self.caches is None else self.caches.packed_bytes
 
     @property
     def step_bytes(self) -> StepBytes | None:
-        """See `mmaccel.contracts.Model`."""
         n_whole = 0 if self.caches is None else self.caches.whole_bytes
         if not n_whole:
             return None
@@ -357,11 +349,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         return self.passes.forward_draft(entries, index)
 
     def find_canvas_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel.find_canvas_obstacle`."""
         if self.own_prompt is not None:
             return "a prompt is more than ids, and its own prefill processes it"
         for layer, span in enumerate(self.facts.windows):
@@ -370,7 +360,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return self.find_obstacle_to_drafts() or self.find_layer_obstacle(LayerMethods())
 
     def forward_canvas(self, entries: Pass) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_canvas`."""
         return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
@@ -442,21 +431,17 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return self.model.get_output_embeddings()
 
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def input_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.LayerStates.input_matrix`."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[: self.vocab_size]
 
     def embeddings(self) -> Tensor | None:
-        """See `mmaccel.contracts.TokenModel.embeddings`."""
         return None if self.own_vocabulary else self.input_matrix()
 
     @property
     def state_obstacle(self) -> str:
-        """See `mmaccel.samplers.drafting.states.LayerStates.state_obstacle`."""
         if self.own_vocabulary:
             return "whose tokens have embeddings and a head of their own"
         layers = getattr(self.model.get_decoder(), "layers", None)
@@ -474,7 +459,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         layers: tuple[int, ...] = (),
         read_prompt: PromptReader | None = None,
     ) -> None:
-        """See `mmaccel.samplers.drafting.states.LayerStates.keep_states`."""
         self.keeps_states = wanted
         self.kept_layers = layers
         self.read_prompt = read_prompt

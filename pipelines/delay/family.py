@@ -110,7 +110,6 @@ class CodeDecoder(CausalLM):
             )
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_books(model))
 
     def wrap(self, model: Any) -> Any:
@@ -119,7 +118,6 @@ class CodeDecoder(CausalLM):
         return DelayWindow(model, steps, cells, codes)
 
     def sample_loop(self, call: GenerateCall) -> Task | None:
-        """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
         return Task(reasons) if reasons else self.read(call)
 
@@ -183,7 +181,6 @@ def open_prompt(
         rows: B.
         branches: G.
         n_books: K.
-        device: of the tokens.
         stop: the token that ends a row; None: only its length does.
     """
     return Prompt(

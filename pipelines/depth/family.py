@@ -126,11 +126,9 @@ class DepthDecoder(CausalLM):
             )
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """See `CausalLM.obstacles`."""
         if call.guidance is not None:
             yield "guidance of a frame's codes"
         if call.n_columns != self.n_before:

@@ -159,8 +159,6 @@ class Engine:
         decoder. Canvas passes run eagerly, by the model's own forward, and share nothing.
 
         Args:
-            window: the model.
-            prompt, policy, params: of the call.
             prefill_chunk_size: what the call itself asks for; None: the engine's.
 
         Raises:

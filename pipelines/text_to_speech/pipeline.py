@@ -399,8 +399,6 @@ def finish_utterance(
     """Decode one row to sound, by itself, so that no other row affects it.
 
     Args:
-        speech: the model.
-        plan: of the row.
         row: all of its tokens.
         index: of the row in the plan.
         sound: what was sent in chunks, if the row was.

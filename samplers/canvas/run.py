@@ -353,7 +353,6 @@ def blank_canvas(
     Args:
         length, mask_token, block: see `Canvas`.
         is_own: whether the model has blocks, which are counted from a row's first token.
-        prompt: of its rows.
     """
     offset = torch.zeros_like(prompt.lengths[: prompt.batch])
     if is_own and block is not None:

@@ -235,13 +235,11 @@ class BanditDrafter(Drafter):
             self.judgement.lost += n_rows * cost - n_tokens
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`."""
         self.judgement.n_tokens += int(run.buffer.n_generated.sum())
         for drafter in self.drafters:
             drafter.close(run)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         for drafter in self.drafters:
             drafter.begin_rows(run, batch_slots)
 

@@ -55,7 +55,6 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def __post_init__(self) -> None:
@@ -114,7 +113,6 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -139,7 +137,6 @@ class Auto(DraftSource):
     name = "auto"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:

@@ -70,7 +70,6 @@ class DraftModel(DraftSource):
         return self.model
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return self.model.takes_trees
 
     def open(self, run: OpenRun) -> Drafter:
@@ -233,7 +232,6 @@ class ModelDrafter(Drafter):
         return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`."""
         if self.judge is not None:
             self.judge.accepted(run, n_new)
 
@@ -291,9 +289,7 @@ class ModelDrafter(Drafter):
         token.
 
         Args:
-            run: the run.
             work: `[B, N]` int64, the token buffer with the drafts so far.
-            k: of the draft.
             unread: `[B]` int64, how many tokens before the last one are read as well.
         """
         buffer, branches, (_, lengths) = run.buffer, run.prompt.branches, run.prompt.text

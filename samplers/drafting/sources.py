@@ -53,7 +53,6 @@ def check_drafts(
 
     Args:
         drafts: a draft source, or its name.
-        exactness: of the policy.
         takes_corrections: whether it lets a source correct its drafts.
         takes_guesses: whether it takes sources that `learns_guesses`.
     """

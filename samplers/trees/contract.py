@@ -98,7 +98,6 @@ class TreeShape(Checked, ABC):
         Their number depends on the window's width alone.
 
         Args:
-            drafter: of the run.
             run: whose token buffer holds the chain's drafts.
             drafts: `[B, W-1]` int64, the chain.
             noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
@@ -119,10 +118,6 @@ def check_tree(
     """Refuse a tree that a policy cannot have.
 
     Args:
-        tree: of the policy.
-        window: of the policy.
-        source: of its drafts.
-        exactness: of the policy.
         policy: its name.
         takes: whether the policy can walk a tree over drafts of a source.
         remedy: drafts and trees that it can.

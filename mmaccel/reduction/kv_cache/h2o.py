@@ -39,7 +39,6 @@ class H2O(CacheMethod):
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return max(1, int(self.budget * self.recent))
 
     def score(self, layer: CachedLayer) -> Tensor:

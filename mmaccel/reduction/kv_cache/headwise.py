@@ -33,7 +33,6 @@ class HeadwiseMethod(CacheMethod):
 
     @property
     def is_headwise(self) -> bool:
-        """See `CacheMethod`."""
         return True
 
     @abstractmethod
@@ -81,5 +80,4 @@ class ThresholdMethod(HeadwiseMethod):
         return self.budget
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """See `HeadwiseMethod`."""
         return scores >= self.threshold

@@ -34,7 +34,6 @@ class KNorm(CacheMethod):
     first_layer: int = within(2, hint="2 suits most models")
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         return layer.lengths if layer.index < self.first_layer else super().count(layer)
 
     def score(self, layer: CachedLayer) -> Tensor:

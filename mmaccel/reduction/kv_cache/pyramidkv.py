@@ -41,7 +41,6 @@ class PyramidKV(SnapKV):
     slope: int = within(20, 1, hint="20 is the paper's")
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         lengths = layer.lengths
         mean = self.budget - self.window
         room = (lengths - self.window).clamp(min=mean)

@@ -68,7 +68,6 @@ class RaaS(CacheMethod):
         return torch.maximum(stamps, torch.maximum(latest, born))
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         assert layer.total is not None
         n_prompt = (layer.total.isinf() & layer.is_entry()).sum(-1).amax(1)
         most = (n_prompt + self.n_recent).clamp(min=self.budget)

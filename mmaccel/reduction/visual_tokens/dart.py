@@ -49,11 +49,9 @@ class DART(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"keys", "text"}) if self.text_pivots else frozenset({"keys"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return check_layers("DART", (self.layer,), depth)
 
     def score(self, context: VisualContext) -> Tensor:

@@ -45,11 +45,9 @@ class FastV(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return check_layers("FastV", (self.layer,), depth)
 
     def score(self, context: VisualContext) -> Tensor:
@@ -57,7 +55,6 @@ class FastV(TokenReducer):
         return context.attention(self.layer - 1, "last")
 
     def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
-        """See `TokenReducer.limit`."""
         if self.top_p is None:
             return budget
         return budget.minimum(budgets.top_p(scores, context.valid, self.top_p))

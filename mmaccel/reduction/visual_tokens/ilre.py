@@ -54,16 +54,13 @@ class ILRe(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"text_attention", "restart"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "FastV cuts at one layer and goes on from there"
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return check_layers("ILRe", (self.layer or max(1, depth * 2 // 5),), depth)
 
     def score(self, context: VisualContext) -> Tensor:

@@ -74,7 +74,6 @@ class SuffixDrafter(Drafter):
     _width: int = field(default=1, init=False)
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """See `Drafter.choose_width`."""
         filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1]
         tokens = run.buffer.tokens[:, : int(filled.max())]
         columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -130,7 +129,6 @@ class SuffixDrafter(Drafter):
         return costs
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         frontier = run.frontier()
         assert self._first is not None
         filled = frontier.filled[:, None]
