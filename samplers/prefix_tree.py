@@ -94,9 +94,6 @@ class PrefixTree:
         n_tokens: that it holds.
         n_read: that prompts have taken from it.
         n_evicted: that had to go for others.
-
-    Raises:
-        OptionError: a number below 1.
     """
 
     def __init__(

@@ -198,9 +198,6 @@ class ImageToVideo(Pipeline):
 
         Returns:
             Stats; `seconds` excludes the time spent in the codec and in `deliver`.
-
-        Raises:
-            OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
         """
         video = self.video
         model = self.model

@@ -242,7 +242,6 @@ class Engine:
         """The step runner of a call.
 
         Raises:
-            MissingBackendError, OptionError: as `check`.
             UnsupportedModelError: `cuda_graphs=True`, and this call cannot be captured.
         """
         device = window.device

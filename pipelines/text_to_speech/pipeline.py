@@ -320,7 +320,6 @@ class TextToSpeech(Pipeline):
 
         Raises:
             OptionError: a request or an argument outside its domain.
-            UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
         """
         decoding = self.choose(call)
         call.check()

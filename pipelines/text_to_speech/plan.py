@@ -62,9 +62,6 @@ def make_plan(
     Args:
         texts: B texts; for the other arguments see `TextToSpeech.__call__`.
         in_parts: a text that is too long for the model becomes several rows, one after the other.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
     """
     chosen = pick_params(speech, **params)
     layout = speech.layout

@@ -78,9 +78,6 @@ class CanvasRun:
         has_new_rows: whether there are rows without a pass while others go on.
         draws: None, or a function that receives a pass's predictions and returns them with other
             tokens drawn; for proofs that enumerate all draws.
-
-    Raises:
-        OptionError, ShapeError, UnsupportedModelError: see `check_run` and `check_leaks`.
     """
 
     pass_type: ClassVar[type[ModelPass]] = ModelPass

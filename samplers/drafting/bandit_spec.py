@@ -34,7 +34,6 @@ from mmaccel.samplers.drafting.contract import (
 from mmaccel.samplers.drafting.lengths.pass_costs import (
     PLAIN,
     Arm,
-    Costs,
     CountedCosts,
     MeasuredCosts,
 )
@@ -139,7 +138,7 @@ class Judgement:
         lost: plain passes that rows took part in beyond one for each of their tokens.
     """
 
-    costs: Costs
+    costs: CountedCosts | MeasuredCosts
     sources: dict[int, Judged] = field(default_factory=dict)
     n_passes: int = 0
     n_tokens: int = 0

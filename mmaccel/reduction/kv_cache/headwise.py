@@ -26,9 +26,6 @@ class HeadwiseMethod(CacheMethod):
 
     Args:
         budget: heads of no more entries keep all. What else it is is the method's.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     @property
@@ -66,9 +63,6 @@ class ThresholdMethod(HeadwiseMethod):
     Args:
         budget: the last entries, which stay in every head whatever their scores.
         threshold: the least score of an entry that stays.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     budget: int = 128

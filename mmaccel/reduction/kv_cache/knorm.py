@@ -26,9 +26,6 @@ class KNorm(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer.
         first_layer: layers before it keep everything.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     first_layer: int = within(2, hint="2 suits most models")

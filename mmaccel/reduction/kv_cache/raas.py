@@ -36,9 +36,6 @@ class RaaS(CacheMethod):
             prompt is kept whole.
         every: see `CacheMethod`.
         threshold: the share of a query's attention with which an entry gets its time stamp.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     every: int = within(64, 1, 2**16, "64 suits most; it works in rounds", kw_only=True)

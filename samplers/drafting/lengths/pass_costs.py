@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 _RECENT = 15  # passes of an arm whose median counts
 _LEAST = 2  # timed passes after which a cost is known
@@ -33,16 +33,6 @@ class Arm(NamedTuple):
 PLAIN = Arm(0, 1)
 
 
-class Costs(Protocol):
-    """What passes cost, in plain passes."""
-
-    def add(self, arm: Arm, seconds: float) -> float:
-        """What a pass has cost that took so long."""
-
-    def expect(self, arm: Arm) -> tuple[float, float]:
-        """The cost of a pass: what is hoped for, and what is to be feared."""
-
-
 @dataclass
 class CountedCosts:
     """1 for the first token of a pass, a share of it for each further one.
@@ -54,6 +44,7 @@ class CountedCosts:
     token_cost: float
 
     def add(self, arm: Arm, seconds: float) -> float:
+        """What a pass has cost that took so long."""
         return self.expect(arm)[0]
 
     def find(self, arm: Arm) -> float:
@@ -61,6 +52,7 @@ class CountedCosts:
         return self.expect(arm)[0]
 
     def expect(self, arm: Arm) -> tuple[float, float]:
+        """The cost of a pass: what is hoped for, and what is to be feared."""
         cost = 1 + self.token_cost * (arm.width - 1)
         return cost, cost
 
