@@ -11,7 +11,6 @@ from mmaccel.reduction.kv_cache.contract import (
     CacheMethod,
     CacheQuantizer,
     KVCacheMethod,
-    LayerSizes,
 )
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
@@ -29,6 +28,11 @@ class LayerMethods:
 
     kv_cache: KVCacheMethod | None = None
     attention: AttentionMethod | None = None
+
+    @property
+    def parts(self) -> tuple[KVCacheMethod | AttentionMethod | None, ...]:
+        """Both, for `mmaccel.capabilities.explain`."""
+        return self.kv_cache, self.attention
 
     def __bool__(self) -> bool:
         return self.kv_cache is not None or self.attention is not None
@@ -82,20 +86,6 @@ class LayerMethods:
         """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
         return self.evictor is not None or is_chosen
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether the hidden states of a prompt's entries are looked at."""
-        return self.evictor is not None and self.evictor.reads_hidden
-
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """See `CacheMethod.find_misfit`; asked of methods that read hidden states."""
-        return "" if self.evictor is None else self.evictor.find_misfit(sizes)
-
-    @property
-    def capture_obstacle(self) -> str:
-        """Why steps under methods are not captured; empty where there are none."""
-        return f"{self.slots}, which allocates while a run goes on" if self else ""
 
     def describe(self, model: Model) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.

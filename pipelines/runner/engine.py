@@ -9,23 +9,27 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from mmaccel.checks import check_int, show
-from mmaccel.contracts import Pass, Policy, Prompt, TokenModel
-from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.capabilities import Option, Reason, explain, refuse
+from mmaccel.checks import check_fields, check_int, one_of, within
+from mmaccel.contracts import Pass, Policy, PrefixGroups, Prompt, TokenModel
+from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
-from mmaccel.samplers.drafting.sources import source_of
+from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
 UseFused = FusedSwitch
 UseSharing = Literal["auto"] | bool
+GRAPHS = Option("cuda_graphs=True", frozenset({"captured steps"}))
+SHARING = Option("share_prefix=True", frozenset({"shared prompts"}))
+_FUSED = frozenset({"fused decoder"})
+SWITCH = ("auto", True, False)
 _LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
 
@@ -68,35 +72,36 @@ class Engine:
             `sync_every` or `prefill_chunk_size` below 1.
     """
 
-    cuda_graphs: UseGraphs = "auto"
-    sync_every: int = 1
-    fused: UseFused = "auto"
-    compile: UseCompile = "auto"
-    prefill_chunk_size: int | None = None
-    share_prefix: UseSharing = False
+    cuda_graphs: UseGraphs = one_of("auto", SWITCH, "auto uses them where that works")
+    sync_every: int = within(1, 1, hint="try 4")
+    fused: UseFused = one_of("auto", (*SWITCH, "exact"), "auto takes it where it serves")
+    compile: UseCompile = one_of("auto", SWITCH, "auto compiles where long runs pay for it")
+    prefill_chunk_size: int | None = within(None, 1, hint="try 512")
+    share_prefix: UseSharing = one_of(False, SWITCH, "auto shares where rows have the same prompt")
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, why in (
-            ("cuda_graphs", "auto uses them where that works"),
-            ("fused", "auto takes the fused decoder where it serves"),
-            ("compile", "auto compiles where long runs pay for it"),
-            ("share_prefix", "auto shares where rows have the same prompt"),
-        ):
-            value = getattr(self, name)
-            words = ("auto", "exact") if name == "fused" else ("auto",)
-            if not isinstance(value, bool) and not (isinstance(value, str) and value in words):
-                raise OptionError(
-                    f"{name}: expected {', '.join(map(repr, words))}, True or False, received "
-                    f"{show(value)}; {why}"
-                )
-        check_int("sync_every", self.sync_every, 1, hint="try 4")
-        check_chunk_size(self.prefill_chunk_size)
+        check_fields(self)
         if self.compile is True and self.fused in (False, "exact"):
             raise OptionError(
                 "compile=True: expected the fused decoder, whose passes are compiled, received "
                 f"fused={self.fused!r}; leave it out"
             )
+
+    @property
+    def parts(self) -> tuple[Option, ...]:
+        """What must be, as parts of a run."""
+        return tuple(
+            option
+            for option, is_asked in (
+                (GRAPHS, self.cuda_graphs is True),
+                (Option(f"fused={self.fused!r}", _FUSED), self.fused in (True, "exact")),
+                (Option("compile=True", _FUSED), self.compile is True),
+                (chunks_of(self.prefill_chunk_size), self.prefill_chunk_size is not None),
+                (SHARING, self.share_prefix is True),
+            )
+            if is_asked
+        )
 
     @property
     def needs_fused(self) -> bool:
@@ -135,11 +140,7 @@ class Engine:
                 f"cuda_graphs=True: expected a model on a CUDA device, received one on {device}; "
                 'move it with model.to("cuda"), or set cuda_graphs="auto"'
             )
-        if policy is not None and not is_capturable(policy):
-            raise OptionError(
-                f"cuda_graphs=True: expected a policy whose passes can be captured, received "
-                f'{policy!r}, which synchronises with the host; set cuda_graphs="auto"'
-            )
+        refuse(explain(policy, GRAPHS))
 
     def close(self) -> None:
         """Drop all graphs and their buffers; the engine stays usable."""
@@ -168,29 +169,14 @@ class Engine:
                 model that the fused decoder cannot serve; `share_prefix=True` for a call that
                 cannot share; and as `runner`.
         """
-        check_chunk_size(prefill_chunk_size)
+        if prefill_chunk_size is not None:
+            check_int("prefill_chunk_size", prefill_chunk_size, 1, hint="try 512")
         chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
         if window.kind == "canvas":
             dispatch.check(window.device.type)
-            if self.cuda_graphs is True:
-                raise UnsupportedModelError(
-                    "cuda_graphs=True: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose canvas is filled pass by pass; "
-                    'set cuda_graphs="auto"'
-                )
-            if chunk_size is not None:
-                raise UnsupportedModelError(
-                    "prefill_chunk_size: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose passes are over whole canvases; "
-                    "leave it out"
-                )
-            if self.share_prefix is True:
-                refuse_sharing("passes over a whole canvas")
-            if prompt.batching is not None and prompt.batching.prefix_tree is not None:
-                raise UnsupportedModelError(
-                    "prefix_tree: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose passes are over whole canvases; leave it out"
-                )
+            tree = None if prompt.batching is None else prompt.batching.prefix_tree
+            chunks = None if chunk_size is None else chunks_of(chunk_size)
+            refuse(explain(self, chunks, None if tree is None else PREFIX_TREE, window))
         self.use_fused(window)
         if window.kind == "canvas":
             return
@@ -207,12 +193,8 @@ class Engine:
         Raises:
             UnsupportedModelError: it must, and the model cannot have one.
         """
-        if not window.use_fused(self.fused, self.compile) and self.needs_fused:
-            raise UnsupportedModelError(
-                f"fused={self.fused!r}, compile={self.compile!r}: expected a decoder of "
-                f"transformers that is decoded in windows, received a {type(window).__name__}; "
-                "leave them out"
-            )
+        refuse(reason for reason in explain(*self.parts, window) if reason.word == "fused decoder")
+        window.use_fused(self.fused, self.compile)
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:
         """Set which rows of the next call read one prompt."""
@@ -230,9 +212,9 @@ class Engine:
             idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
         reason = _find_admission(prompt, window.prefill_chunk_size)
         if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
-            reason = window.find_sharing_obstacle(groups)
+            reason = window.lack("shared prompts") or find_other_inputs(window, groups)
         if reason and self.share_prefix is True:
-            refuse_sharing(reason)
+            refuse([Reason(SHARING, window, "shared prompts", reason)])
         reason = reason or idle
         window.use_prefixes(None if reason else groups, reason)
 
@@ -255,25 +237,23 @@ class Engine:
             falls_back = self.cuda_graphs == "auto"
             return CudaGraphRunner(device, self.sync_every, falls_back, self.cache)
         if self.cuda_graphs is True:
-            raise UnsupportedModelError(
-                "cuda_graphs=True: expected a call whose passes can be captured, received one with "
-                f'{reason}; set cuda_graphs="auto"'
-            )
+            refuse([Reason(GRAPHS, window, "captured steps", str(reason))])
         return EagerRunner(self.sync_every, reason)
 
 
-def check_chunk_size(size: int | None) -> None:
-    """Raise OptionError for a chunk size below 1."""
-    if size is not None:
-        check_int("prefill_chunk_size", size, 1, hint="try 512")
+def chunks_of(size: int | None) -> Option:
+    """Prompts in chunks of a size as a part of a run."""
+    return Option(f"prefill_chunk_size={size}", frozenset({"chunked prompts"}))
 
 
-def refuse_sharing(reason: str) -> None:
-    """Raise UnsupportedModelError: what was asked to share prefixes cannot, for a reason."""
-    raise UnsupportedModelError(
-        f"share_prefix=True: expected rows that can read one stored prompt together, received "
-        f"{reason}; set share_prefix='auto', or leave it out"
-    )
+def find_other_inputs(window: Any, groups: PrefixGroups) -> str:
+    """Why rows of the same tokens are not alike; empty where they are."""
+    inputs: dict[str, Any] = getattr(window, "get_row_inputs", dict)()
+    for value in [each for each in inputs.values() if each is not None]:
+        for rows in groups.rows:
+            if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
+                return "rows with the same tokens have other inputs beside them"
+    return ""
 
 
 def _find_admission(prompt: Prompt, chunk_size: int | None) -> str:
@@ -307,9 +287,7 @@ def _check_compile(device: torch.device) -> None:
 
 def is_capturable(policy: Policy) -> bool:
     """Whether a policy and its draft source declare that passes never synchronise with the host."""
-    source = source_of(policy)
-    declared = getattr(policy, "is_capturable", False) and takes_capture(policy)
-    return bool(declared) and (source is None or source.is_capturable)
+    return getattr(policy, "is_capturable", False) and not explain(policy, GRAPHS)
 
 
 def find_obstacle(
@@ -321,12 +299,10 @@ def find_obstacle(
     """
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
-    if not window.takes_runner:
-        return f"a {type(window).__name__}, which takes no step runner"
     if window.recorder is not None and window.recorder.is_active:
         return "outputs of every step, which the host stores"
-    if window.capture_obstacle:
-        return window.capture_obstacle
+    if why := window.lack("captured steps"):
+        return why
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = window if window.model is None else window.model

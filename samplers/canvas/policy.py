@@ -11,12 +11,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.checks import check_block
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold, check_ends
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
@@ -24,7 +24,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
-class RunPolicy(CanvasPolicy):
+class RunPolicy(Capable, CanvasPolicy):
     """A `CanvasPolicy` in two steps: `open` a run and `decode` it.
 
     A subclass is a frozen dataclass and has these fields among its own, in its own order:
@@ -38,6 +38,14 @@ class RunPolicy(CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
+    needs = frozenset({"drafts"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        if as_plan(self.cache).kind == "block":
+            return {}
+        return {"own attention": 'keeps no finished blocks without cache="block"'}
 
     @property
     def run_type(self) -> type[CanvasRun]:
@@ -45,7 +53,6 @@ class RunPolicy(CanvasPolicy):
         return CanvasRun
 
     def __post_init__(self) -> None:
-        check_block(self.block)
         check_fields(self)
         object.__setattr__(self, "cache", as_plan(self.cache))
 
@@ -95,7 +102,7 @@ class SelectorPolicy(RunPolicy):
             of the policy's own.
     """
 
-    block: int | None = None
+    block: int | None = within(None, 1, hint="None takes the whole canvas, or the model's own")
     cache: CachePlan | str = "none"
     end_threshold: float | None = within(None, 0, 1, "0.9 is usual, None turns it off")
     drop_suffix: bool = False

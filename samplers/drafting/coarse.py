@@ -57,11 +57,6 @@ class Coarse(DraftSource):
     def draws_trees(self) -> bool:
         return True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
-
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 

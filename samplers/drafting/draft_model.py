@@ -70,7 +70,7 @@ class DraftModel(DraftSource):
         return self.model
 
     def draws_trees(self) -> bool:
-        return self.model.takes_trees
+        return not self.model.lack("trees")
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
@@ -147,7 +147,7 @@ class ModelDrafter(Drafter):
             scheduler.register(self.model)
         tokens, lengths = run.prompt.text
         tree = run.policy.tree
-        if tree is not None and self.model.takes_trees:
+        if tree is not None and self.source.draws_trees():
             width = run.policy.window
             assert isinstance(width, int), "checked with the tree"
             self.model.make_room(count_spare(tree, self.model, width))
@@ -256,7 +256,7 @@ class ModelDrafter(Drafter):
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""
-        if run.policy.tree is not None and self.model.takes_trees:
+        if run.policy.tree is not None and self.source.draws_trees():
             self.model.make_room(0)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:

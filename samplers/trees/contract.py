@@ -21,11 +21,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, check_answer, check_int, check_kind, show
+from mmaccel.capabilities import Capable, Exclusions, Words
+from mmaccel.checks import Checked, check_answer, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import Exactness
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
 
 
@@ -50,7 +50,7 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 
 @dataclass(frozen=True)
-class TreeShape(Checked, ABC):
+class TreeShape(Checked, Capable, ABC):
     """Base of tree shapes.
 
     Attributes:
@@ -61,9 +61,20 @@ class TreeShape(Checked, ABC):
             captured as CUDA graphs; then its nodes are not checked.
     """
 
+    slot = "tree"
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        return frozenset({"trees", "fixed noise"} if self.only_bitwise else {"trees"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return {} if self.is_capturable else NO_GRAPHS
 
     @property
     @abstractmethod
@@ -109,7 +120,6 @@ def check_tree(
     tree: object,
     window: int | str,
     source: DraftSource,
-    exactness: Exactness,
     *,
     policy: str,
     takes: Callable[[TreeShape, DraftSource], bool],
@@ -118,26 +128,20 @@ def check_tree(
     """Refuse a tree that a policy cannot have.
 
     Args:
+        tree: of the policy.
+        window: of the policy.
+        source: of its drafts.
         policy: its name.
         takes: whether the policy can walk a tree over drafts of a source.
         remedy: drafts and trees that it can.
 
     Raises:
-        OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
-            narrow; drafts without alternatives.
+        OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
     """
     if not isinstance(tree, TreeShape):
         raise OptionError(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
             f"{show(tree)}; give one, or leave tree out"
-        )
-    name = type(tree).__name__
-    check_int(f"{name}.nodes", tree.nodes, 1, hint="count the nodes beside the window")
-    check_int(f"{name}.depth", tree.depth, 0, hint="count the nodes of the longest path")
-    if tree.only_bitwise and exactness != "bitwise":
-        raise OptionError(
-            f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
-            f"whose exactness is {exactness}; take mmaccel.DySpec(nodes={tree.nodes}), or Jacobi()"
         )
     if not isinstance(window, int) or window <= tree.depth:
         raise OptionError(
@@ -172,13 +176,11 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         check_answer(name, tensor, (rows, n), "int64", hint)
     if shape.is_capturable or not n:
         return
-    number = torch.arange(width, width + nodes.parents.shape[1], device=drafts.device)
-    is_wrong = (nodes.parents < 0) | (nodes.parents >= number)
-    is_strange = (nodes.tokens < 0) | (nodes.tokens >= vocab_size)
-    if bool((is_wrong | is_strange).any()):
+    check_answer(f"{name} tokens", nodes.tokens, (rows, n), "int64", within=(0, vocab_size - 1))
+    number = torch.arange(width, width + n, device=drafts.device)
+    if bool(((nodes.parents < 0) | (nodes.parents >= number)).any()):
         raise ShapeError(
-            f"{name}: expected tokens in 0..{vocab_size - 1} and parents before their nodes, which "
-            f"begin at entry {width}, received tokens {nodes.tokens[0].tolist()} and parents "
+            f"{name}: expected parents before their nodes, which begin at entry {width}, received "
             f"{nodes.parents[0].tolist()} in row 0; put each node behind the one that it follows"
         )
     deepest = int(TreeEntries.of(drafts, nodes).depths().max())
@@ -189,22 +191,11 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         )
 
 
-def has_tree(policy: object) -> bool:
-    """Whether a policy verifies a tree."""
-    return getattr(policy, "tree", None) is not None
-
-
-def takes_capture(policy: object) -> bool:
-    """Whether a policy verifies no tree, or one whose steps may be captured."""
-    tree = getattr(policy, "tree", None)
-    return not isinstance(tree, TreeShape) or tree.is_capturable
-
-
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
     Nodes stand behind the whole window, also in a row that is nearly at its end.
     """
-    if not isinstance(tree, TreeShape) or not model.takes_trees:
+    if not isinstance(tree, TreeShape) or model.lack("trees", tree):
         return 0
     return widest + tree.nodes

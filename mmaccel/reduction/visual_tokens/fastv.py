@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,20 @@ class FastV(TokenReducer):
             tokens; None: keep the whole budget.
     """
 
-    layer: int = 2
+    layer: int = within(2, 1, hint="a plan is made from the layer before")
     top_p: float | None = within(
         None, 0, 1, "give the fraction of attention that stays", above_low=True
     )
 
     stage: ClassVar[Stage] = "llm_layer"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers("FastV", (self.layer,))
-
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        return check_layers("FastV", (self.layer,), depth)
+        """See `TokenReducer.layers_in`."""
+        return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the last token, `[B, N]`."""

@@ -48,6 +48,9 @@ class CachedBlocks:
         OptionError: another mask.
     """
 
+    excludes = {  # noqa: RUF012
+        "own attention": "computes a block anew where its tokens change, from all before it"
+    }
     mask: str = "pipeline"
     exactness: ClassVar[Exactness] = "bitwise"
 

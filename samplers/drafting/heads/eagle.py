@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
@@ -83,6 +84,7 @@ class HeadSource(DraftSource):
     A child implements `load_head`.
     """
 
+    needs = frozenset({"layer states"})
     keeps_predictions: ClassVar[bool] = False
     reads_last_scores: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = True
@@ -99,7 +101,8 @@ class HeadSource(DraftSource):
         """See `DraftSource.open`.
 
         Raises:
-            OptionError: a model that hands out no hidden states; see also `load_head`.
+            OptionError: see `load_head`.
+            UnsupportedModelError: see `load_head`.
         """
         model = check_states(run, self)
         head = open_once(self, model)
@@ -118,19 +121,11 @@ class HeadSource(DraftSource):
 
 
 def check_states(run: OpenRun, source: DraftSource) -> LayerStates:
-    """The model of a run; raises OptionError unless a head may read its states."""
-    model = run.model
-    if not isinstance(model, LayerStates):
-        raise OptionError(
-            f"drafts: expected a model that hands out its hidden states for {source!r}, "
-            f"received a {type(model).__name__}; use drafts='ngram'"
-        )
-    if model.state_obstacle:
-        raise OptionError(
-            f"drafts: expected a model whose layers a head reads for {source!r}, received one "
-            f"{model.state_obstacle}; draft by another source"
-        )
-    return model
+    """The model of a run; raises UnsupportedModelError unless a head may read its states."""
+    model: Any = run.model
+    refuse(explain(source, model))
+    states: LayerStates = model
+    return states
 
 
 def open_once(source: Any, model: LayerStates) -> Any:
@@ -166,11 +161,6 @@ class Eagle(HeadSource):
 
     def draws_trees(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
 
     def file_time(self) -> float:
         return find_file_time(self.folder)
