@@ -218,7 +218,6 @@ class Rounds:
         """Write the drafts of rows into their `work`.
 
         Args:
-            windows: of the rows.
             scale, rounds: as in `coarse_rounds`.
             candidates: how many stale scores of a slot are corrected.
             records: whether the scores of all slots drafted anew are returned. Candidates then are

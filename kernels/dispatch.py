@@ -71,11 +71,7 @@ class Choice(NamedTuple):
 
 
 def mode() -> str:
-    """The value of MMACCEL_KERNELS, `auto` where it is not set.
-
-    Raises:
-        OptionError: another value.
-    """
+    """The value of MMACCEL_KERNELS, `auto` where it is not set."""
     value = os.environ.get(VARIABLE) or "auto"
     if value not in MODES:
         raise OptionError(

@@ -8,7 +8,7 @@ itself, and the payload is delivered while other rows still run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
@@ -132,47 +132,3 @@ class RunningRequests:
             return self.admit(check(asked)) if asked else None
 
         return receive
-
-
-@dataclass
-class RunProgress:
-    """Progress of a run for progress bars, from the reports after each pass and the payloads.
-
-    Args:
-        rows: rows of the run.
-
-    Attributes:
-        length: tokens that a row may have at most; 0 before the first pass.
-    """
-
-    rows: int
-    length: int = 0
-    _finished: set[int] = field(default_factory=set)
-    _running: dict[int, int] = field(default_factory=dict)  # row -> tokens decoded so far
-
-    def update(self, progress: Any) -> None:
-        """Read the state after a pass, a `mmaccel.results.Progress`."""
-        self.length = progress.tokens.shape[1]
-        running = zip(progress.rows, progress.lengths.tolist())
-        self._running = {row: n for row, n in running if row not in self._finished}
-
-    def finish(self, index: int) -> None:
-        """Count a row whose payload is finished as complete, however short it is."""
-        self._finished.add(index)
-        self._running.pop(index, None)
-
-    @property
-    def payloads(self) -> float:
-        """Number of finished payloads plus the fractions of the running ones."""
-        running = sum(self._running.values()) / self.length if self.length else 0.0
-        return len(self._finished) + running
-
-    @property
-    def tokens(self) -> int:
-        """Tokens decoded so far; a finished row counts as `length` tokens."""
-        return len(self._finished) * self.length + sum(self._running.values())
-
-    @property
-    def total(self) -> int:
-        """`tokens` at the end of the run."""
-        return self.rows * self.length

@@ -188,7 +188,6 @@ class Pipeline(MovablePipeline):
 
         Args:
             decoding: policy, and methods of layers.
-            plan: the rows.
             finish: makes the payload of one finished row; None where nobody wants it.
             deliver: called with every payload as soon as its row has finished. An exception from it
                 ends the run and reaches the caller.

@@ -99,9 +99,6 @@ class PrefixTree:
         n_tokens: that it holds.
         n_read: that prompts have taken from it.
         n_evicted: that had to go for others.
-
-    Raises:
-        OptionError: a number below 1.
     """
 
     def __init__(
@@ -171,7 +168,6 @@ class PrefixTree:
         """Hold a prompt, as much of it as there may be tokens.
 
         Args:
-            tokens: of the prompt.
             copy: returns copies of the entries of its tokens from one number on, before another.
         """
         node = self._root

@@ -126,7 +126,6 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(before, config.z_channels, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """See the class."""
         hidden = run((*self.conv_blocks, *self.mid), self.conv_in(images))
         return self.conv_out(F.silu(self.norm_out(hidden)))
 
@@ -151,7 +150,6 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(before, 3, 3, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """See the class."""
         hidden = run((*self.mid, *self.conv_blocks), self.conv_in(features))
         return self.conv_out(F.silu(self.norm_out(hidden)))
 

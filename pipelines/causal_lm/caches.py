@@ -80,7 +80,6 @@ class LayerCaches(LayerStores):
         with a sliding window stores what it sees of the prompts too.
 
         Args:
-            groups: of the rows.
             prompts: the caches, of one row a group.
 
         Cost: a copy of the prompts, and a host synchronisation.

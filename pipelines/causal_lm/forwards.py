@@ -57,11 +57,7 @@ class ForwardRoute:
         self._attending: list[nn.Module] = []  # of the model, where hidden states are read
 
     def choose(self, window: CausalLMWindow) -> None:
-        """Choose the route of a window's next run.
-
-        Raises:
-            UnsupportedModelError: see `CausalLMWindow.choose_route`.
-        """
+        """Choose the route of a window's next run."""
         fused = window.fused
         compile = False if fused == "exact" else window.compile
         self._configs = []
@@ -147,7 +143,6 @@ class ForwardRoute:
         Args:
             body: the model without its head.
             inputs: of its forward.
-            caches: of its layers.
             counts_tokens: whether positions count the tokens.
             kept: receives the inputs `[R, W, C]` of the fused decoder's layers, by number.
         """

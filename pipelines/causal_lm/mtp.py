@@ -133,7 +133,6 @@ def open_mtp(model: Any, vocab_size: int) -> MtpHead:
     """The layer of a model, from the checkpoint that the model was opened from.
 
     Args:
-        model: the model.
         vocab_size: see `MtpHead`.
 
     Raises:

@@ -174,7 +174,6 @@ class WindowPasses:
         """Logits `[R, W, V]`; the recorder gets what else the model gives out.
 
         Args:
-            entries: of the pass.
             skipped: entries of the window before these.
         """
         window = self._window
@@ -245,7 +244,6 @@ class WindowPasses:
         """The output of the model's forward.
 
         Args:
-            entries: of the pass.
             is_prompt: whether the model's own attention serves, as long as it can.
             sparse: chooses the blocks that layers attend to; None: all.
             watcher: looks at the layers; None: nothing does.

@@ -142,7 +142,6 @@ def open_prompt(
         rows: B.
         branches: G.
         n_books: K.
-        device: of the tokens.
         stop: the token that ends a row; None: only its length does.
     """
     return Prompt(

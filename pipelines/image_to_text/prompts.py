@@ -132,7 +132,6 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
         images: of each, at least one.
 
     Raises:
-        OptionError: see `check_places`.
         UnsupportedModelError: a processor without a chat template that does not name the token of
             an image, or one that does not take these inputs.
     """

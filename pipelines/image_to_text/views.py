@@ -30,11 +30,9 @@ def find_image_tokens(
     """The tokens of each row's images.
 
     Args:
-        model: the model.
         processor: made `inputs`.
         kept: of a call of `generate`.
         inputs: of the same call.
-        images: of each row.
     """
     flat = [image for own in images for image in own]
     found: list[list[ImageTokens]] = [[] for _ in images]

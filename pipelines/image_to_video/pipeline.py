@@ -198,9 +198,6 @@ class ImageToVideo(Pipeline):
 
         Returns:
             Stats; `seconds` excludes the time spent in the codec and in `deliver`.
-
-        Raises:
-            OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
         """
         video = self.video
         model = self.model
@@ -249,10 +246,8 @@ def finish_clip(
     """Decode one row to frames, by itself, so that no other row affects it.
 
     Args:
-        video: the model.
         given: `[f, rows, columns]` int64, the tokens of the given frames.
         n_given: number of given pixel frames.
-        seed: of the row.
         row: the tokens of the other frames.
     """
     new = row.tokens.to(given.device).view(-1, *given[0].shape)

@@ -86,7 +86,6 @@ class PrefixPart:
 
         Args:
             rows: of each prefix, those that read it.
-            n_rows: of the run.
         """
         by_size: dict[int, list[int]] = {}
         for number, own in enumerate(rows):
@@ -134,7 +133,6 @@ class SharedPrefix:
         """The prefixes of rows that begin together.
 
         Args:
-            groups: of the rows.
             lengths: `[N]` int64, those of the groups.
             layers: see `PrefixPart`.
         """

@@ -100,7 +100,6 @@ class KVCacheLayout:
         """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
 
         Args:
-            dropped: see above.
             room: cache indices that a row needs at most; None: all that are left.
 
         Cost: a host synchronisation.
@@ -359,7 +358,6 @@ class WindowLayer:
         Args:
             quantizer: packs them.
             layout: of the layer from now on; see `KVCacheLayout.pack`.
-            workspace: of the run.
         """
         assert layout.packed is not None
         keys, values = self.held()
@@ -582,7 +580,6 @@ def make_masks(
         rows: R.
         visible_length: keys that the pass reads.
         windows: sliding window of every layer, in positions; None where a layer sees everything.
-        dtype: of the model.
 
     Returns:
         `[R, 1, W, visible length]`, 0 where a key is seen and -inf elsewhere. Where layers differ,
@@ -620,7 +617,6 @@ def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) ->
             others' masks.
         indices: `[R, W]` int64, where the entries are written.
         form: one of `MASK_FORMS`.
-        dtype: of the model.
 
     Returns:
         `[R, 1, W, P]`: bools, ones and zeros, or 0 where an index is read and the lowest finite

@@ -103,7 +103,6 @@ def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfi
 
     Args:
         source: folder of the language model.
-        tokenizer: its tokenizer.
         codec: folder of an `Xcodec2Model`.
         load_config: device and dtype; the codec runs in float32.
 

@@ -189,7 +189,6 @@ def load_orpheus(
 
     Args:
         source: folder of the language model.
-        tokenizer: its tokenizer.
         codec: folder with config.json and pytorch_model.bin of a SNAC.
         load_config: device and dtype; the codec runs in float32.
 

@@ -133,21 +133,13 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
 def load_vocabulary(
     tokenizer_path: Path, folder: Path, load_config: LoadConfig
 ) -> tuple[Any, CaptionWords]:
-    """Load the image tokenizer of one folder and the word list of another.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `load_words`.
-    """
+    """Load the image tokenizer of one folder and the word list of another."""
     tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
     return tokenizer, CaptionWords.load(folder, tokenizer.vocab_size)
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, n_ids: int) -> Any:
-    """Load a decoder with a vocabulary of `n_ids` ids.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `load_words`.
-    """
+    """Load a decoder with a vocabulary of `n_ids` ids."""
     from transformers import AutoModelForCausalLM
 
     model = load_model(AutoModelForCausalLM, folder, load_config)

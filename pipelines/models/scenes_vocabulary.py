@@ -51,22 +51,14 @@ def read_words(folder: Path) -> dict[str, Any]:
 
 
 def read_masked(folder: Path) -> dict[str, Any] | None:
-    """The content of `words.json` of a masked model of images, None for any other model.
-
-    Raises:
-        UnsupportedModelError: see `read_words`.
-    """
+    """The content of `words.json` of a masked model of images, None for any other model."""
     content = read_words(folder)
     is_masked = content.get("mask") is not None and content.get("max_words") is not None
     return content if is_masked else None
 
 
 def read_clips(folder: Path) -> dict[str, Any] | None:
-    """The content of `words.json` of a model of clips, None for any other model.
-
-    Raises:
-        UnsupportedModelError: see `read_words`.
-    """
+    """The content of `words.json` of a model of clips, None for any other model."""
     content = read_words(folder)
     is_clips = content.get("n_frames") is not None and content.get("fps") is not None
     return content if is_clips else None
@@ -75,9 +67,6 @@ def read_clips(folder: Path) -> dict[str, Any] | None:
 def tokenizer_folder(folder: Path) -> Path:
     """The folder of a model's image tokenizer: a sibling folder that `words.json` names as
     `picture_tokenizer`, or the model's own folder.
-
-    Raises:
-        UnsupportedModelError: see `read_words`.
     """
     sibling = read_words(folder).get("picture_tokenizer")
     return folder if sibling is None else folder.parent / str(sibling)
@@ -130,7 +119,6 @@ class CaptionWords:
 
         Raises:
             OptionError: the folder has no word list.
-            UnsupportedModelError: see `read_words`.
         """
         content = read_words(Path(folder))
         if content.get("max_words") is None or not content["words"]:

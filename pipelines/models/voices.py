@@ -150,7 +150,6 @@ def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConf
 
     Args:
         source: folder of the language model, with `voices.json`.
-        tokenizer: its tokenizer.
         codec: folder with `codec.json` and `codec.safetensors`.
         load_config: device and dtype; the codec runs in float32.
 

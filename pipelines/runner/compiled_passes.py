@@ -77,7 +77,6 @@ class CompiledPasses:
 
         Args:
             mode: True or "auto", see above.
-            shape: of the pass.
             given: the decoder and tensors that `plain` takes, of the pass.
 
         Raises:

@@ -43,7 +43,6 @@ def _operations(key: GraphKey, kind: str) -> Hashable:
     """What decides which operations a step has: of its run's key, all but sizes and numbers.
 
     Args:
-        key: of the run.
         kind: as in `Once`; empty for the passes after the first.
     """
     params = key.sampling_params

@@ -160,8 +160,6 @@ class Engine:
         decoder. Canvas passes run eagerly, by the model's own forward, and share nothing.
 
         Args:
-            window: the model.
-            prompt, policy, params: of the call.
             prefill_chunk_size: what the call itself asks for; None: the engine's.
 
         Raises:
@@ -226,7 +224,6 @@ class Engine:
         """The step runner of a call.
 
         Raises:
-            MissingBackendError, OptionError: as `check`.
             UnsupportedModelError: `cuda_graphs=True`, and this call cannot be captured.
         """
         device = window.device

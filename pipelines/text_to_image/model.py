@@ -245,10 +245,8 @@ def encode_prompts(
     """Check prompts and encode them.
 
     Args:
-        model: the model.
         prompts: B prompts.
         negatives: B negative prompts, None or empty where an image has none; None for all.
-        params: of the run.
 
     Raises:
         OptionError: a prompt that the model does not take or that is too long for it; a negative
@@ -389,7 +387,6 @@ def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
 
     Args:
         policy: as `mmaccel.catalog.read_policy` takes it.
-        window: the model.
 
     Raises:
         OptionError: not a policy, or a policy for another kind of model.

@@ -245,9 +245,6 @@ class TextToImage(PromptPipeline):
 
         Returns:
             Batches, in order. All arguments are checked at once, before the first batch is read.
-
-        Raises:
-            OptionError, UnsupportedModelError: as in `__call__`.
         """
         prompts = check_prompts(call.prompts)
         params = call.params

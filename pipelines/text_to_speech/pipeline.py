@@ -320,7 +320,6 @@ class TextToSpeech(Pipeline):
 
         Raises:
             OptionError: a request or an argument outside its domain.
-            UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
         """
         decoding = self.choose(call)
         call.check()
@@ -399,8 +398,6 @@ def finish_utterance(
     """Decode one row to sound, by itself, so that no other row affects it.
 
     Args:
-        speech: the model.
-        plan: of the row.
         row: all of its tokens.
         index: of the row in the plan.
         sound: what was sent in chunks, if the row was.

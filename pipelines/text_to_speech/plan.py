@@ -60,12 +60,8 @@ def make_plan(
     """Check the arguments of a call and plan it. Nothing is decoded.
 
     Args:
-        speech: the model.
         texts: B texts; for the other arguments see `TextToSpeech.__call__`.
         in_parts: a text that is too long for the model becomes several rows, one after the other.
-
-    Raises:
-        OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
     """
     chosen = pick_params(speech, **params)
     layout = speech.layout
@@ -154,7 +150,6 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     """Most tokens of an utterance, the end token included.
 
     Args:
-        speech: the model.
         prompt: tokens of the longest prompt.
         max_seconds: of sound; None is 30, or less where the model has fewer positions.
 
@@ -187,7 +182,6 @@ def share_seconds(speech: SpeechModel, plan: SpeechPlan) -> float:
     lengths have the same maximum and may be decoded together. It depends on its own text alone.
 
     Args:
-        speech: the model.
         plan: of the text, without `max_seconds`.
     """
     frames = (plan.length - 1) // speech.layout.columns

@@ -62,17 +62,6 @@ def open_clips(
     return loaded, source
 
 
-def check_clips(name: str | Path) -> None:
-    """Check a name as far as can be without loading: whether a demo model's weights are there is
-    for `find_clips`.
-
-    Raises:
-        OptionError: no such model, or one for something else.
-    """
-    if str(name) != DEMO:
-        find_clips(name)
-
-
 def find_clips(name: str | Path, hub: HubOptions = USUAL) -> Path:
     """Find the folder of a text-to-video model, also of the demo model.
 

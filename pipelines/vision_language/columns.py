@@ -130,7 +130,6 @@ def reduce_visuals(
     """The call with the tokens of one modality reduced by a plan.
 
     Args:
-        call: the call.
         visuals: all images, or all videos, of the call.
         plan: a row for each of them.
         is_whole: those of which nothing is to change.

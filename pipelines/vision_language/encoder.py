@@ -95,7 +95,6 @@ def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:
     """How many layers of the tower have run where the model takes its states.
 
     Args:
-        model: the model.
         inputs: what `generate` was called with.
     """
     depth = len(find_attentions(find_tower(model)))
@@ -137,7 +136,6 @@ class Level:
         """The next level, and which columns of this one its columns are, `[R, S'']` int64.
 
         Args:
-            first: its first layer.
             plan: of the patches, none of which it drops.
             patches: the columns of `is_patch`.
         """
@@ -253,7 +251,6 @@ class EncoderReduction(TowerReduction):
         self.runs: dict[str, TowerRun] = {}
 
     def hook(self) -> Sequence[Any]:
-        """See `TowerReduction.hook`."""
         attentions = find_attentions(self._tower)
         own = {id(attention) for attention in attentions}
         layers = [
@@ -285,7 +282,6 @@ class EncoderReduction(TowerReduction):
 
     @property
     def ran(self) -> bool:
-        """See `TowerReduction.ran`."""
         return bool(self.runs)
 
     @property
@@ -303,7 +299,6 @@ class EncoderReduction(TowerReduction):
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `TowerReduction.find_left`."""
         run = self.runs.get(visuals[0].modality)
         wanted = getattr(self.method, "features", "auto")
         if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):

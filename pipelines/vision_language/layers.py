@@ -80,7 +80,6 @@ class LayerAnswer:
 
         Args:
             layers: ask the method, see `DecoderLayers.plan`.
-            index: the layer.
             hidden: `[B, T', D]`, of the columns that the layers before computed.
             given: the layer's other arguments, of all columns of the pass.
 
@@ -160,7 +159,6 @@ class DecoderLayers:
         """What the method keeps in front of a layer.
 
         Args:
-            index: the layer.
             visual: the keys of visual tokens, in the layer before.
             is_text: `[B, T']` bool, the columns of text.
             x: `[B, N, D]`, states of the visual tokens.

@@ -51,7 +51,6 @@ def check_patches(model: Any, method: TokenReducer) -> None:
     """Raise UnsupportedModelError unless the encoder of a model takes some of an image's patches.
 
     Args:
-        model: the model.
         method: of the stage "pixels".
     """
     if describe_tower(model) is None:
@@ -96,7 +95,6 @@ class PrunedRows(EncoderReduction):
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `TowerReduction.find_left`."""
         modality = visuals[0].modality
         run = self.runs.get(modality)
         if run is None or not run.merges:
@@ -215,7 +213,6 @@ class PrunedPack(TowerReduction):
         return self.counts[1] < self.counts[0]
 
     def hook(self) -> Sequence[Any]:
-        """See `TowerReduction.hook`."""
         return [
             self._tower.register_forward_pre_hook(self._drop, with_kwargs=True),
             self._tower.register_forward_hook(self._restore),
@@ -224,7 +221,6 @@ class PrunedPack(TowerReduction):
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `TowerReduction.find_left`."""
         if not self.changed:
             return None
         found = []

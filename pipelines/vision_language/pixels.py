@@ -117,7 +117,6 @@ class PixelReduction(TowerReduction):
         self._grids = torch.zeros(0, 3, dtype=torch.float32)
 
     def hook(self) -> Sequence[Any]:
-        """See `TowerReduction.hook`."""
         behind = self._tower
         if self._kind in _JOINED:
             behind = getattr(self._model.base_model, JOINTS[self._kind].part)
@@ -132,7 +131,6 @@ class PixelReduction(TowerReduction):
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `TowerReduction.find_left`."""
         found = []
         for visual, place in zip(visuals, places, strict=True):
             index = torch.arange(len(visual.features), device=visual.features.device)

@@ -53,7 +53,6 @@ def recorded_encoder(model: Any, wanted: bool) -> Iterator[EncoderRecord | None]
     Nothing else of the tower changes: it keeps its fast attention, and no map is made.
 
     Args:
-        model: the model.
         wanted: whether a method asks for it; otherwise the block is an empty one.
     """
     tower = getattr(model.base_model, "vision_tower", None)
@@ -112,7 +111,6 @@ def find_missing(model: Any, modality: str, inputs: Mapping[str, Any]) -> str | 
     """The argument that says where features stand and is not given; None where none is missing.
 
     Args:
-        model: the model.
         modality: "image" or "video".
         inputs: what `generate` was called with.
     """
@@ -151,7 +149,6 @@ def find_places(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]
     """Where the features of images stand.
 
     Args:
-        model: the model.
         visuals: images, or videos, of one call.
         inputs: what `generate` was called with: `image_sizes`, `image_grid_thw`, …
     """

@@ -66,7 +66,6 @@ class TowerReduction(ABC):
 
         Args:
             visuals: images, or videos, of one modality.
-            places: of each.
 
         Returns:
             `[n]` bool, True for features that are nothing of the tower's, and `[n]` float32, of

@@ -105,7 +105,6 @@ class VisualCall:
         """Around transformers' `generate`: records or reduces the encoder where a method asks.
 
         Args:
-            model: the model.
             inputs: named arguments of the call, the prompt's ids among them.
             seed: of the policy; None is 0 for the encoder.
         """
@@ -138,7 +137,6 @@ class VisualCall:
         fewer: for calls that a policy does not serve.
 
         Args:
-            model: the model.
             ids: `[B, T]`, of the loop's prompt.
             others: its named arguments.
         """

@@ -49,7 +49,6 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
     """All images, then all videos, of a call.
 
     Args:
-        call: the call.
         copies: of each row that `generate` was called with (`num_return_sequences`).
 
     Raises:
@@ -112,7 +111,6 @@ def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
 
     Args:
         rows: of each image.
-        seeds: of each row.
     """
     found = list[int]()
     seen = dict[int, int]()

@@ -144,7 +144,6 @@ def check_leaks(model: Denoiser, rows: int) -> None:
 
     Args:
         model: the denoiser.
-        rows: of a pass.
 
     Raises:
         UnsupportedModelError: the first block depends on the second.

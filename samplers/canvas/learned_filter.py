@@ -84,7 +84,6 @@ def read_filter(file: str, width: int, device: torch.device) -> Filter:
     Args:
         file: its path.
         width: Q of the run.
-        device: of the run.
 
     Raises:
         OptionError: no such file.

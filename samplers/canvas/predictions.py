@@ -107,7 +107,6 @@ def read_logits(
         slots: `[B, Q]` int64.
         is_open: `[B, Q]` bool.
         mask_token: never drawn, and impossible in both distributions.
-        params, noise, layout: of the run.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
     own = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]

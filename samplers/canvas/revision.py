@@ -58,7 +58,6 @@ class Reviser(Protocol):
 
         Args:
             run: its canvas holds the pass's commits; its blocks are still those of the pass.
-            predictions: of the pass.
             new: `[B, Q]` bool, what it committed.
         """
 

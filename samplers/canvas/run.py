@@ -78,9 +78,6 @@ class CanvasRun:
         has_new_rows: whether there are rows without a pass while others go on.
         draws: None, or a function that receives a pass's predictions and returns them with other
             tokens drawn; for proofs that enumerate all draws.
-
-    Raises:
-        OptionError, ShapeError, UnsupportedModelError: see `check_run` and `check_leaks`.
     """
 
     pass_type: ClassVar[type[ModelPass]] = ModelPass
@@ -353,7 +350,6 @@ def blank_canvas(
     Args:
         length, mask_token, block: see `Canvas`.
         is_own: whether the model has blocks, which are counted from a row's first token.
-        prompt: of its rows.
     """
     offset = torch.zeros_like(prompt.lengths[: prompt.batch])
     if is_own and block is not None:

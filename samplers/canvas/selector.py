@@ -4,8 +4,8 @@ H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entro
 Unmasking", NeurIPS 2025, arXiv 2505.24857, sections 3.2 and 4, writes published rules as one: rank
 the open slots, take some from the top. Here a selector gives both, a set of slots and a rank.
 
-Selectors can be combined: `And`, `Or`, `AtLeast`, `AtMost`. Missing slots are added, and surplus
-ones dropped, by the selector's own rank. Published rules are such combinations: where no slot
+Selectors can be combined: `And`, `Or`, `AtLeast`, which adds missing slots by the selector's own
+rank. Published rules are such combinations: where no slot
 passes a threshold, the most confident one is taken (C. Wu et al., "Fast-dLLM", 2025, arXiv
 2505.22618, section 3.3); slots are taken that pass two thresholds (S. H. Kim et al., "KLASS",
 NeurIPS 2025, arXiv 2511.05664).
@@ -193,8 +193,8 @@ class Or(_Pair):
 
 
 @dataclass(frozen=True)
-class _Counted:
-    """A number of slots, from the top of a selector's rank."""
+class AtLeast:
+    """What a selector takes, filled up to n slots from the top of its rank."""
 
     n: int
     selector: Selector
@@ -204,23 +204,11 @@ class _Counted:
         """Whether the selector does."""
         return self.selector.sees_samples
 
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return self.selector.rank(predictions)
-
-
-class AtLeast(_Counted):
-    """What a selector takes, filled up to n slots from the top of its rank."""
-
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         chosen = take(self.selector, predictions, state)
         lacking = (self.n - chosen.sum(1)).clamp(min=0)
         order = rank_by(self.selector, predictions, state)
         return chosen | top(order, predictions.is_open & ~chosen, lacking)
 
-
-class AtMost(_Counted):
-    """The n highest of what a selector takes."""
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        chosen = take(self.selector, predictions, state)
-        return top(rank_by(self.selector, predictions, state), chosen, self.n)
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        return self.selector.rank(predictions)

@@ -63,7 +63,6 @@ class Coarse(DraftSource):
         Raises:
             OptionError: a model that hands out no hidden states, or a coarse model of another grid
                 than the run's; see also `load_coarse`.
-            UnsupportedModelError: see `load_coarse`.
         """
         model = run.model
         if not isinstance(model, StateModel):
@@ -119,27 +118,16 @@ class ShippedCoarse(DraftSource):
 
 
 @dataclass(frozen=True)
-class Auto(DraftSource):
+class Auto(ShippedCoarse):
     """Of text under a bitwise policy `Suffix`, or `NGram` where steps are captured; else the coarse
     model in the model's own folder where it has one that fits, `PreviousFrame` in a clip, and
     `Neighbour` everywhere else.
     """
 
-    is_capturable = True
-    has_branches = True
-    has_children = True
-    corrects = True
     name = "auto"
 
-    def draws_trees(self) -> bool:
-        return True
-
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`.
-
-        Raises:
-            UnsupportedModelError: see `load_coarse`.
-        """
+        """See `DraftSource.open`."""
         is_text = run.model.is_text and run.prompt.layout is None
         if is_text and run.policy.freezes_noise and run.policy.tree is None:
             return (NGram() if run.runner.is_static else Suffix()).open(run)
@@ -176,7 +164,7 @@ def coarse_facts(policy: object, model: object) -> dict[str, str]:
     source = getattr(policy, "drafts", None)
     if getattr(policy, "exactness", None) == "bitwise":
         return {}
-    if source in (Auto.name, ShippedCoarse.name) or isinstance(source, Auto | ShippedCoarse):
+    if source in (Auto.name, ShippedCoarse.name) or isinstance(source, ShippedCoarse):
         source = shipped_source(model)
     return (
         {"coarse": describe_coarse(source.folder)["sha256"]} if isinstance(source, Coarse) else {}

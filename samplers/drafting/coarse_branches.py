@@ -37,7 +37,6 @@ def grow_branches(
     """N branches of L drafts; None before the first pass.
 
     Args:
-        drafter: of the run.
         run: whose token buffer holds the chain's drafts.
         drafts: `[B, K]` int64, the chain.
         noise: frozen noise of the draft slots, see `Drafter.correct`.
@@ -119,7 +118,6 @@ def _slots_behind(
     """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64.
 
     Args:
-        drafter: of the run.
         run: before its pass.
         paths: of the entries.
         noise: see `Drafter.correct`.
@@ -150,7 +148,6 @@ def _rank(
     """The best perturbed scores of slots and their tokens, `[B, K, r]`, falling.
 
     Args:
-        drafter: of the run.
         run: before its pass.
         slots: K of each row.
         now: `[B, K, N]` int64, the tokens of their neighbours.

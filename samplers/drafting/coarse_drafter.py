@@ -165,12 +165,11 @@ class CoarseDrafter(Drafter):
         """A drafter of a run whose model is a `StateModel`, which keeps its states from now on.
 
         Args:
-            source: of the drafts.
             run: before its first pass.
             opened: C.
         """
         cast(StateModel, run.model).keep_states(True)
-        state = run.state.declare_fields(CoarseState, "coarse")
+        state = run.state.declare_fields(CoarseState)
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
         on_host = not is_tree and run.backend.choose(False, True)
         gaps = GapModel(GAPS, run.state.declare("gaps of coarse scores"))

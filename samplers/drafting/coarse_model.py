@@ -241,11 +241,7 @@ def find_coarse(folder: Path) -> Path | None:
 
 
 def describe_coarse(folder: str | Path) -> dict[str, Any]:
-    """A coarse model for a report: its files' size, the SHA-256 of its weights, and its card.
-
-    Raises:
-        OptionError, UnsupportedModelError: see `load_coarse`.
-    """
+    """A coarse model for a report: its files' size, the SHA-256 of its weights, and its card."""
     opened = open_folder(FOLDER, folder)
     file = opened.weights.file
     with file.open("rb") as weights:

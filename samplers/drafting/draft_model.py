@@ -289,9 +289,7 @@ class ModelDrafter(Drafter):
         token.
 
         Args:
-            run: the run.
             work: `[B, N]` int64, the token buffer with the drafts so far.
-            k: of the draft.
             unread: `[B]` int64, how many tokens before the last one are read as well.
         """
         buffer, branches, (_, lengths) = run.buffer, run.prompt.branches, run.prompt.text

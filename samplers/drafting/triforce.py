@@ -27,9 +27,6 @@ class TriForce(SelfDrafting):
         budget: the fraction of a row's chunks that drafts read, in (0, 1].
         block: entries of a chunk.
         first_layer: layers before it read everything.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     budget: float = within(0.1, 0, 1, "0.1 suits most models", above_low=True)

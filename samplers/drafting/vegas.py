@@ -24,9 +24,6 @@ class Vegas(SelfDrafting):
     Args:
         budget: the fraction of a row's blocks that drafts read, in (0, 1].
         block: entries of a block.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     budget: float = within(0.07, 0, 1, "try 0.07", above_low=True)

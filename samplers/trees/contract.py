@@ -109,7 +109,6 @@ class TreeShape(Checked, Capable, ABC):
         Their number depends on the window's width alone.
 
         Args:
-            drafter: of the run.
             run: whose token buffer holds the chain's drafts.
             drafts: `[B, W-1]` int64, the chain.
             noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at

@@ -173,7 +173,6 @@ def choose_certain(entries: TreeEntries, p_draft: Tensor, fresh: Fresh) -> Choos
 
     Args:
         p_draft: `[B, W-1, V]`, from which the chain's drafts were drawn.
-        fresh: of the pass.
     """
     n_drafts = p_draft.shape[1]
     rows = torch.arange(len(p_draft), device=p_draft.device)

@@ -78,7 +78,6 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
     """The window that a path is in, as the next passes take it for one without a tree.
 
     Args:
-        entries: of the pass.
         last: `[B]` int64, the last entry of each row's path.
     """
     view = entries.view(last)

@@ -117,7 +117,6 @@ class AcousticGroups(WindowPolicy):
             p_target, p_draft: `[B, K, V]`.
             drafts: `[B, K]` int64.
             coins: `[B, K]` in (0, 1).
-            groups: of the tokens.
 
         Returns:
             Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.

@@ -45,7 +45,6 @@ def verify_chain(
     """A pass over the window alone; the leading drafts that the rule accepts are generated.
 
     Args:
-        run: the run.
         drafts, p_draft: see `draft_afresh`.
         fresh: of the window's slots.
         is_joint: verify all drafts together; see `mmaccel.samplers.window.block_verification`.

@@ -54,7 +54,6 @@ def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> No
 
     Args:
         run: whose rows have all ended.
-        recorder: of the run.
         filler: `[]` int64.
 
     Cost: a pass of all rows for every 64 slots after the end of the shortest row.

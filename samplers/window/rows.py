@@ -220,7 +220,6 @@ class RunCounters(StaticPart):
         """Fill in statistics; returns `[B]` int64, the passes in which each row gained tokens.
 
         Args:
-            stats: of the run.
             lengths: `[B]` int64, tokens of each row.
         """
         gained = self.kept(lengths)  # [passes, B]
@@ -436,7 +435,6 @@ class RunRows(StaticPart):
         """Report the last pass to `on_step`, and end rows where it says so.
 
         Args:
-            on_step: of the run.
             passes: so far.
             rows: the row in each batch slot; empty without continuous batching.
         """

@@ -97,7 +97,6 @@ class RunGraphs(StaticPart):
             step: one of them.
             key: see `StepRunner.run_step`.
             n_passes: how many.
-            state: of the run.
 
         Returns:
             Whether each took as long as others like it will.
@@ -117,9 +116,6 @@ class RunGraphs(StaticPart):
     def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
         """Fill in the statistics how the steps were carried out, and the number format that passes
         had, if they were not all replayed: replays of other runs have it too.
-
-        Args:
-            same_bits: of the model.
         """
         self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures

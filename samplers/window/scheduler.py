@@ -283,7 +283,6 @@ class WindowScheduler(Scheduler):
         """Let rows join, with batch slots for them.
 
         Args:
-            run: the run.
             at_once: how many at most; None: as many as there is room for.
         """
         can_resize = self._can_resize(run)

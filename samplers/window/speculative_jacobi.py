@@ -280,7 +280,6 @@ def _redraw_window(
     """The window's next contents `[B, W]` int64.
 
     Args:
-        run: the run.
         coupling: see `iterate`.
         found: of the window.
         p_draft: `[B, W-1, V]`, from which its drafts were drawn.
@@ -319,7 +318,6 @@ def _extrapolate(
     """Scores `[B, W, V]` of drafts that follow how log p has changed since the last pass.
 
     Args:
-        run: the run.
         scores: `[B, W, V]`, of this pass.
         p: `[B, W, V]`, their distributions.
         p_last: `[B, W', V]`, those of the last pass; None in the first.

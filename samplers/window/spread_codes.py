@@ -44,7 +44,6 @@ class SpreadCodes:
         """Tokens `[B, W]` int64 of a pass.
 
         Args:
-            run: whose pass it is.
             scores: `[B, W, V]`, of the target distributions.
             tokens: `[B, W]` int64, drawn with the frozen noise of the slots.
         """

@@ -65,10 +65,10 @@ class StepState:
         self._declared.add(name)
         return Held(self, name)
 
-    def declare_fields(self, cls: Callable[..., T], owner: str) -> T:
-        """An instance of a dataclass whose fields are all `Held`, and are named after an owner."""
+    def declare_fields(self, cls: Callable[..., T]) -> T:
+        """An instance of a dataclass whose fields are all `Held`, and are named after it."""
         kind: Any = cls
-        return cls(*(self.declare(f"{owner} {field.name}") for field in fields(kind)))
+        return cls(*(self.declare(f"{kind.__name__} {field.name}") for field in fields(kind)))
 
     def use(self, tensors: dict[str, Tensor]) -> None:
         """Store in these tensors of an earlier run; what they hold is ignored."""

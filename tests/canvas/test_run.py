@@ -16,8 +16,9 @@ from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtMost, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import Selector, SelectorState, top
 from tests.fixtures.canvas import decode
 from tests.fixtures.canvas_paths import enumerate_paths
 from tests.fixtures.joints import families
@@ -142,6 +143,13 @@ def test_a_wrong_draft_may_be_impossible() -> None:
     assert torch.equal(plain.tokens, fast.tokens)
 
 
+class Best(ByOrder):
+    """The first slot of an order."""
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        return top(self.rank(predictions), predictions.is_open, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OneByOne(SelectorPolicy):
     """One slot a pass, in an order."""
@@ -151,7 +159,7 @@ class OneByOne(SelectorPolicy):
     exactness: ClassVar[Exactness] = "distribution"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        return AtMost(1, ByOrder(run.order(self.by)))
+        return Best(run.order(self.by))
 
 
 @pytest.mark.parametrize("by", ["sampled", "confidence", "entropy"])

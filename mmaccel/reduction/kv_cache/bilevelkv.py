@@ -49,7 +49,6 @@ class BiLevelKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """See `CacheMethod`."""
         return self.question
 
     def score(self, layer: CachedLayer) -> Tensor:
@@ -68,7 +67,6 @@ class BiLevelKV(CacheMethod):
         return torch.where(is_last & is_asked, scores + 2, scores)
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CacheMethod`."""
         heads, size = layer.keys.shape[1:3]
         stays = torch.zeros(len(keep), 1, size + 1, dtype=torch.bool, device=keep.device)
         stays = stays.scatter(2, keep.where(keep >= 0, size), True)[..., :size]

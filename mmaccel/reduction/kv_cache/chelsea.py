@@ -50,7 +50,6 @@ class Chelsea(CacheMethod):
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return self.recent
 
     def score(self, layer: CachedLayer) -> Tensor:
@@ -66,7 +65,6 @@ class Chelsea(CacheMethod):
         return scores.masked_fill(~self._may_merge(layer), float("inf"))
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CacheMethod`."""
         heads, size = layer.keys.shape[1:3]
         keep = keep.expand(-1, heads, -1)
         stays = torch.zeros(len(keep), heads, size + 1, dtype=torch.bool, device=keep.device)

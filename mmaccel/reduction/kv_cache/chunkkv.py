@@ -47,7 +47,6 @@ class ChunkKV(CacheMethod):
 
     @property
     def shared_layers(self) -> int:
-        """See `CacheMethod`."""
         return self.reuse
 
     def score(self, layer: CachedLayer) -> Tensor:

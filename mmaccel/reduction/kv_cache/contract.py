@@ -230,27 +230,22 @@ class CacheMethod(KVCacheMethod, ABC):
 
     @property
     def observed(self) -> int:
-        """See the class."""
         return 0
 
     @property
     def repeated(self) -> int:
-        """See the class."""
         return 0
 
     @property
     def rerotates(self) -> bool:
-        """See the class."""
         return False
 
     @property
     def reads_hidden(self) -> bool:
-        """See the class."""
         return False
 
     @property
     def shared_layers(self) -> int:
-        """See the class."""
         return 1
 
     @property

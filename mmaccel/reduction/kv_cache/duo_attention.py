@@ -53,7 +53,6 @@ class DuoAttention(HeadwiseMethod):
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return self.budget - self.sinks
 
     def remember(self, layer: CachedLayer) -> Tensor:
@@ -77,7 +76,6 @@ class DuoAttention(HeadwiseMethod):
         return layer.total
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """See `HeadwiseMethod`."""
         return self._is_end(layer) | (scores.amax(-1, keepdim=True) > 1 + self.share)
 
     def _is_end(self, layer: CachedLayer) -> Tensor:

@@ -49,12 +49,10 @@ class ExpectedAttention(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """See `CacheMethod`."""
         return self.window
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return 1
 
     turns_queries: ClassVar[bool] = True

@@ -28,9 +28,6 @@ class H2O(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer.
         recent: share of the budget for the last entries, 0 to 1; at least one stays.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     recent: float = within(0.5, 0, 1, "0.5 is the paper's")
@@ -39,7 +36,6 @@ class H2O(CacheMethod):
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return max(1, int(self.budget * self.recent))
 
     def score(self, layer: CachedLayer) -> Tensor:

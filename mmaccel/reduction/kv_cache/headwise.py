@@ -26,14 +26,10 @@ class HeadwiseMethod(CacheMethod):
 
     Args:
         budget: heads of no more entries keep all. What else it is is the method's.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     @property
     def is_headwise(self) -> bool:
-        """See `CacheMethod`."""
         return True
 
     @abstractmethod
@@ -67,9 +63,6 @@ class ThresholdMethod(HeadwiseMethod):
     Args:
         budget: the last entries, which stay in every head whatever their scores.
         threshold: the least score of an entry that stays.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     budget: int = 128
@@ -81,5 +74,4 @@ class ThresholdMethod(HeadwiseMethod):
         return self.budget
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """See `HeadwiseMethod`."""
         return scores >= self.threshold

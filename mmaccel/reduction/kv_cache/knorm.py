@@ -26,15 +26,11 @@ class KNorm(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer.
         first_layer: layers before it keep everything.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     first_layer: int = within(2, hint="2 suits most models")
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         return layer.lengths if layer.index < self.first_layer else super().count(layer)
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -55,7 +55,6 @@ class KVzip(HeadwiseMethod):
 
     @property
     def n_recent(self) -> int:
-        """See `CacheMethod`."""
         return 1
 
     def score(self, layer: CachedLayer) -> Tensor:
@@ -76,6 +75,5 @@ class KVzip(HeadwiseMethod):
         return choose_highest(ranked, wanted, int(wanted.max())).view_as(scores)
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """See `HeadwiseMethod`."""
         assert layer.stays is not None
         return layer.stays

@@ -33,15 +33,11 @@ class PyramidKV(SnapKV):
         kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
         slope: how many times the mean budget is that of the last layer, beside the window; 1 gives
             all layers the same.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     slope: int = within(20, 1, hint="20 is the paper's")
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         lengths = layer.lengths
         mean = self.budget - self.window
         room = (lengths - self.window).clamp(min=mean)

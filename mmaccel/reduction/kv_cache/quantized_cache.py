@@ -66,7 +66,6 @@ class QuantizedCache(CacheQuantizer):
         return Codes(codes, scale, least)
 
     def unpack(self, packed: Codes, out: Tensor) -> None:
-        """See `CacheQuantizer.unpack`."""
         codes = packed.codes
         parts = (codes & 15, codes >> 4) if self.bits == 4 else (codes,)
         n_entries = codes.shape[3]

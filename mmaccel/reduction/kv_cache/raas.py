@@ -36,9 +36,6 @@ class RaaS(CacheMethod):
             prompt is kept whole.
         every: see `CacheMethod`.
         threshold: the share of a query's attention with which an entry gets its time stamp.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     every: int = within(64, 1, 2**16, "64 suits most; it works in rounds", kw_only=True)
@@ -68,7 +65,6 @@ class RaaS(CacheMethod):
         return torch.maximum(stamps, torch.maximum(latest, born))
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """See `CacheMethod.count`."""
         assert layer.total is not None
         n_prompt = (layer.total.isinf() & layer.is_entry()).sum(-1).amax(1)
         most = (n_prompt + self.n_recent).clamp(min=self.budget)

@@ -27,9 +27,6 @@ class RandomEviction(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer.
         seed: of the choice.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     seed: int = within(0, 0, 2**32 - 1, "0 will do")

@@ -57,7 +57,6 @@ class StreamingLLM(CacheMethod):
 
     @property
     def rerotates(self) -> bool:
-        """See `CacheMethod`."""
         return self.rerotate
 
     def score(self, layer: CachedLayer) -> Tensor:

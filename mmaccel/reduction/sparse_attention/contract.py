@@ -144,9 +144,6 @@ class AttentionMethod(Method, ABC):
         budget: the fraction of a row's blocks that a pass attends to, in (0, 1]; 1 changes nothing.
         block: P.
         first_layer: layers before it attend to everything.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     budget: float = within(

@@ -64,7 +64,6 @@ class HiP(AttentionMethod):
         """`[R, H, n]`, the best score of the key in the middle of each chunk; -inf of empty ones.
 
         Args:
-            blocks: the layer.
             low, high: `[R, H, n]` int64.
         """
         middle = (low + high) * blocks.size // 2

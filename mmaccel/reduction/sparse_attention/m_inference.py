@@ -64,7 +64,6 @@ class MInference(PromptMethod):
         """Blocks `[R, H, N, N]` bool of the three patterns: A-shape, vertical-slash, block.
 
         Args:
-            prompt: the layer.
             attended: of `attend`.
         """
         number = torch.arange(prompt.n_blocks, device=attended.device)

@@ -30,7 +30,6 @@ class Quest(BlockScorer):
     """
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
-        """See `summarise_bounds`."""
         return summarise_bounds(keys, is_real)
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:

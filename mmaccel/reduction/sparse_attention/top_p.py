@@ -50,7 +50,6 @@ class TopP(AttentionMethod):
 
     @property
     def is_whole(self) -> bool:
-        """See `AttentionMethod.is_whole`."""
         return self.budget >= 1 and self.p >= 1
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:

@@ -58,7 +58,6 @@ class CDPruner(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"text"} if self.weight else ())
 
     def score(self, context: VisualContext) -> Tensor:

@@ -45,7 +45,6 @@ class DART(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"keys", "text"}) if self.text_pivots else frozenset({"keys"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:

@@ -35,7 +35,6 @@ class DivPrune(TokenReducer):
     """
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         valid = context.valid
         vectors = unit(context.x, context.valid)
         n = valid.shape[1]

@@ -35,11 +35,9 @@ class Downsample(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"grid"})
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         valid = context.valid
         group = context.group.where(valid, 0)
         n_groups = count_of_groups(group, valid)

@@ -31,7 +31,6 @@ class DownsamplePixels(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"pixels"})
 
     def shrink(self, rows: int, columns: int) -> tuple[int, int]:

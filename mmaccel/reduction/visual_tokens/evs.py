@@ -40,12 +40,10 @@ class EVS(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"frames", "grid"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "DivPrune reduces single images"
 
     def budget(self, context: VisualContext) -> Tensor:
@@ -63,7 +61,6 @@ class EVS(TokenReducer):
         return change.masked_fill((before < 0) & valid, _NEW)
 
     def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
-        """See `TokenReducer.limit`."""
         if self.least_change is None:
             return budget
         return budget.minimum(budgets.threshold(scores, context.valid, self.least_change))

@@ -41,7 +41,6 @@ class FastV(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
@@ -53,7 +52,6 @@ class FastV(TokenReducer):
         return context.attention(self.layer - 1, "last")
 
     def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
-        """See `TokenReducer.limit`."""
         if self.top_p is None:
             return budget
         return budget.minimum(budgets.top_p(scores, context.valid, self.top_p))

@@ -53,7 +53,6 @@ class _FiCoCo(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"keys", f"{self.queries}_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
@@ -65,7 +64,6 @@ class _FiCoCo(TokenReducer):
         raise NotImplementedError
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`."""
         stage = stage_of(self, context)
         return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
 
@@ -79,7 +77,6 @@ class _FiCoCo(TokenReducer):
         return seen - (1 - self.attended) * normalize(alike.where(context.valid, 0.0), dim=1)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         assert context.layer is not None
         valid = context.valid
         stays = top(scores, valid, budget)
@@ -114,15 +111,12 @@ class FiCoCoV(_FiCoCo):
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "ToMe merges in an encoder without a class token"
 
     def usual(self, depth: int) -> tuple[int, ...]:
-        """See `_FiCoCo.usual`."""
         return tuple(range(max(1, (depth + 1) // 2), max(2, depth)))
 
     def score(self, context: VisualContext) -> Tensor:
-        """See `_FiCoCo.score`."""
         scores = super().score(context)
         if not self.local_penalty or "grid" not in context.has:
             return scores
@@ -153,5 +147,4 @@ class FiCoCoL(_FiCoCo):
     queries: ClassVar[Queries] = "text"
 
     def usual(self, depth: int) -> tuple[int, ...]:
-        """See `_FiCoCo.usual`."""
         return tuple(range(min(5, depth - 1), depth))

@@ -63,7 +63,6 @@ class HiRED(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         others = self.scorer.needs if self.scorer is not None else frozenset()
         return frozenset({f"{self.queries}_attention", "grid", "tiles"}) | others
 
@@ -74,7 +73,6 @@ class HiRED(TokenReducer):
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "DivPrune needs no tiles"
 
     def score(self, context: VisualContext) -> Tensor:
@@ -84,7 +82,6 @@ class HiRED(TokenReducer):
         return context.attention(self.late, self._queries)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         shares = self.shares(context, budget)
         chosen = top_in_groups(scores, context.group.where(context.valid, 0), context.valid, shares)
         return keep_tokens(chosen, context.valid, context.size)

@@ -44,12 +44,10 @@ class ILRe(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"text_attention", "restart"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "FastV cuts at one layer and goes on from there"
 
     def layers_in(self, depth: int) -> tuple[int, ...]:

@@ -34,10 +34,8 @@ class LazyLLM(PyramidDrop):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"last_attention", "revival"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "PyramidDrop drops by the same scores and revives nothing"

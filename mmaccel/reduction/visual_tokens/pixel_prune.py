@@ -47,12 +47,10 @@ class PixelPrune(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"pixels", "grid"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "DivPrune works after the encoder"
 
     def score(self, context: VisualContext) -> Tensor:
@@ -60,7 +58,6 @@ class PixelPrune(TokenReducer):
         return self._predict(context)[0]
 
     def limit(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Tensor:
-        """See `TokenReducer.limit`."""
         differs = (scores > self.threshold) & context.valid
         return budget.minimum(differs.sum(1))
 

@@ -38,16 +38,13 @@ class PyramidDrop(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         quarters = sorted({max(1, depth * part // 4) for part in (1, 2, 3)})
         return self.layers or tuple(quarters)
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`."""
         stage = stage_of(self, context)
         return budgets.geometric(context.initial, context.counts, self.keep, self.n_keep, *stage)
 

@@ -67,7 +67,6 @@ class ToMe(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"keys"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
@@ -75,12 +74,10 @@ class ToMe(TokenReducer):
         return self.layers or tuple(range(1, depth))
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`."""
         stage = stage_of(self, context)
         return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         assert context.layer is not None
         valid = context.valid
         quarter = (context.counts + 2).div(4, rounding_mode="floor").clamp(min=1)

@@ -26,7 +26,6 @@ class UniformTokens(TokenReducer):
     """
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         return keep_tokens(spaced(context.valid, budget), context.valid, context.size)
 
 

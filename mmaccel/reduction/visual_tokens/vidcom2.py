@@ -40,12 +40,10 @@ class VidCom2(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({"frames"})
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "DivPrune reduces single images"
 
     def score(self, context: VisualContext) -> Tensor:
@@ -54,7 +52,6 @@ class VidCom2(TokenReducer):
         return -(to_video + to_frame)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         valid = context.valid
         frame = context.group.where(context.valid, 0)
         shares = self.shares(context, budget)

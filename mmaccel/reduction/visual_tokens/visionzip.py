@@ -43,7 +43,6 @@ class VisionZip(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        """See `TokenReducer.needs`."""
         return frozenset({f"{self.queries}_attention", "keys"})
 
     @property
@@ -53,7 +52,6 @@ class VisionZip(TokenReducer):
 
     @property
     def remedy(self) -> str:
-        """See `TokenReducer.remedy`."""
         return "DivPrune needs no attention"
 
     def score(self, context: VisualContext) -> Tensor:
@@ -61,7 +59,6 @@ class VisionZip(TokenReducer):
         return context.attention(self.layer, "cls" if self.queries == "cls" else "all")
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`."""
         valid = context.valid
         merged = (budget * self.contextual + 0.5).floor().long().clamp(min=1).minimum(budget - 1)
         dominant = top(scores, valid, budget - merged)

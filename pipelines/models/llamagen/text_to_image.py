@@ -291,9 +291,6 @@ def load_tokenizer(
 ) -> VQGAN:
     """Build the image tokenizer; by default `vq_ds16`, with 16 pixels per token, and with as many
     codes and channels as the weights have.
-
-    Raises:
-        UnsupportedModelError: as in `load_transformer`.
     """
     if config is None:
         names = {

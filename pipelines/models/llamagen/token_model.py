@@ -131,7 +131,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self.block_counts = self.caches.block_counts
 
     def forward(self, entries: Pass) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward`."""
         stores = self._open_stores()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
@@ -142,7 +141,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return logits.float()
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         chooser = self._open_stores().find_chooser(index)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
@@ -173,7 +171,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return _LACKS.get(word, "") or super().lack(word, part)
 
     def prefill(self, entries: Pass) -> None:
-        """See `mmaccel.contracts.TokenModel.prefill`."""
         stores = self._open_stores()
         lengths = entries.lengths
         if lengths is None:  # rows are admitted

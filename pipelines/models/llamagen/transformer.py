@@ -134,7 +134,6 @@ class Block(nn.Module):
         Args:
             hidden, rotations: see `LlamaGenTransformer.forward`.
             layer: its number.
-            entries: of the pass.
         """
         rows, width, dim = hidden.shape
         mixed = self.attention["wqkv"](self.attention_norm(hidden))

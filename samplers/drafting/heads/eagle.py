@@ -166,11 +166,7 @@ class Eagle(HeadSource):
         return find_file_time(self.folder)
 
     def load_head(self, model: LayerStates) -> EagleModel:
-        """See `HeadSource.load_head`.
-
-        Raises:
-            OptionError, UnsupportedModelError: see `load_eagle`.
-        """
+        """See `HeadSource.load_head`."""
         output = model.output_matrix()
         head = load_eagle(
             self.folder, embedding=model.input_matrix(), output=output, n_layers=model.n_layers

@@ -46,7 +46,6 @@ def make_head(
 
     Args:
         model: a causal LM on its device.
-        tokenizer: its own.
         texts: read one behind the other.
         plan: of the training.
         out: folder of the head.

@@ -37,9 +37,6 @@ class DISCO(DraftLength):
     Args:
         threshold: of the probability of acceptance.
         rate: step of the classifier's gradient descent; 0 teaches it nothing.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     threshold: float = within(0.4, 0, 1, "0.4 is a start")

@@ -47,9 +47,6 @@ class Lookahead(CandidateSource):
     Args:
         ngram: N, tokens of an n-gram; as many passes make one.
         pool: n-grams that a row keeps.
-
-    Raises:
-        OptionError: a value out of range.
     """
 
     ngram: int = within(4, 2, 16, "4 suits most texts")

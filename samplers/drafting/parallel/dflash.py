@@ -66,7 +66,6 @@ class DFlash(DraftSource):
         Raises:
             OptionError: a model that hands out no hidden states, or a window wider than a block;
                 see also `load_dflash`.
-            UnsupportedModelError: see `load_dflash`.
         """
         model = check_states(run, self)
         network = open_once(self, model)
