@@ -42,7 +42,6 @@ class KVzip(HeadwiseMethod):
     """
 
     every: None = within(None, hint="what is generated is not repeated; take KVzap", kw_only=True)
-    budget: int = 1024
     budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
     sinks: int = within(4, hint="4 suits most models")
     piece: int = within(256, 1, hint="256 suits most models")
