@@ -31,7 +31,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.demo.scenes.checker import check_images
 from mmaccel.demo.scenes.data import EVALUATION_SEED as CAPTION_SEED
 from mmaccel.demo.scenes.data import make_captions
-from mmaccel.evaluation.exactness.g_test import sampling_floor
+from mmaccel.evaluation.exactness.g_test import sampling_floor, total_variation
 from mmaccel.loading import open_pipeline
 from mmaccel.options import LoadOptions
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
@@ -215,19 +215,12 @@ def _measure_distribution(
     for k, prompt in enumerate(prompts):
         answers = grammar.right_answers(prompt)
         drawn = Counter(map(grammar.decode_answer, canvases[k * _DRAWS : (k + 1) * _DRAWS]))
-        distance += measure_distance(answers, {a: n / _DRAWS for a, n in drawn.items()})
-        floor += sampling_floor(
-            torch.full((len(answers),), 1 / len(answers), dtype=torch.float64), _DRAWS
-        )
-    return {"total_variation": distance / len(prompts), "floor": floor / len(prompts)}
-
-
-def measure_distance(answers: Sequence[Any], shares: Mapping[Any, float]) -> float:
-    """Total variation, 0..1, of shares from the uniform distribution over right answers; what is
-    missing to one lies on wrong ones."""
-    right = [shares.get(answer, 0.0) for answer in answers]
-    on_right = sum(abs(p - 1 / len(answers)) for p in right)
-    return (on_right + max(0.0, 1.0 - sum(right))) / 2
+        counts = [drawn[answer] for answer in answers]
+        found = torch.tensor([*counts, _DRAWS - sum(counts)]).double() / _DRAWS  # wrong ones last
+        even = torch.tensor([1 / len(answers)] * len(answers) + [0.0], dtype=torch.float64)
+        distance += total_variation(found, even) / len(prompts)
+        floor += sampling_floor(even, _DRAWS) / len(prompts)
+    return {"total_variation": distance, "floor": floor}
 
 
 def measure_images(

@@ -1,10 +1,15 @@
 """Coarse drafts in parallel rounds: in each, all slots are drafted from the round before.
 
-Idea: `coarse_sweep` drafts a window slot by slot, each on the new drafts on its left. Here a round
-drafts all slots of all rows at once on what the round before has left, so that W small steps become
-a few products over all slots. Round k makes the first k slots as a sweep does: as many rounds as
-slots are a sweep. Own study; cousins: xPress (arXiv 2608.02438) corrects a block of a text model's
-drafts in six rounds.
+The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
+table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
+whose values are corrected by what C says about the change of its neighbourhood; any other slot
+takes the best of C's scores plus noise and a share of the last scores of that pass. See
+`mmaccel.samplers.drafting.coarse_drafter`.
+
+A round drafts all slots of all rows at once on what the round before has left, a few products over
+all slots. Round k makes the first k slots as a sweep from left to right does, each slot on the new
+drafts before it: as many rounds as slots are a sweep. Own study; cousins: xPress (arXiv 2608.02438)
+corrects a block of a text model's drafts in six rounds.
 
 A draft of the last round depends on the drafts of the round before, `Redrafted.read`, and on the
 noise of its own slot. Given what is on its left it is distributed as the softmax of its scores on
@@ -19,8 +24,34 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, find_hidden, share_of
+
+class SweepWeights(NamedTuple):
+    """C's weights as rounds read them, float32."""
+
+    table: Tensor  # [N * (V + 1), H]: rows k (V + 1) … are neighbour k's, id V is "no token"
+    inner: Tensor  # [H, H], input first
+    inner_bias: Tensor  # [H]
+    head: Tensor  # [V, H]: scores of tokens from h
+    head_bias: Tensor  # [V]
+
+
+class SweepSlots(NamedTuple):
+    """What is known of K slots of B rows before the first round."""
+
+    columns: Tensor  # [B, K] int64: where their tokens stand in `work`
+    neighbours: Tensor  # [B, K, N] int64: where those of their neighbours stand
+    is_seen: Tensor  # [B, K] bool: whether a pass has evaluated the slot
+    is_fixed: Tensor  # [B, K] bool: whether its draft stays as it is
+    seen: Tensor  # [B, K, N] int64: the neighbours' ids which that pass saw
+    base: Tensor  # [B, K, H] float32
+    hidden_seen: Tensor  # [B, K, H] float32: h for `seen`
+    ids: Tensor  # [B, K, M] int64: candidates of that pass
+    values: Tensor  # [B, K, M] float32: their perturbed scores
+    last: Tensor  # [B, V] float32: scores of the last slot of that pass
+    gates: Tensor  # [B, K] float32: how much of them counts at a slot that no pass has seen
+    noise: Tensor  # [B, K, V] float32: what is added there; -inf where a token is not allowed
 
 
 class Redrafted(NamedTuple):
@@ -41,8 +72,12 @@ def coarse_rounds(
     """Drafts of a window.
 
     Args:
-        weights, slots, work, scale, n_corrected: as in `coarse_sweep`; `work` holds the drafts of
-            the last round in the end.
+        weights: of C.
+        slots: K slots of B rows, in order.
+        work: `[B, N]` int64, the tokens of all rows, the window's present drafts included; V where
+            there is none. In the end it holds the drafts of the last round.
+        scale: of C's scores, 1 / temperature.
+        n_corrected: how many of the M candidates, the first ones, are corrected.
         rounds: how many, at least 1.
 
     Returns:
@@ -71,3 +106,26 @@ def coarse_rounds(
         drafts = torch.where(slots.is_fixed | is_same, before, found)
         work.scatter_(1, slots.columns, drafts)
     return Redrafted(drafts, read)
+
+
+def find_hidden(weights: SweepWeights, neighbours: Tensor, base: Tensor) -> Tensor:
+    """C's second hidden layer `[..., H]`, h.
+
+    Args:
+        weights: of C.
+        neighbours: `[..., N]` int64 ids.
+        base: `[..., H]`.
+    """
+    n_neighbours = neighbours.shape[-1]
+    offsets = torch.arange(n_neighbours, device=base.device) * (len(weights.head) + 1)
+    flat = (neighbours + offsets).flatten()
+    starts = torch.arange(0, len(flat), n_neighbours, device=base.device)
+    found = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
+    first = (found + base).relu().flatten(0, -2)
+    hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+    return hidden.view(base.shape)
+
+
+def share_of(last: Tensor, gates: Tensor) -> Tensor:
+    """Scores times gates; what is impossible stays so whatever the gate."""
+    return (last * gates).masked_fill(last == float("-inf"), float("-inf"))

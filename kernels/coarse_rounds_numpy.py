@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.kernels.coarse_rounds import Redrafted
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, share_of
-from mmaccel.kernels.coarse_sweep_numpy import RowPass, SlotWeights
+from mmaccel.kernels.coarse_rounds import Redrafted, SweepSlots, SweepWeights, share_of
 from mmaccel.kernels.truncation_numpy import largest
 
 _NO_ID = -1  # what the neighbours of a new slot were before the first round
@@ -90,10 +88,29 @@ class MadeRounds(NamedTuple):
     fresh: np.ndarray  # [n - o, V] float32: the scores of new slots, without noise
 
 
+class SlotWeights(NamedTuple):
+    """What C knows of a slot before its neighbours are sums of these, float32."""
+
+    state: Tensor  # [D, H]: of the large model's state, input first
+    slots: Tensor  # [S, H]: of the slot; the last one's serves all that follow
+    distances: Tensor  # [R, H]: of how far the state's slot lies back, the same
+    gates: Tensor  # [R]: `SweepSlots.gates` before scaling
+
+
+class RowPass(NamedTuple):
+    """What is kept of a row of the last pass, whose window had W slots."""
+
+    seen: np.ndarray  # [W, N] int64: ids of the slots' neighbours
+    states: Tensor  # [W, D] float32
+    scores: np.ndarray  # [W, V] float32: those that noise is added to
+    last: np.ndarray  # [V] float32: of the last slot
+    prompt: np.ndarray  # [H] float32: what C makes of the prompt
+
+
 class RowWindow(NamedTuple):
     """A row's window before its pass, and what is kept of the last one."""
 
-    work: np.ndarray  # [C] int64: the row's tokens, see `coarse_sweep`
+    work: np.ndarray  # [C] int64: the row's tokens, see `read_tokens`
     column: int  # of the first draft
     neighbours: np.ndarray  # [K, N] int64: columns, for K drafts
     slot: int  # of the first draft
@@ -141,7 +158,7 @@ class Rounds:
         """Write the drafts of listed slots into `work`.
 
         Args:
-            work: int64, the tokens of all rows one after the other, see `coarse_sweep`.
+            work: int64, the tokens of all rows one after the other, see `read_tokens`.
             slots: n of them.
             scale, n_corrected, rounds: as in `coarse_rounds`.
         """
@@ -323,3 +340,12 @@ def _list_slots(window: RowWindow) -> tuple[np.ndarray, np.ndarray]:
     if window.is_fixed is None:
         return old, new
     return old[~window.is_fixed[old]], new[~window.is_fixed[new]]
+
+
+def read_tokens(tokens: np.ndarray, n_ids: int) -> np.ndarray:
+    """A row's tokens `[N]` int64 as rounds read them, `[N + 1]`: V for padding and at the end."""
+    work = np.empty(len(tokens) + 1, np.int64)
+    work[-1] = n_ids
+    unsigned = np.uint64  # among which -1, padding, is the largest
+    np.minimum(tokens.view(unsigned), unsigned(n_ids), out=work[:-1].view(unsigned))
+    return work

@@ -1,11 +1,15 @@
 """Parallel rounds of coarse drafts in Triton: one launch a round, one program a slot.
 
 Idea: a slot reads the tokens that the round before has left and writes into another copy of them,
-so that no program waits for another. What a program makes of its slot is `draft_slot`, the step of
-a sweep. Rounds are as many as were asked for, and none is skipped: what a launch does may depend on
-tensors, how many there are may not, so that they can be captured.
+so that no program waits for another. A slot whose neighbours are as the pass saw them costs one
+comparison, one whose candidates are corrected reads their rows, and the scores of all tokens are
+computed only where no pass has seen the slot. The first hidden layer goes through a scratch row,
+because a program reads single entries of a vector from memory alone. Rounds are as many as were
+asked for, and none is skipped: what a launch does may depend on tensors, how many there are may
+not, so that they can be captured.
 
-Reads: as a sweep in every round; but by as many multiprocessors as there are slots.
+Reads: C's inner matrix for every slot that is computed, all its output scores for every slot that
+no pass has seen, in every round; mostly from the second-level cache.
 
 Departures: none; products are summed in another order than torch's, so that near-ties may fall
 otherwise.
@@ -19,16 +23,64 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.coarse_rounds import Redrafted
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
-from mmaccel.kernels.coarse_sweep_triton import (
-    block_sizes,
-    builds_of,
-    draft_slot,
-    refuse_coarse_sweep,
-)
+from mmaccel.kernels.coarse_rounds import Redrafted, SweepSlots, SweepWeights
 
+LANES = tl.constexpr(32)  # neighbours compared at a time
+TILE = 8192  # numbers of a matrix at a time
+WIDEST = 512  # hidden layer
 _WARPS = 8  # of a program; with 4 or 16 some builds spill registers; no GPU has timed them
+
+
+@triton.jit
+def _argmax_of_products(  # type: ignore[no-untyped-def]
+    matrix,
+    vector,
+    offsets,
+    ids,
+    last,
+    noise,
+    gate,
+    scale,
+    n_rows,
+    n_corrected,
+    width,
+    column,
+    ROWS: tl.constexpr,
+    IS_FRESH: tl.constexpr,
+):
+    """First of `n_rows` with the largest score.
+
+    If `IS_FRESH`, rows are those of the matrix and a score is (row times vector + offset) times the
+    scale + gate times the last score + noise. Otherwise rows are those of the ids and a score is
+    row times vector times the scale, 0 from `n_corrected` on, + offset.
+    """
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    index = tl.zeros([ROWS], tl.int32)
+    for first in tl.range(0, n_rows, ROWS, disable_licm=True):
+        row = first + tl.arange(0, ROWS)
+        inside = row < n_rows
+        entry = row.to(tl.int64)
+        if not IS_FRESH:
+            entry = tl.load(ids + row, mask=inside, other=0)
+        tile = tl.load(
+            matrix + entry[:, None] * width + column[None, :],
+            mask=inside[:, None] & (column < width)[None, :],
+            other=0.0,
+        )
+        score = tl.sum(tile * vector[None, :], 1)
+        offset = tl.load(offsets + row, mask=inside, other=0.0)
+        if IS_FRESH:
+            older = tl.load(last + row, mask=inside, other=0.0)
+            older = tl.where(older == float("-inf"), older, older * gate)
+            score = (score + offset) * scale + older
+            score += tl.load(noise + row, mask=inside, other=0.0)
+        else:
+            score = tl.where(row < n_corrected, score * scale, 0.0) + offset
+        better = inside & (score > best)
+        best = tl.where(better, score, best)
+        index = tl.where(better, row, index)
+    high = tl.max(best, 0)
+    return tl.min(tl.where(best == high, index, n_rows - 1), 0)
 
 
 @triton.jit
@@ -41,12 +93,89 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64)
     batch_row = at // n_slots
     out = written + batch_row * n_columns + tl.load(columns + at)
-    draft = draft_slot(
-        table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-        hidden_seen, ids, values, last + batch_row * n_values, gates, noise,
-        work + batch_row * n_columns, layer + at * width, at, before + at, out,
-        n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
-    )  # fmt: skip
+    work += batch_row * n_columns
+    layer += at * width
+    last += batch_row * n_values
+    h, lane, part = tl.arange(0, WIDTH), tl.arange(0, LANES), tl.arange(0, ROWS)
+    inside = h < width
+    around = at * n_neighbours
+    draft = tl.load(before + at)
+    changes = tl.zeros([LANES], tl.int32)
+    for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
+        there = first + lane < n_neighbours
+        where = tl.load(neighbours + around + first + lane, mask=there, other=0)
+        now = tl.load(work + where, mask=there, other=0)
+        was = tl.load(seen + around + first + lane, mask=there, other=0)
+        changes += (now != was).to(tl.int32)
+    was_seen = tl.load(is_seen + at)
+    is_same = (was_seen != 0) & (tl.sum(changes, 0) == 0)
+    if (tl.load(is_fixed + at) == 0) & (is_same == 0):
+        total = tl.load(base + at * width + h, mask=inside, other=0.0)
+        for first in range(0, n_neighbours, ROWS):
+            neighbour = first + part
+            there = neighbour < n_neighbours
+            where = tl.load(neighbours + around + neighbour, mask=there, other=0)
+            entry = tl.load(work + where, mask=there, other=0) + neighbour * (n_values + 1)
+            tile = tl.load(
+                table + entry[:, None] * width + h[None, :],
+                mask=there[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total += tl.sum(tile, 0)
+        low = tl.maximum(total, 0.0)
+        tl.store(layer + h, low, mask=inside)
+        tl.debug_barrier()  # all entries are written before any is read
+        total = tl.load(inner_bias + h, mask=inside, other=0.0)
+        for first in range(0, width, ROWS):
+            source = first + part
+            there = source < width
+            entry = tl.load(layer + source, mask=there, other=0.0)
+            tile = tl.load(
+                inner + source[:, None] * width + h[None, :],
+                mask=there[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total += tl.sum(entry[:, None] * tile, 0)
+        hidden = low + tl.maximum(total, 0.0)
+        if was_seen != 0:
+            change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
+            among = at * n_candidates
+            found = _argmax_of_products(
+                head,
+                change,
+                values + among,
+                ids + among,
+                last,
+                noise,
+                0.0,
+                scale,
+                n_candidates,
+                n_corrected,
+                width,
+                h,
+                ROWS,
+                False,
+            )
+            draft = tl.load(ids + among + found)
+        else:
+            found = _argmax_of_products(
+                head,
+                hidden,
+                head_bias,
+                ids,
+                last,
+                noise + at * n_values,
+                tl.load(gates + at),
+                scale,
+                n_values,
+                0,
+                width,
+                h,
+                ROWS,
+                True,
+            )
+            draft = found.to(tl.int64)
+        tl.store(out, draft)  # here as well: held until the end, it spills registers
     tl.store(out, draft)
     tl.store(drafts + at, draft)
 
@@ -60,7 +189,10 @@ def refuse_coarse_rounds(
     rounds: int,
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
-    return refuse_coarse_sweep(weights, slots, work, scale, n_corrected)
+    width = len(weights.inner)
+    if width > WIDEST:
+        return f"hidden layer: expected at most {WIDEST}, received {width}; make a smaller C"
+    return None
 
 
 def coarse_rounds(
@@ -98,6 +230,33 @@ def coarse_rounds(
     return Redrafted(drafts, read)
 
 
+def block_sizes(width: int) -> dict[str, int]:
+    """Block sizes for a hidden layer of a width."""
+    block = max(16, triton.next_power_of_2(width))
+    return {"WIDTH": block, "ROWS": TILE // block}
+
+
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
-    return builds_of(_round_kernel, lambda width: _WARPS)
+    ids = ("columns", "neighbours", "seen", "ids", "before", "work", "written", "drafts")
+    kinds = dict.fromkeys(ids, "*i64") | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}
+    numbers = (
+        "n_slots",
+        "n_columns",
+        "n_neighbours",
+        "width",
+        "n_candidates",
+        "n_corrected",
+        "n_values",
+    )
+    kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
+    signature = {name: kinds.get(name, "*fp32") for name in _round_kernel.arg_names}
+    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    widths = (16, 32, 64, 128, 256, 512)
+    return [
+        Build(
+            _round_kernel, signature, block_sizes(width), _WARPS, 1, 128,
+            (*pointers, "width"),
+        )
+        for width in widths
+    ]  # fmt: skip

@@ -39,7 +39,6 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "unmask": "unmask",
     "sample": "sample_frozen",
     "couple": "couple",
-    "coarse_sweep": "coarse_sweep",
     "coarse_rounds": "coarse_rounds",
     "add_norm": "add_norm",
     "rope_write": "rope_write",
@@ -51,14 +50,13 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
 NUMPY = {  # kernel -> its functions that have a version in kernels/<kernel>_numpy.py
     "accept_prefix": ("accept_prefix", "count_pass"),
     "acceptance": ("is_kept", "redraw", "verify", "follow"),
-    "coarse_sweep": ("coarse_sweep",),
     "coarse_rounds": ("coarse_rounds",),
     "sample": ("argmax",),
     "truncation": ("sort_falling",),
     "window_inputs": ("count_new_drafts",),
 }
 # skip what a slot does not need: faster in numpy for any number of rows
-_ANY_ROWS = ("coarse_sweep", "coarse_rounds")
+_ANY_ROWS = ("coarse_rounds",)
 _FEW_ROWS = 64  # with more, operations over the whole batch take less than rows one by one
 
 P = ParamSpec("P")

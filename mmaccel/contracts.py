@@ -33,9 +33,38 @@ from typing import (
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import GLOSSARY, Capable
 from mmaccel.checks import Checked, check_int, show
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import BlockCounts, Exactness, Generation, OnStep, StepBytes
+
+LAYER_METHODS = frozenset(
+    {
+        "eviction", "hidden states", "own attention", "packed entries", "prompt blocks",
+        "prompt keys", "repeated prompts", "rounds", "step blocks", "turned keys", "uneven heads",
+    }
+)  # fmt: skip
+"""Words that methods of caches and attention need of a model's layers."""
+OF_LAYERS = LAYER_METHODS | {
+    "copied entries", "draft canvas", "draft passes", "fused decoder", "layer states",
+    "shared prompts", "trees",
+}  # fmt: skip
+"""Words that only models offer whose layers cache and attend by functions of mmaccel."""
+
+_OF_WINDOWS = {  # words of passes that go on behind a prompt, and why a canvas lacks them
+    "captured steps": "its canvas is filled pass by pass",
+    "chunked prompts": "its passes are over whole canvases",
+    "copied entries": "its passes are over whole canvases",
+    "fused decoder": "its passes are the model's own",
+    "shared prompts": "its passes are over whole canvases",
+    "trees": "its slots are filled in any order",
+}
+
+
+def lack_of_canvas(word: str) -> str:
+    """Why no model that fills canvases has what a word says; empty where one may."""
+    return _OF_WINDOWS.get(word, "")
+
 
 _RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
 
@@ -205,8 +234,9 @@ class PrefixGroups:
         return f"{self.n_rows} rows read {stored}"
 
 
-class Model(ABC):
-    """What models of both loops have in common.
+class Model(Capable, ABC):
+    """What models of both loops have in common. A child says what its runs may do by `offers`, and
+    by `lack` where that depends on more than its class.
 
     Attributes:
         kind: what decodes it, "window" or "canvas".
@@ -218,6 +248,7 @@ class Model(ABC):
         block_counts: what sparse attention leaves out in the run; None where nothing counts it.
     """
 
+    slot = "model"
     kind: ClassVar[Literal["window", "canvas"]]
     vocab_size: int
     max_positions: int | None = None
@@ -264,23 +295,17 @@ class Model(ABC):
         """
         return False
 
-    def use_fused(self, fused: Any, compile: Any) -> bool:
+    def use_fused(self, fused: Any, compile: Any) -> None:
         """Set whether the next runs may take a fused decoder, and whether that is compiled; see
-        `mmaccel.pipelines.runner.engine.Engine`. Returns whether the model can have one.
+        `mmaccel.pipelines.runner.engine.Engine`.
         """
-        return False
-
-    def find_layer_obstacle(self, methods: Any) -> str:
-        """Why its layers do not carry methods of caches and attention (`LayerMethods` of
-        `mmaccel.pipelines.layers.methods`); empty where they do.
-        """
-        return "its layers do not cache and attend by functions of mmaccel"
 
     def use_methods(self, methods: Any, branches: int = 1) -> None:
         """From the next `reserve` on, the layers' caches and attention are reduced.
 
         Args:
-            methods: how; such that there is no obstacle.
+            methods: how (`LayerMethods` of `mmaccel.pipelines.layers.methods`), as
+                `mmaccel.capabilities.explain` lets pass.
             branches: G, guidance branches of the rows.
         """
         raise NotImplementedError
@@ -315,6 +340,7 @@ class TokenModel(Model):
     """
 
     kind = "window"
+    offers = frozenset(GLOSSARY) - OF_LAYERS
     runner: Any = None
     recorder: Any = None
     takes_runner: bool = False
@@ -326,6 +352,14 @@ class TokenModel(Model):
     prefix_reason: str = ""
     codes: Tensor | None = None
     ragged: bool = False
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `Capable.lack`."""
+        if word == "captured steps" and not self.takes_runner:
+            return "it takes no step runner"
+        if word in self.offers:
+            return ""
+        return "its layers do not cache and attend by functions of mmaccel"
 
     @property
     def n_inputs(self) -> int:
@@ -342,21 +376,11 @@ class TokenModel(Model):
         return False
 
     @property
-    def takes_trees(self) -> bool:
-        """Whether `forward` takes `Pass.parents`, and `commit` a path."""
-        return False
-
-    @property
     def takes_whole_prompts(self) -> bool:
         """Whether `prefill` processes prompts with their last tokens. Windows of the first pass
         begin with these all the same; `forward` processes those behind them.
         """
         return False
-
-    @property
-    def capture_obstacle(self) -> str:
-        """Why the passes of the next run cannot be captured; empty where they can."""
-        return ""
 
     @property
     def shared_rounding(self) -> str:
@@ -386,14 +410,6 @@ class TokenModel(Model):
         """
         return None
 
-    def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:
-        """Why rows of the next run cannot read one stored prompt together; empty where they can.
-
-        Args:
-            prefixes: the rows whose tokens are the same; None where the run is not known yet.
-        """
-        return "its layers do not cache and attend by functions of mmaccel"
-
     def use_prefixes(self, prefixes: PrefixGroups | None, reason: str = "") -> None:
         """From the next `reserve` on, `prefill` processes the prefix of one row a group, in one
         pass or in pieces, and all rows of the group read it; where there is no obstacle. No row
@@ -405,12 +421,6 @@ class TokenModel(Model):
         """
         self.prefixes = prefixes
         self.prefix_reason = reason
-
-    def find_copying_obstacle(self) -> str:
-        """Why a row of the next run cannot take over what another row's prompt has left in the
-        cache, where both begin with the same tokens; empty where it can.
-        """
-        return "its layers do not cache by functions of mmaccel"
 
     @property
     def entries_key(self) -> Hashable:
@@ -432,7 +442,7 @@ class TokenModel(Model):
             row: its number.
             entries: empty for nothing.
             key: rows that were given entries by the same key read them together, as far as
-                `find_sharing_obstacle` finds none; None: the row writes a copy to its own cache.
+                rows may; None: the row writes a copy to its own cache.
         """
         raise NotImplementedError
 
@@ -441,12 +451,6 @@ class TokenModel(Model):
         on a GPU then shares its work out by lengths; what it computes is the same.
         """
         self.ragged = ragged
-
-    def find_drafting_obstacle(self, drafts: Any) -> str:
-        """Why it cannot draft for itself over part of its cache, as a source says
-        (`mmaccel.samplers.drafting.self_draft`); empty where it can.
-        """
-        return "its layers do not cache and attend by functions of mmaccel"
 
     def use_drafting(self, drafts: Any) -> None:
         """From the next `reserve` on, `forward_draft` attends as a source says; None: no longer."""
@@ -461,10 +465,6 @@ class TokenModel(Model):
             index: drafts of the window before it.
         """
         raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
-
-    def find_canvas_obstacle(self) -> str:
-        """Why entries of the next run's passes cannot see each other; empty where they can."""
-        return "its layers do not cache and attend by functions of mmaccel"
 
     def forward_canvas(self, entries: Pass) -> Tensor:
         """As `forward`, logits `[R, W, V]` of entries that see each other and all that was cached
@@ -520,6 +520,7 @@ class Denoiser(Model):
     """
 
     kind = "canvas"
+    offers = frozenset(GLOSSARY) - OF_LAYERS - _OF_WINDOWS.keys()
     mask_token: int | None
     block: int | None = None
     supports_kv_cache: bool = False
@@ -527,9 +528,12 @@ class Denoiser(Model):
     any_rows: bool = False
     is_self_checked: bool = False
 
-    def find_layer_obstacle(self, methods: Any) -> str:
-        """See `Model.find_layer_obstacle`."""
-        return self.kv_cache_reason or "every pass computes everything anew"
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `Capable.lack`."""
+        if word in self.offers:
+            return ""
+        why = lack_of_canvas(word) or self.kv_cache_reason
+        return why or "every pass computes everything anew"
 
     @property
     def prompt_limit(self) -> int | None:
@@ -790,14 +794,8 @@ def check_window(window: Any, *, adaptive: bool) -> None:
         check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
 
 
-class Method(Checked):
-    """Base of what a slot of `attach` takes beside a policy.
-
-    Attributes:
-        slot: the keyword of `attach`.
-    """
-
-    slot: ClassVar[str]
+class Method(Checked, Capable):
+    """Base of what a slot of `attach` takes beside a policy; `slot` is the keyword of `attach`."""
 
 
 def check_method(slot: str, method: object, base: type, example: str) -> Any:

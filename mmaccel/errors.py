@@ -36,6 +36,11 @@ def _shorten(message: str) -> str:
     return f"{message[:half]} ... {message[-half:]}"
 
 
+def describe(error: BaseException) -> str:
+    """Class and beginning of the text of an error, on one line."""
+    return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
+
+
 class ShapeError(MMAccelError, ValueError):
     """A tensor has the wrong shape, dtype or device."""
 

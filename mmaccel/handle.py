@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.layer_methods import (
-    check_chunks,
-    check_combination,
-    check_model,
-    check_sharing,
-    read_methods,
-)
+from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
 from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
@@ -41,7 +36,6 @@ from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed, choose_seed
-from mmaccel.samplers.trees.contract import has_tree
 
 
 @dataclass(frozen=True)
@@ -267,7 +261,6 @@ def attach(
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     methods = read_methods(kv_cache, attention)
-    check_chunks(methods, prefill_chunk_size)
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(
@@ -281,20 +274,16 @@ def attach(
     model, family = find_served(target)
     chosen = choose_policy(policy, layout)
     check_drafts_layout(chosen, family.layout(model) if layout is None else layout)
-    check_combination(methods, reducers, chosen)
     check_vocabulary(layout, model)
     engine.check(find_device(model), chosen)
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
     if strict and refusal is not None:
         raise refusal
+    window = family.wrap(model) if refusal is None else None
+    refuse(explain(chosen, methods, *reducers, engine, window))
     reduction = VisualReduction(reducers)
     if reducers:
-        reduction.check(model, family, chosen)
-    slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
-    if slots and refusal is None:
-        check_model(slots, family.wrap(model), methods)
-    if refusal is None:
-        check_sharing(engine, methods, family.wrap(model))
+        reduction.check(model, family)
     service = GenerateService(
         chosen,
         family,

@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import stat
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,101 +43,61 @@ MAX_DEPTH = 64  # brackets within brackets of a JSON text: those of this library
 
 # Files.
 MAX_FILE = 2**30  # bytes of a file of texts: a million prompts of 1 KB
-MAX_LINES = 2 * MAX_ITEMS  # of such a file: an empty line after each prompt
 MAX_LINE = 2**20  # bytes: two prompts of `MAX_PROMPT` characters, each written as \ud83d\ude00
 
-_BLOCK = 2**20  # bytes read at a time
 _OPENING = "([{"
 _QUOTED = re.compile(r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?""", re.DOTALL)
 _BRACKETS = re.compile(r"[()\[\]{}]")
 
 
 def read_whole(file: str | Path, option: str) -> bytes:
-    """The bytes of a file of texts.
+    """The bytes of a file of texts; only regular files are read, because others may never end.
 
     Args:
-        file: a path; only regular files are read, because others may never end.
+        file: a path.
         option: begins the message.
 
     Raises:
         OptionError: no such file, no regular one, or more than `MAX_FILE` bytes.
     """
     name = str(file)
-    try:
-        facts = os.stat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OptionError(
-                f"{option}: expected a regular file, received {name!r}, which is "
-                f"{_kind_of(facts.st_mode)}; write the text to a file first"
-            )
-        check_file_size(facts.st_size, f"{option} {name!r}")
-        with open(file, "rb") as opened:
-            data = opened.read(MAX_FILE + 1)
-    except OptionError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
+    if not os.path.isfile(file):
         raise OptionError(
-            f"{option}: expected a file that can be read, received {name!r} ({reason}); "
-            "check the path"
-        ) from error
-    check_file_size(len(data), f"{option} {name!r}")
-    return data
-
-
-def _kind_of(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
-
-
-def check_file_size(size: int, what: str) -> None:
-    """Refuse a file or stream of more than `MAX_FILE` bytes.
-
-    Raises:
-        OptionError: such a size; `what` begins the message.
-    """
-    if size > MAX_FILE:
-        raise OptionError(
-            f"{what}: expected at most {MAX_FILE} bytes, received more; split it into several"
+            f"{option}: expected a file that can be read, received {name!r}, which is none or no "
+            "regular one; check the path"
         )
+    try:
+        with open(file, "rb") as opened:
+            return read_stream(opened, f"{option} {name!r}")
+    except OSError as error:
+        raise OptionError(
+            f"{option}: expected a file that can be read, received {name!r} ({error.strerror}); "
+            "check its permissions"
+        ) from error
 
 
 def read_stream(stream: IO[bytes], what: str) -> bytes:
-    """The bytes of a stream up to its end, which an endless one does not have.
-
-    Args:
-        stream: standard input.
-        what: begins the message.
+    """The bytes of a file or of standard input up to its end.
 
     Raises:
-        OptionError: as soon as it has sent more than `MAX_FILE` bytes or `MAX_LINES` lines, or more
-            than `MAX_LINE` bytes of one line.
+        OptionError: more than `MAX_FILE` bytes; `what` begins the message.
     """
-    data, lines, begin = bytearray(), 0, 0  # begin: of the line that is not finished
-    while block := stream.read(_BLOCK):
-        end = block.rfind(b"\n")
-        begin = begin if end < 0 else len(data) + end + 1
-        data += block
-        lines += block.count(b"\n")
-        if len(data) - begin > MAX_LINE:
-            raise _too_long(what, lines + 1, "more")
-        check_file_size(len(data), what)
-        _check_line_count(lines, what)
-    return bytes(data)
+    data = stream.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise OptionError(
+            f"{what}: expected at most {MAX_FILE} bytes, received more; split it into several"
+        )
+    return data
 
 
 def check_text(data: bytes, what: str) -> None:
-    """Refuse bytes that are no text in UTF-8 of lines within the limits. Only line feeds end one:
-    within JSON and prompts, what Unicode takes for the end of a line may stand.
+    """Refuse bytes that are no text in UTF-8. Only line feeds end a line: within JSON and prompts,
+    what Unicode takes for the end of a line may stand.
 
     Raises:
-        OptionError: not UTF-8, more than `MAX_LINES` lines, or one of more than `MAX_LINE` bytes;
-            `what` begins the message.
+        OptionError: with the number of the line; `what` begins the message.
     """
-    _check_line_count(data.count(b"\n"), what)
     for number, line in enumerate(io.BytesIO(data), 1):
-        if len(line) > MAX_LINE:
-            raise _too_long(what, number, str(len(line)))
         try:
             str(line, "utf-8")
         except UnicodeDecodeError as error:
@@ -148,22 +107,8 @@ def check_text(data: bytes, what: str) -> None:
             ) from error
 
 
-def _check_line_count(count: int, what: str) -> None:
-    if count > MAX_LINES:
-        raise OptionError(
-            f"{what}: expected at most {MAX_LINES} lines, received more; split it into several"
-        )
-
-
-def _too_long(what: str, number: int, length: str) -> OptionError:
-    return OptionError(
-        f"{what}: expected lines of at most {MAX_LINE} bytes, received {length} in line "
-        f"{number}; a line feed ends a line"
-    )
-
-
 def read_lines(file: str | Path, option: str) -> list[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark; see `check_text`.
+    """The lines of a file in UTF-8, with or without a byte order mark.
 
     Raises:
         OptionError: see `read_whole` and `check_text`.

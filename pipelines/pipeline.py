@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import (
     ContinuousBatching,
     Denoiser,
@@ -25,13 +26,7 @@ from mmaccel.contracts import (
 )
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, read_options
-from mmaccel.pipelines.attach.layer_methods import (
-    check_chunks,
-    check_combination,
-    check_model,
-    check_sharing,
-    read_methods,
-)
+from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
@@ -177,11 +172,7 @@ class Pipeline(MovablePipeline):
         """
         chosen = pick_policy(options.policy, self.model)
         methods = read_methods(options.kv_cache, options.attention)
-        if methods:
-            check_model(methods.slots, self.model, methods)
-        check_combination(methods, (), chosen)
-        check_chunks(methods, self.engine.prefill_chunk_size)
-        check_sharing(self.engine, methods, self.model)
+        refuse(explain(chosen, methods, self.engine, self.model))
         return Decoding(chosen, methods)
 
     def decode_rows(

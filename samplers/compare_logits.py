@@ -1,4 +1,4 @@
-"""Compares the logits of two forward passes; every self-check uses this comparison.
+"""Compares the logits of two runs of forward passes; every self-check is a call of `same_logits`.
 
 A self-check says which passes must agree; this file says what agreeing means. Differences are
 measured in standard deviations of the expected logits, so that one tolerance fits every model.
@@ -9,12 +9,18 @@ entries have to be masked in both passes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mmaccel.errors import MissingBackendError, UnsupportedModelError, describe
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.samplers.arithmetic import own_arithmetic
+
 _MASKED = 1e3  # below a position's largest logit: as good as -inf, with which heads fill padded ids
+_RAISED = (MissingBackendError, UnsupportedModelError)
 _SINGLE = (torch.float64, torch.float32)
 _STRICT = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -66,6 +72,48 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.mean:.2g} standard deviations off in the mean, {self.largest:.2g} at most"
+
+
+@own_arithmetic()
+@torch.no_grad()
+def same_logits(
+    run: Callable[[], Sequence[Tensor]],
+    other: Callable[[], Sequence[Tensor]],
+    tolerance: Tolerance,
+    *,
+    where: Tensor | None = None,
+    faults: Sequence[str] = (),
+) -> str | None:
+    """Whether two runs of passes give the same logits.
+
+    Args:
+        run, other: give the logits `[R, T, V]` of each of their passes; `run` goes first, and its
+            logits are the right ones.
+        tolerance: how far they may be apart.
+        where: `[R, T]` bool, the positions to compare; None compares all.
+        faults: what it means, pass by pass, that logits are others.
+
+    Returns:
+        What `other` gives instead; empty where it gives the same, and None where that would prove
+        nothing, as the right ones are NaN or all alike.
+
+    Raises:
+        MissingBackendError, UnsupportedModelError: by either.
+        RuntimeError: the device failed.
+    """
+    try:
+        expected = run()
+        found = [compare_logits(*pair, where) for pair in zip(expected, other(), strict=True)]
+    except Exception as error:
+        if isinstance(error, _RAISED) or is_device_error(error):
+            raise
+        return f"a {describe(error)}"
+    if not all(difference.is_telling for difference in found):
+        return None
+    off = {n: each for n, each in enumerate(found) if not each.within(tolerance)}
+    for n in off if faults else ():
+        return f"{faults[n]} ({off[n]})"
+    return f"logits that are {max(off.values(), key=lambda each: each.mean)}" if off else ""
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:

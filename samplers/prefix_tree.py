@@ -22,10 +22,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Option
 from mmaccel.checks import ANY_INT, check_int
 
 Entries = Sequence[tuple[Tensor, Tensor]]
 """Of every layer, keys and values `[H, n, D]` of n tokens that follow each other."""
+
+
+PREFIX_TREE = Option("prefix_tree", frozenset({"copied entries"}))
+"""A tree as a part of a run."""
 
 
 @dataclass(eq=False)

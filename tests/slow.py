@@ -45,7 +45,6 @@ SWEEPS = {
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
-    "tests/loading/test_hostile_folders.py": 3,
     "tests/loading/test_moving.py::test_parts_are_on_the_accelerator_while_they_compute": 4,
     "tests/loading/test_moving.py::test_weights_on_a_disk": 3,
     "tests/loading/test_pickles.py": 5,

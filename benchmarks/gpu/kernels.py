@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.gpu.parts import reason_of
 from mmaccel.kernels.accept_prefix import RowState
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
+from mmaccel.kernels.coarse_rounds import SweepSlots, SweepWeights
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.sample import Settings
 
@@ -115,7 +115,7 @@ def _kept(device: torch.device) -> Arguments:
     return _normal(device, 2, 4096, 32, 128), keep
 
 
-def _sweep(n_values: int, seen: int, width: int, device: torch.device) -> Arguments:
+def _coarse(n_values: int, seen: int, width: int, device: torch.device) -> Arguments:
     """31 slots of two images, 13 neighbours and 16 candidates each; all of them are computed."""
 
     def numbers(*shape: int) -> Tensor:
@@ -145,7 +145,7 @@ def _sweep(n_values: int, seen: int, width: int, device: torch.device) -> Argume
         numbers(2, 31),
         numbers(2, 31, n_values),
     )
-    return weights, slots, torch.randint(n_values, (2, 96), device=device), 1.0, 16
+    return weights, slots, torch.randint(n_values, (2, 96), device=device), 1.0, 16, 31
 
 
 def _swept(n_values: int, seen: int, width: int = 256) -> Timing:
@@ -153,7 +153,7 @@ def _swept(n_values: int, seen: int, width: int = 256) -> Timing:
     floats = 2 * 31 * 13 * width + width**2 + 2 * seen * 16 * width
     floats += n_values * width + 2 * (31 - seen) * n_values
     title = f"2 x 31 slots, {seen} seen, {n_values} ids, width {width}"
-    return Timing("coarse_sweep", title, partial(_sweep, n_values, seen, width), 4 * floats)
+    return Timing("coarse_rounds", title, partial(_coarse, n_values, seen, width), 4 * floats)
 
 
 _WIDE = 4096  # a layer of a 7B model: its hidden states, 32 heads of 128, its MLP
@@ -249,7 +249,7 @@ TIMINGS: dict[str, list[Timing]] = {
             options={"origin": 24, "counts": True},
         )
     ],
-    "coarse_sweep": [_swept(1024, 25), _swept(16_384, 25)],
+    "coarse_rounds": [_swept(1024, 25), _swept(16_384, 25)],
     "column_mass": [
         Timing(
             "column_mass", f"2 rows, 32 heads of 128, window 32, {room} keys, bfloat16",

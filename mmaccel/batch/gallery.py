@@ -22,11 +22,11 @@ from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.pipelines.loading.pictures import open_picture
 
 _HERE = Path(__file__).parent
-_OWN = (
+_SHOWN = (
     *("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes"),
-    *("width", "height", "total_variation", "nats", "sha256"),
+    *("width", "height", "total_variation", "nats", "sha256", "policy_options"),
+    *(*SAMPLING_FIELDS, "dtype", "device", "weights", "versions"),
 )
-_SHARED = ("policy_options", *SAMPLING_FIELDS, "dtype", "device", "weights", "versions")
 _NEEDED = {"prompt": str, "seed": str | int, "policy": object}  # facts of every shown image
 
 Facts = dict[str, Any]
@@ -112,18 +112,15 @@ def draw_page(folder: Path, against: Path | None, page: Path, on_skip: OnSkip) -
     """
     folders = [folder] if against is None else [folder, against]
     sides = [_read_side(each, on_skip) for each in folders]
-    settings: dict[str, int] = {}  # the page has each set of shared settings once
 
     def show(facts: Facts, folder: Path) -> Facts:
-        shared = json.dumps({name: facts[name] for name in _SHARED if name in facts})
         path = os.path.relpath((folder / facts["file"]).resolve(), page.parent.resolve())
-        own = {name: facts[name] for name in _OWN if facts.get(name) is not None}
+        shown = {name: facts[name] for name in _SHOWN if facts.get(name) is not None}
         return {
             "file": facts["file"],
             "src": quote(os.fsencode(Path(path).as_posix())),
             "policy": facts["policy"],
-            "settings": settings.setdefault(shared, len(settings)),
-            "own": own | {"seed": str(facts["seed"])},  # a number of JavaScript has 53 bits
+            "facts": shown | {"seed": str(facts["seed"])},  # a number of JavaScript has 53 bits
         }
 
     items = []
@@ -145,7 +142,6 @@ def draw_page(folder: Path, against: Path | None, page: Path, on_skip: OnSkip) -
         "sides": names,
         "items": items,
         "policies": sorted({str(s["policy"]) for item in items for s in item["sides"] if s}),
-        "settings": [json.loads(text) for text in settings],
         "failed": [
             f"{record['id']}, image {record['k']}: {record.get('error') or ''}"
             for _, failed in sides

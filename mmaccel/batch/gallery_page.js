@@ -116,22 +116,18 @@ function show(place) {
     caption.append(link);
     figure.append(picture(side, item.prompt), caption);
     at("shown").append(figure);
-    Object.keys(facts(side)).forEach((name) => names.add(name));
+    Object.keys(side.facts).forEach((name) => names.add(name));
   });
   for (const name of names) {
     const row = element("tr");
     row.append(element("th", "", name.replaceAll("_", " ")));
     for (const side of item.sides) {
-      const value = side ? facts(side)[name] : undefined;
+      const value = side ? side.facts[name] : undefined;
       row.append(element("td", "", value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value)));
     }
     at("facts").append(row);
   }
   if (!dialog.open) dialog.showModal();
-}
-
-function facts(side) {
-  return { ...side.own, ...data.settings[side.settings] };
 }
 
 grid.addEventListener("scroll", draw, { passive: true });

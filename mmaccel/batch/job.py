@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mmaccel.batch.manifest import (
     JOB_SEED,
@@ -24,18 +24,6 @@ from mmaccel.batch.worker import Fingerprint, ItemsFailed
 from mmaccel.errors import OptionError
 
 _TEMPORARY = re.compile(r"\.(?P<file>.+\.\w+)\.\d+\.tmp")  # of `write_whole`
-
-
-class Executor(Protocol):
-    """Makes items: a `Worker` in this process, or Ray's actors; see there."""
-
-    def check(self, items: Sequence[Item]) -> Fingerprint: ...
-
-    def run_all(
-        self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
-    ) -> object: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -68,8 +56,8 @@ class Job:
         """Whether the job ended early because too many items failed."""
         return self.max_failures is not None and len(self.failed) > self.max_failures
 
-    def run(self, items: Iterable[Item], executor: Executor) -> None:
-        """Make all items.
+    def run(self, items: Iterable[Item], executor: Any) -> None:
+        """Make all items by a `Worker` in this process, or by a `RayExecutor`.
 
         Raises:
             WriteError: a file or the manifest cannot be written; its records stay.
@@ -103,7 +91,7 @@ class Job:
     def _retry(
         self,
         item: Item,
-        executor: Executor,
+        executor: Any,
         finish: Callable[[Record], None],
         error: Exception,
         tries: int,

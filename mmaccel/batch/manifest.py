@@ -50,12 +50,10 @@ class Past:
 
     Attributes:
         records: the last record of every item, in the order of their first records.
-        lines: the name of the line of each.
         torn: names of lines that cannot be read; their items are generated again.
     """
 
     records: dict[Key, Record] = field(default_factory=dict)
-    lines: dict[Key, str] = field(default_factory=dict)
     torn: list[str] = field(default_factory=list)
 
 
@@ -76,13 +74,13 @@ def read_manifests(folder: Path) -> Past:
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             if not line.strip():
                 continue
-            record, name = _parse(line), f"{file.name}, line {number}"
+            record = _parse(line)
             if record is None:
-                past.torn.append(name)
-            else:
-                key = record["id"], record["k"]
-                if record["status"] == "ok" or past.records.get(key, {}).get("status") != "ok":
-                    past.records[key], past.lines[key] = record, name
+                past.torn.append(f"{file.name}, line {number}")
+                continue
+            key = record["id"], record["k"]
+            if record["status"] == "ok" or past.records.get(key, {}).get("status") != "ok":
+                past.records[key] = record
     return past
 
 

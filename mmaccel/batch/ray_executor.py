@@ -30,7 +30,7 @@ _WAIT = 0.05  # seconds between two looks for records
 
 
 class RayExecutor:
-    """A `mmaccel.batch.job.Executor` over actors. Close it at the end.
+    """A `mmaccel.batch.worker.Worker` over actors. Close it at the end.
 
     Args:
         modality: of every worker; the folder must be the same on all machines.

@@ -113,20 +113,11 @@ def answer_question(flags: Any) -> None:
 def _name_picture(
     flags: Any, names: Sequence[str], question: str, reducers: Sequence[Any], seed: int
 ) -> Path:
-    """The file of the picture; another question, image or method has another name.
-
-    Raises:
-        OptionError: a name of another format.
-    """
-    out: Path | None = flags.out
-    if out is None:
-        own = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
-        return Path("out") / image_name(seed, question, _title(reducers).split()[0], own)
-    if out.suffix.lower() != ".png":
-        raise OptionError(
-            f"--out: expected a name that ends in .png, received {str(out)!r}; change its end"
-        )
-    return out
+    """The file of the picture; another question, image or method has another name."""
+    if flags.out is not None:
+        return Path(flags.out)
+    own = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
+    return Path("out") / image_name(seed, question, _title(reducers).split()[0], own)
 
 
 def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:

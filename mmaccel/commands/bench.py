@@ -93,21 +93,73 @@ class Bench:
         return (self.policies, self.windows, self.drafts, self.dtypes) != (None,) * 4
 
     def run(self) -> None:
-        """Measure and print.
+        """Measure scale by scale, write and print.
 
         Raises:
             OptionError: a wrong option, before anything is measured.
             Stopped: Ctrl-C; the file has what was measured.
         """
-        from mmaccel.commands.files import check_file
+        from mmaccel.commands.files import check_file, new_report, write_json
+        from mmaccel.loading import open_pipeline, place
+        from mmaccel.pipelines.text_to_image.model import choose_params
+        from mmaccel.samplers.drafting.coarse import Coarse
+        from mmaccel.samplers.drafting.coarse_model import describe_coarse
+        from mmaccel.samplers.sampling_params import SamplingParams
 
         shared.check_count("count", self.count, MAX_MEASURED)
         shared.check_count("batch-size", self.batch_size, MAX_BATCH)
-        policies = self.list_policies() if self.is_sweep else []
+        peers = [(text.partition(":")[0], read_policy(text)) for text in PEERS.values()]
+        policies = self.list_policies() if self.is_sweep else peers
         scales = [read_text("--guidance", text, float) for text in self.split("guidance", "")]
-        dtypes = self.split("dtypes", "float32")
+        temperature = {"temperature": self.temperature}
+        for scale in scales or [1.0]:
+            choose_params(SamplingParams(), guidance_scale=scale, **temperature)
         check_file("--json", self.json_file)
-        self.measure(policies, scales, dtypes)
+
+        opened = replace(self.load, compile=self.compile)
+        pipes = {}
+        for dtype in self.split("dtypes", "float32"):
+            each = place(replace(opened, dtype=dtype))
+            size = self.sides.join()
+            pipe = open_pipeline(self.model, each, size=size, decoder=self.decoder)
+            pipes[each.dtype] = pipe
+        first = next(iter(pipes.values()))
+        usual = first.image_model.params
+        scales = list(dict.fromkeys(scales or [1.0, usual.guidance_scale]))
+        prompts = self.pick_prompts(first)
+        rows: list[dict[str, Any]] = []
+        done = 0
+        for scale in scales:
+            params = choose_params(usual, guidance_scale=scale, **temperature)
+            found = self.compare(pipes, policies, params, prompts)
+            rows += found
+            made = found[0]["images"] if found else 0
+            done += made
+            if made < self.count:
+                break
+        sources = [getattr(policy, "drafts", None) for _, policy in policies]
+        folders: dict[str, Any] = {s.folder: s.folder for s in sources if isinstance(s, Coarse)}
+        if any(row["drafts"] == "coarse" for row in rows):
+            folders["coarse"] = first.model.coarse
+        report = new_report(
+            each.device,
+            model=self.model,
+            card=_read_card(first.source),
+            count=self.count,
+            captions=prompts[: rows[0]["images"]] if rows else [],
+            batch_size=self.batch_size,
+            temperature=choose_params(usual, **temperature).temperature,
+            seed=self.seed,
+            coarse={name: describe_coarse(folder) for name, folder in folders.items()},
+        )
+        report["rows" if self.is_sweep else "first_screen"] = rows
+        try:
+            write_json(self.json_file if rows else None, report)
+        finally:  # although it cannot be written
+            _print(report, rows)
+        wanted = self.count * len(scales)
+        if done < wanted:
+            raise Stopped(f"stopped; measured {done} of {wanted} images a row")
 
     def split(self, name: str, usual: str) -> list[str]:
         """The values with commas of an option.
@@ -158,66 +210,6 @@ class Bench:
             shared.refuse({"--drafts": self.drafts}, "with policies that have no draft sources")
         return found
 
-    def measure(self, policies: Any, scales: Sequence[float], dtypes: Sequence[str]) -> None:
-        """Measure scale by scale, write and print; the arguments are those of the command, read."""
-        from mmaccel.commands.files import new_report, write_json
-        from mmaccel.loading import open_pipeline, place
-        from mmaccel.pipelines.text_to_image.model import choose_params
-        from mmaccel.samplers.drafting.coarse import Coarse
-        from mmaccel.samplers.drafting.coarse_model import describe_coarse
-        from mmaccel.samplers.sampling_params import SamplingParams
-
-        temperature = {"temperature": self.temperature}
-        for scale in scales or [1.0]:
-            choose_params(SamplingParams(), guidance_scale=scale, **temperature)
-        opened = replace(self.load, compile=self.compile)
-        loads = [place(replace(opened, dtype=dtype)) for dtype in dtypes]
-        size = self.sides.join()
-        pipes = {
-            each.dtype: open_pipeline(self.model, each, size=size, decoder=self.decoder)
-            for each in loads
-        }
-        first = next(iter(pipes.values()))
-        usual = first.image_model.params
-        params = [
-            choose_params(usual, guidance_scale=scale, **temperature)
-            for scale in dict.fromkeys(scales or [1.0, usual.guidance_scale])
-        ]
-        prompts = self.pick_prompts(first)
-        rows: list[dict[str, Any]] = []
-        folders: dict[str, Any] = {}
-        done = 0
-        for own in params:
-            found, sides = self.compare(pipes, policies, own, prompts)
-            rows += found
-            made = found[0]["images"] if found else 0
-            done += made
-            sources = [getattr(side.policy, "drafts", None) for side in sides]
-            folders |= {each.folder: each.folder for each in sources if isinstance(each, Coarse)}
-            if made < self.count:
-                break
-        if any(row["drafts"] == "coarse" for row in rows):
-            folders["coarse"] = first.model.coarse
-        report = new_report(
-            loads[0].device,
-            model=self.model,
-            card=_read_card(first.source),
-            count=self.count,
-            captions=prompts[: rows[0]["images"]] if rows else [],
-            batch_size=self.batch_size,
-            temperature=params[0].temperature,
-            seed=self.seed,
-            coarse={name: describe_coarse(folder) for name, folder in folders.items()},
-        )
-        report["rows" if self.is_sweep else "first_screen"] = rows
-        try:
-            write_json(self.json_file if rows else None, report)
-        finally:  # although it cannot be written
-            _print(report, rows)
-        wanted = self.count * len(params)
-        if done < wanted:
-            raise Stopped(f"stopped; measured {done} of {wanted} images a row")
-
     def pick_prompts(self, pipe: TextToImage) -> list[str]:
         """A prompt for each image: the given one, else fresh ones, else the model's examples.
 
@@ -243,22 +235,16 @@ class Bench:
         policies: Sequence[tuple[str, Any]],
         params: SamplingParams,
         prompts: Sequence[str],
-    ) -> tuple[list[dict[str, Any]], list[Side]]:
+    ) -> list[dict[str, Any]]:
         """The rows of a guidance scale over the rounds that every side had before Ctrl-C, none
-        without such a round; and the sides."""
+        without such a round."""
         from mmaccel.evaluation.measure import measure
         from mmaccel.evaluation.speed import Side, compare_images, make_cases
 
-        sides = [
-            Side(name, pipe, policy, params, dtype)
-            for dtype, pipe in pipes.items()
-            for name, policy in policies
-        ]
-        if not self.is_sweep:
-            (pipe,) = pipes.values()
-            named = [(text.partition(":")[0], read_policy(text)) for text in PEERS.values()]
-            sides = [_open_baseline(pipe, prompts, params)]
-            sides += [Side(name, pipe, policy, params) for name, policy in named]
+        first = next(iter(pipes.values()))
+        sides = [] if self.is_sweep else [_open_baseline(first, prompts, params)]
+        for dtype, pipe in pipes.items():
+            sides += [Side(name, pipe, policy, params, dtype) for name, policy in policies]
 
         def inputs(index: int) -> tuple[Sequence[str], Sequence[int]]:
             first = max(index, 0) * self.batch_size
@@ -266,8 +252,7 @@ class Bench:
             return texts, [self.seed + first + k for k in range(len(texts))]
 
         n_rounds = -(-self.count // self.batch_size)
-        device = next(iter(pipes.values())).model.device
-        runs = measure(make_cases(sides, inputs), n_rounds, device=device)
+        runs = measure(make_cases(sides, inputs), n_rounds, device=first.model.device)
         finished = []
         try:
             for run in watch(runs, (n_rounds + 1) * len(sides), "measuring"):
@@ -282,7 +267,7 @@ class Bench:
         if not self.is_sweep:
             labels = [sides[0].name, *PEERS]
             rows = [{"label": label, **row} for label, row in zip(labels, rows)]
-        return rows, sides
+        return rows
 
 
 def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingParams) -> Side:
@@ -307,8 +292,7 @@ def _read_card(folder: Path | None) -> dict[str, Any]:
     file = None if folder is None else folder / "card.json"
     card = read_json(file, option="model card") if file and file.is_file() else {}
     kinds = {"name": str, "parameters": int, "generator": dict}
-    own = {name: card.get(name) for name in kinds}
-    return {name: own[name] for name, kind in kinds.items() if isinstance(own[name], kind)}
+    return {name: card[name] for name, kind in kinds.items() if isinstance(card.get(name), kind)}
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Self
 import typer
 
 from mmaccel.batch.job import (
-    Executor,
     Job,
     find_lost,
     find_missing,
@@ -223,7 +222,7 @@ def _make_file(flags: Any, modality: Modality) -> int:
         check_fresh(manifest_file)
     if not file.dry_run:
         open_folder(folder)  # before the model is loaded, which takes long
-    executor: Executor
+    executor: Any
     if file.executor == "ray":
         from mmaccel.batch.ray_executor import RayExecutor
 
@@ -279,7 +278,7 @@ def _finish_file(
     items: list[Item],
     fingerprint: Any,
     manifest: Manifest,
-    executor: Executor,
+    executor: Any,
     flags: Any,
     facts: dict[str, Any],
     unit: str,
@@ -305,10 +304,9 @@ def _finish_file(
         reports.emit("start", **facts)
         for torn in past.torn:
             reports.report("note", f"{torn}: cannot be read; its {unit} is generated again")
-        done = [i.key for i in missing if past.records.get(i.key, {}).get("status") == "ok"]
+        done = [i.file for i in missing if past.records.get(i.key, {}).get("status") == "ok"]
         if done:
-            wrong = first_of([past.lines[key] for key in done])
-            reports.report("note", f"{wrong}: not the files in {folder}; generated again")
+            reports.report("note", f"{first_of(done)}: not the files in {folder}; generated again")
         limits = file.retries, file.max_failures
         job = Job(fingerprint, manifest, reports.report, *limits, facts["seed"])
         try:
@@ -382,7 +380,7 @@ class Reports:
     def report(self, event: str, content: Any) -> None:
         """Show that an item is finished or failed for the last time, with its record, or a note."""
         if event == "note":
-            self._bar.console.print(f"note: {content}", highlight=False)
+            self._bar.console.print(f"note: {content}", highlight=False, soft_wrap=True)
             self.emit(event, text=content)
             return
         self._finished += 1

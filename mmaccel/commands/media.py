@@ -399,9 +399,6 @@ class Generate(FileCommand):
     def check(self) -> None:
         single = {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
         self.check_together(single)
-        if self.count is not None:
-            many = MAX_IMAGES // max(1, len(self.prompts or ()))
-            shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")
         self.sides.join()
 
     def modality(self, load: LoadOptions) -> Any:

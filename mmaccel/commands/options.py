@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method, read_named
-from mmaccel.checks import check_int, show
+from mmaccel.checks import check_int
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_THREADS, MAX_VALUES, SEEDS
@@ -85,20 +85,14 @@ class PolicyFlags:
     tree: TypedName | None = option(None, _choose("branches beside the drafts", *METHODS["tree"]))
 
     def fields(self) -> dict[str, Any]:
-        """The given fields of the policy.
+        """The given fields of the policy; `--set` counts where a field has a flag, too.
 
         Raises:
-            OptionError: see `parse_fields`; or a field given in two ways.
+            OptionError: see `parse_fields`.
         """
         named = given(**vars(self) | {"policy": None, "set_fields": None})
         texts = map(TypedName, self.set_fields or ())
-        texted = parse_fields("--set", texts, "--set gamma=0.2")
-        for name in texted.keys() & named.keys():
-            raise OptionError(
-                f"--{name.replace('_', '-')}: expected it once, received {show(named[name])} and "
-                f"--set {name}={show(texted[name])}; leave one of them out"
-            )
-        return named | texted
+        return named | parse_fields("--set", texts, "--set gamma=0.2")
 
     def read(self) -> dict[str, Any]:
         """The given fields, after a look at the policy, if one is named.

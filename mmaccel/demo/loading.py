@@ -32,7 +32,7 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
 
     Raises:
         OptionError: another name, or a folder without weights.
-        UnsupportedModelError: files that no library should open; see `check_folder`.
+        UnsupportedModelError: see `check_folder`.
     """
     check_choice("name", name, NAMES)
     home = WEIGHTS / name
@@ -50,7 +50,7 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     )
 
     from mmaccel.demo.scenes_vqa.processor import make_processor
-    from mmaccel.pipelines.loading.headers import check_folder
+    from mmaccel.pipelines.loading.refusal import check_folder
 
     check_folder(source, "folder")
     model: Any

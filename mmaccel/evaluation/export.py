@@ -34,7 +34,7 @@ from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_im
 from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
-_JPEG = {"quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
+_JPEG: dict[str, Any] = {"quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
 Prompt = tuple[str, str, dict[str, Any]]
 """A prompt of a suite: its text, what files are named by, and what goes into files."""
 

@@ -92,7 +92,7 @@ def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
         find_image_family(source, name)
     except UnsupportedModelError as error:
         file = source / "config.json"
-        config = read_json(file) if file.is_file() else {}
+        config = read_json(file, may_lack=True)
         own_code = config.get("auto_map")
         is_own = isinstance(own_code, Mapping) and "AutoModelForCausalLM" in own_code
         if is_own or config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -65,24 +65,16 @@ def read_sound(file: Path) -> tuple[Tensor, int]:
     try:
         with wave.open(str(file), "rb") as sound:
             width, channels, rate = sound.getsampwidth(), sound.getnchannels(), sound.getframerate()
-            count = sound.getnframes()
-            data = sound.readframes(count) if channels * count <= MAX_SOUND else b""
+            count = channels * sound.getnframes()
+            if width != 2 or not 0 < count <= MAX_SOUND:
+                raise ValueError(f"{count} samples of {8 * width} bits")
+            data = sound.readframes(count)
     except (OSError, EOFError, ValueError, wave.Error) as error:
         raise OptionError(
-            f"sound: expected a WAV file, received {str(file)!r} ({error or 'it ends too early'}); "
-            "save it again as WAV of 16 bits"
+            f"sound: expected a WAV file of 1 to {MAX_SOUND} samples of 16 bits, received "
+            f"{str(file)!r} ({error or 'it ends too early'}); save it again"
         ) from error
-    if width != 2:
-        raise OptionError(
-            f"sound: expected 16 bits a sample, received {8 * width} in {str(file)!r}; save it "
-            "again as WAV of 16 bits"
-        )
     samples = np.frombuffer(data, "<i2")[: len(data) // (2 * channels) * channels]
-    if not len(samples):
-        raise OptionError(
-            f"sound: expected 1 to {MAX_SOUND} samples, received {channels * count} in "
-            f"{str(file)!r}; cut it, or take it out"
-        )
     waveform = samples.reshape(-1, channels).mean(1, dtype=np.float32) / (_FULL + 1)
     return torch.from_numpy(waveform), rate
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import explain
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import run_original, warn_once
+from mmaccel.pipelines.attach.layer_methods import parts_of
 from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
 from mmaccel.pipelines.attach.series import CallSeries
@@ -79,8 +80,8 @@ class GenerateService:
         history: statistics of all calls, the last one at the end.
         warned: reasons for a fallback that the caller was warned of.
         coarse_drafts: those that were opened for the model.
-        series: what the calls of the present thread have made.
-        visuals: what reducers do in the call that runs now, or did in the last one.
+        series: of the present thread: what its calls have made, and the one that runs.
+        visuals: what reducers did in the last call that ended.
     """
 
     policy: Policy
@@ -97,7 +98,7 @@ class GenerateService:
     layer_methods: LayerMethods = field(default_factory=LayerMethods)
 
     def __post_init__(self) -> None:
-        self.series = CallSeries()
+        self.series = CallSeries(self.reduction)
         self.visuals = VisualCall(self.reduction)
         self._one_call = RLock()
 
@@ -176,13 +177,13 @@ class GenerateService:
             return self._run_original(call, [str(error)])
         task = self.family.sample_loop(call)
         if task is not None:
-            self._check("a model of several codebooks a step")
+            self._refuse("a model of several codebooks a step")
             return self._run_original(call, task.reasons) if task.reasons else self._run(task)
         reasons = find_obstacles(call, facts, self.family.takes_own_prompt)
         reasons += self.family.obstacles(call)
-        reasons += self.visuals.obstacles(call)
-        if self.layer_methods:
-            reasons += layer_methods.find_obstacles(self.layer_methods, call)
+        reasons += self.series.visuals.obstacles(call)
+        asked = parts_of(call)
+        reasons += [each.short for each in explain(self.layer_methods, *asked)]
         if reasons:
             return self._run_original(call, reasons)
         try:
@@ -201,10 +202,10 @@ class GenerateService:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
         n_before = self.series.n_calls
         if options.get("custom_generate") is not None:
-            self._check(_CALLERS_LOOP, [_CALLERS_LOOP])
+            self._refuse(_CALLERS_LOOP, [_CALLERS_LOOP])
         task = self.family.own_loop(model, args, options)
         if task is not None:
-            self._check("a decoding loop of the model's own", task.reasons)
+            self._refuse("a decoding loop of the model's own", task.reasons)
             if not task.reasons:
                 return self._run(task, model)
         began = time.perf_counter()
@@ -212,7 +213,7 @@ class GenerateService:
         with self._reducing(model, inputs):
             out = original(model, "generate")(*args, **options)
         if self.series.n_calls == n_before:  # `generate` reached no loop of `methods`
-            self._check(_UNKNOWN_LOOP)
+            self._refuse(_UNKNOWN_LOOP)
             self._record_fallback([_UNKNOWN_LOOP] if task is None else task.reasons, began)
         return out
 
@@ -227,18 +228,18 @@ class GenerateService:
             yield
             return
         with self._one_call:
-            outer = self.visuals
-            self.visuals = VisualCall(self.reduction)
+            outer = self.series.visuals
+            own = self.series.visuals = VisualCall(self.reduction)
             try:
-                with self.visuals.running(model, inputs, self.seed):
+                with own.running(model, inputs, self.seed):
                     yield
             finally:
-                if outer.given is not None:  # it runs still
-                    self.visuals = outer
+                self.series.visuals = outer
+                self.visuals = own
 
     # ------------------------------------------------------------------ what no policy serves
 
-    def _check(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
+    def _refuse(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
         """Refuse a call that the original would have to run.
 
         Args:
@@ -270,7 +271,7 @@ class GenerateService:
         return self._fall_back(model, name, [_OTHER_LOOPS[name]], *args, **options)
 
     def _run_batches(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
-        self._check(_BATCH, [_BATCH])
+        self._refuse(_BATCH, [_BATCH])
         warn_once(_BATCH, self.warned)
         return original(model, name)(*args, **options)
 
@@ -278,15 +279,15 @@ class GenerateService:
         self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
     ) -> Any:
         """Run one of transformers' own decoding loops; warn once, and record the reasons."""
-        self._check(name, reasons, is_held=True)
+        self._refuse(name, reasons, is_held=True)
         options = dict(zip(_SAMPLE, args)) | options
-        options = self.visuals.encode_whole(model, options["input_ids"], options)
+        options = self.series.visuals.encode_whole(model, options["input_ids"], options)
         if self.layout is not None:
             given = options["logits_processor"]
             if type(given).__name__ != "LogitsProcessorList":
-                self._check(f"a {type(given).__name__} in place of a LogitsProcessorList")
+                self._refuse(f"a {type(given).__name__} in place of a LogitsProcessorList")
             if getattr(options["generation_config"], "is_assistant", False):
-                self._check("a model that drafts for another one")
+                self._refuse("a model that drafts for another one")
             n_prompt = options["input_ids"].shape[1]
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
         warn_once("; ".join(reasons), self.warned)
@@ -355,8 +356,8 @@ class GenerateService:
         seed = self._choose_seed(samples)
         rows = range(len(call.ids))
         seeds = [seed + row for row in rows] if isinstance(seed, int) else list(seed)
-        own = self.visuals.apply(call, seeds)
-        cuts = self.visuals.cuts
+        own = self.series.visuals.apply(call, seeds)
+        cuts = self.series.visuals.cuts
         prompt = self.family.prompt(own)
         kinds, warpers = take_warpers(own.kinds, samples)
         chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
@@ -408,8 +409,8 @@ class GenerateService:
 
     def _describe_reduction(self, call: GenerateCall, window: CausalLMWindow, stats: Stats) -> None:
         """Fill in the statistics what the model computed less of."""
-        parts = [self.visuals.describe()]
-        self.visuals.record(stats)
+        parts = [self.series.visuals.describe()]
+        self.series.visuals.record(stats)
         if self.reduction.methods and not call.others.get("mm_encoder_outputs"):
             stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         if self.layer_methods:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mmaccel.capabilities import Capable, explain, refuse
 from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load
 from mmaccel.checks import show
-from mmaccel.contracts import Layout, check_policy
+from mmaccel.contracts import Layout, check_policy, lack_of_canvas
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.layout_processor import check_layout
 from mmaccel.pipelines.attach.patching import Injection
@@ -75,27 +76,13 @@ def serve_pipeline(
         The service, with `policy` and `history`, and the injection that attaches it.
 
     Raises:
-        OptionError: no policy or layout, or one the pipeline cannot use; True for `cuda_graphs`,
-            `fused` or `share_prefix`; or a `prefill_chunk_size`.
+        OptionError: no policy or layout, or one the pipeline cannot use.
         UnsupportedModelError: a model that no denoiser can be made of, or whose layers do not carry
-            methods.
+            methods; True for `cuda_graphs`, `fused` or `share_prefix`; or a `prefill_chunk_size`.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
-    for option, how in (
-        ("cuda_graphs", "not captured"),
-        ("fused", "the model's own"),
-        ("share_prefix", "over whole canvases"),
-    ):
-        if getattr(engine, option) is True:
-            raise OptionError(
-                f"{option}: expected 'auto' or False, received True; passes of a {name} are {how}"
-            )
-    if engine.prefill_chunk_size is not None:
-        raise OptionError(
-            f"prefill_chunk_size: expected None, received {engine.prefill_chunk_size}; passes of a "
-            f"{name} are over whole canvases, leave it out"
-        )
+    refuse(explain(engine, CanvasHost(target)))
     engine.check(target.device)
     is_own = isinstance(policy, str) and policy in OWN_POLICIES
     policy = OWN_POLICIES[policy]() if is_own else read(policy)
@@ -107,6 +94,19 @@ def serve_pipeline(
     serve = load(PIPELINES.get(name or "", DENOISER_SERVICE))
     served: tuple[Any, Injection] = serve(target, policy, seed, strict, layout, layer_methods)
     return served
+
+
+class CanvasHost(Capable):
+    """What is attached to, as a part of a run."""
+
+    slot = "model"
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        return lack_of_canvas(word)
 
 
 def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any) -> None:

@@ -8,19 +8,26 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.results import Stats
 
 
 class CallSeries(threading.local):
     """What consecutive calls of the present thread have made.
 
+    Args:
+        reduction: of the visual tokens of its calls.
+
     Attributes:
+        visuals: what reducers do in the call that runs.
         tokens: `[B, L]` int64, of the last call; None before the first.
         n_calls: how many there were.
         parts: their statistics, of a watched series; None of any other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: VisualReduction) -> None:
+        self.visuals = VisualCall(reduction)
         self.reset()
 
     def reset(self) -> None:

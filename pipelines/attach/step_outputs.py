@@ -13,7 +13,7 @@ Source: `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.24.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.generate_call import PER_LAYER, PER_STEP
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.window.recorder import EndedRun, process_filler
+from mmaccel.samplers.window.recorder import process_filler
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 
 class StepOutputs:
@@ -100,7 +103,7 @@ class StepOutputs:
                     steps[step] = self._store_layers(name, step, value, rows, at)
         self._noted = {}
 
-    def finish(self, run: EndedRun) -> None:
+    def finish(self, run: WindowRun) -> None:
         lengths: list[int] = run.buffer.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:
@@ -160,7 +163,7 @@ class StepOutputs:
         index = torch.arange(n_tokens, device=self._mask.device)
         return self._mask.sum(1, keepdim=True) + index
 
-    def _fill_cache(self, run: EndedRun) -> None:
+    def _fill_cache(self, run: WindowRun) -> None:
         """Append the keys and values that transformers' loop would have appended."""
         index = self._new_index(self._n_steps - 1)
         if int(self._cache.get_seq_length()) < self._mask.shape[1]:

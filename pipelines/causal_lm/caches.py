@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmaccel.contracts import PrefixGroups
-from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt, PromptStates
+from mmaccel.pipelines.causal_lm.own_prompt import Cut, OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.drafting import DraftedBy
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
-from mmaccel.pipelines.layers.stores import KeyTurner, LayerStores
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.runner.fused_decoder import Tables
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.turning import KeyTurner
+    from mmaccel.pipelines.vision_language.revival import RevivingCuts
 
 
 class LayerCaches(LayerStores):
@@ -55,7 +59,7 @@ class LayerCaches(LayerStores):
                 layer.layout = layout if span is None else whole
         self.positions = positions
         self.tables = tables
-        self.steps: LayerSteps | None = None
+        self.steps: RevivingCuts | None = None
 
     def take(self, own: OwnPrompt, states: PromptStates) -> None:
         """Take over the keys and values that the model's own prefill has left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,11 @@ from torch.func import functional_call
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
-from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused, find_other_bits
+from mmaccel.pipelines.causal_lm.self_check import check_fused, find_other_bits
 from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
-from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
+from mmaccel.pipelines.runner.compiled_passes import CompiledRun
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, close_fused, open_fused
 from mmaccel.pipelines.runner.own_products import (
     OwnProducts,
@@ -27,14 +26,8 @@ from mmaccel.pipelines.runner.own_products import (
     own_products,
 )
 
-
-class RoutedWindow(CheckedWindow, Protocol):
-    """A window over a causal LM, as the choice of its forward sees it."""
-
-    compile: UseCompile
-    own_prompt: OwnPrompt | None
-    pass_options: dict[str, Any]
-    needs_head: ClassVar[bool]
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 
 class ForwardRoute:
@@ -63,7 +56,7 @@ class ForwardRoute:
         self._configs: list[Any] = []  # in which the model's layers look up their attention
         self._attending: list[nn.Module] = []  # of the model, where hidden states are read
 
-    def choose(self, window: RoutedWindow) -> None:
+    def choose(self, window: CausalLMWindow) -> None:
         """Choose the route of a window's next run.
 
         Raises:
@@ -98,7 +91,7 @@ class ForwardRoute:
             None if self.decoder is None else CompiledRun(self.decoder.compiled, compile)
         )
 
-    def _open_decoder(self, window: RoutedWindow) -> tuple[FusedDecoder | None, str]:
+    def _open_decoder(self, window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
         """The fused decoder of the model, or None and why not."""
         check_mode(self._model)  # a self-check needs it
         found, reason = open_fused(
@@ -181,7 +174,7 @@ def close_forwards(model: Any, *, forget: bool = True) -> None:
     close_fused(model, forget=forget)
 
 
-def _find_obstacle(window: RoutedWindow) -> str:
+def _find_obstacle(window: CausalLMWindow) -> str:
     """What about a run needs the model's own forward; empty where nothing does."""
     if window.fused is False:
         return "fused=False"

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import Pass, PrefixGroups, TokenModel
+from mmaccel.contracts import OF_LAYERS, Pass, TokenModel
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -35,7 +36,6 @@ from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_acti
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle, find_reason
 from mmaccel.pipelines.causal_lm.turning import KeyTurner, open_turner
 from mmaccel.pipelines.layers.attention import Choices
-from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.engine import UseFused
@@ -143,7 +143,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`."""
         if self.own_vocabulary:
             return self.vocab_size
         return max(self.vocab_size, self.facts.n_ids)
@@ -161,20 +160,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def same_bits(self) -> bool:
-        """See `mmaccel.contracts.Model`."""
         return self.forwards.same_bits
 
     @property
     def is_text(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`."""
         return getattr(self.model.config, "model_type", None) not in IMAGE_CODES
-
-    @property
-    def takes_trees(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`. Cost: as `find_layer_obstacle`."""
-        if self.methods.attention is not None or self.methods.goes_on:
-            return False
-        return not self.find_layer_obstacle(self.methods)
 
     @property
     def takes_whole_prompts(self) -> bool:
@@ -185,69 +175,59 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         is_chosen = attention is not None and not attention.chooses_prompts
         return is_chosen or self.methods.evictor is not None
 
-    @property
-    def capture_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel`."""
-        obstacle = "" if self.own_prompt is None else self.own_prompt.capture_obstacle
-        return obstacle or super().capture_obstacle
-
     def plain(self) -> CausalLMWindow:
         """A window over the same model for self-checks: text under the model's own attention."""
         return CausalLMWindow(self.model, attention="model")
 
-    def use_fused(self, fused: Any, compile: Any) -> bool:
-        """See `mmaccel.contracts.Model.use_fused`."""
+    def use_fused(self, fused: Any, compile: Any) -> None:
         self.fused = fused
         self.compile = compile
-        return True
 
     def use_kernel(self, choices: Choices | None) -> None:
         """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
         self.choices = choices
         self.attention_reason = ""
 
-    def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        """See `mmaccel.contracts.Model.find_layer_obstacle`.
+    offers = frozenset(GLOSSARY)
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`.
 
         Cost: at a model's first time, a self-check of a few short passes.
         """
+        own = self.own_prompt
+        if own is not None and word == "captured steps" and own.capture_obstacle:
+            return own.capture_obstacle
+        if own is not None and word in ("shared prompts", "copied entries", "draft canvas"):
+            return "its prompt is more than ids, and its own prefill processes it"
+        if word == "shared prompts" and "output_attentions" in self.pass_options:
+            return "attentions of all tokens are asked for"
+        if word == "layer states":
+            return self._lack_of_states()
+        if word in OF_LAYERS - {"copied entries", "fused decoder"}:
+            why = self._lack_of_layers(word, part)
+            if why:
+                return why
+        return super().lack(word, part)
+
+    def _lack_of_layers(self, word: str, part: Any) -> str:
         windows = self.facts.windows
         if None not in windows:
             return f"every layer sees the last {max(filter(None, windows))} positions alone"
-        if methods.rerotates:
+        if word == "draft canvas":  # no model says what a layer that slides sees of a canvas
+            for layer, span in enumerate(windows):
+                if span is not None:
+                    return f"layer {layer} sees the last {span} positions alone"
+        if word == "turned keys":
             turner = open_turner(self.model, windows)
             if isinstance(turner, str):
                 return f"{turner}; leave rerotate out"
-        if methods.reads_hidden:
+        if word == "hidden states":
             sizes = find_layer_sizes(self.facts.config)
-            misfit = methods.find_misfit(replace(sizes, depth=windows.count(None)))
+            misfit: str = part.find_misfit(replace(sizes, depth=windows.count(None)))
             if misfit:
                 return misfit
         return find_layer_obstacle(self)
-
-    def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:
-        """See `mmaccel.contracts.TokenModel.find_sharing_obstacle`. Cost: as
-        `find_layer_obstacle`.
-        """
-        if "output_attentions" in self.pass_options:
-            return "attentions of all tokens"
-        if self.own_prompt is not None:
-            return "a prompt that is more than ids, which its own prefill processes"
-        if self.methods:
-            return f"{self.methods.slots}, by which each row chooses its own"
-        groups = () if prefixes is None else prefixes.rows
-        inputs = [value for value in self.get_row_inputs().values() if value is not None]
-        for value in inputs:
-            for rows in groups:
-                if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
-                    return "rows with the same tokens and other inputs beside them"
-        return self.find_layer_obstacle(self.methods)
-
-    def find_copying_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel.find_copying_obstacle`."""
-        if self.own_prompt is not None:
-            return "a prompt that is more than ids, which its own prefill processes"
-        return super().find_copying_obstacle()
 
     @property
     def entries_key(self) -> Hashable:
@@ -322,12 +302,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def packed_bytes(self) -> tuple[int, int]:
-        """See `mmaccel.contracts.Model`."""
         return (0, 0) if self.caches is None else self.caches.packed_bytes
 
     @property
     def step_bytes(self) -> StepBytes | None:
-        """See `mmaccel.contracts.Model`."""
         n_whole = 0 if self.caches is None else self.caches.whole_bytes
         if not n_whole:
             return None
@@ -357,20 +335,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         return self.passes.forward_draft(entries, index)
 
-    def find_canvas_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel.find_canvas_obstacle`."""
-        if self.own_prompt is not None:
-            return "a prompt is more than ids, and its own prefill processes it"
-        for layer, span in enumerate(self.facts.windows):
-            if span is not None:  # no model says what it sees of a canvas
-                return f"layer {layer} sees the last {span} positions alone"
-        return self.find_obstacle_to_drafts() or self.find_layer_obstacle(LayerMethods())
-
     def forward_canvas(self, entries: Pass) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_canvas`."""
         return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
@@ -442,26 +409,21 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return self.model.get_output_embeddings()
 
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def input_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.LayerStates.input_matrix`."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[: self.vocab_size]
 
     def embeddings(self) -> Tensor | None:
-        """See `mmaccel.contracts.TokenModel.embeddings`."""
         return None if self.own_vocabulary else self.input_matrix()
 
-    @property
-    def state_obstacle(self) -> str:
-        """See `mmaccel.samplers.drafting.states.LayerStates.state_obstacle`."""
+    def _lack_of_states(self) -> str:
         if self.own_vocabulary:
-            return "whose tokens have embeddings and a head of their own"
+            return "its tokens have embeddings and a head of their own"
         layers = getattr(self.model.get_decoder(), "layers", None)
         is_known = isinstance(layers, torch.nn.ModuleList) and len(layers) == self.n_layers
-        return "" if is_known else "whose decoder has no list of its layers"
+        return "" if is_known else "its decoder has no list of its layers"
 
     @property
     def n_layers(self) -> int:
@@ -474,7 +436,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         layers: tuple[int, ...] = (),
         read_prompt: PromptReader | None = None,
     ) -> None:
-        """See `mmaccel.samplers.drafting.states.LayerStates.keep_states`."""
         self.keeps_states = wanted
         self.kept_layers = layers
         self.read_prompt = read_prompt

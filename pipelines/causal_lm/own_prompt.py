@@ -9,17 +9,18 @@ column. So a window never needs to know what the prompt was made of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.vision_language.revival import RevivingCuts
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,6 @@ class Cut:
         return count_columns(self.mask)
 
 
-class LayerSteps(Protocol):
-    """What passes after the prompt's do in their layers."""
-
-    def passing(self, positions: Tensor, layout: KVCacheLayout) -> AbstractContextManager[None]:
-        """Around a pass over one token a row.
-
-        Args:
-            positions: `[R, 1]` int64, cache indices of these tokens.
-            layout: of the caches of all layers, prepared for them.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class PromptStates:
     """What a model's own pass over a prompt left.
@@ -81,7 +69,7 @@ class PromptStates:
     logits: Tensor
     n_processed: int
     cuts: Sequence[Cut] = ()
-    steps: LayerSteps | None = None
+    steps: RevivingCuts | None = None
     observer: Observer | None = None
 
 
@@ -95,7 +83,7 @@ class OwnPrompt:
         process: runs the pass, of which a selector for prompts may choose the blocks.
         inputs: by name, `[R, 1]`, what every generated token is processed with.
         is_cut: whether some layers may cache fewer columns than others.
-        has_steps: whether later passes do something in their layers, see `LayerSteps`.
+        has_steps: whether later passes do something in their layers, see `RevivingCuts`.
     """
 
     mask: Tensor

@@ -5,72 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass, PrefixGroups
+from mmaccel.contracts import Pass
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
-from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
-from mmaccel.pipelines.causal_lm.forwards import ForwardRoute
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
-from mmaccel.pipelines.layers.attention import Choices, Watcher, WindowPass, find_ancestors
+from mmaccel.pipelines.layers.attention import Watcher, WindowPass, find_ancestors
 from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
-from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
-from mmaccel.samplers.drafting.states import PromptReader
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 _CPU_STRIDE = 64
-
-
-class PassedWindow(Protocol):
-    """A window over a causal LM, as its passes see it; `CausalLMWindow` describes it."""
-
-    model: Any
-    vocab_size: int
-    facts: ModelFacts
-    forwards: ForwardRoute
-    caches: LayerCaches | None
-    attention_reason: str | None
-    route: str
-    choices: Choices | None
-    pass_options: dict[str, Any]
-    own_prompt: OwnPrompt | None
-    prompt_logits: Tensor | None
-    stride: int | str | None
-    methods: LayerMethods
-    keeps_states: bool
-    kept_layers: tuple[int, ...]
-    read_prompt: PromptReader | None
-    ragged: bool
-    prefixes: PrefixGroups | None
-    last_states: Tensor | None
-    needs_head: ClassVar[bool]
-    runner: Any
-    recorder: Any
-
-    @property
-    def takes_whole_prompts(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`."""
-
-    def position_ids(self, positions: Tensor) -> Tensor:
-        """What the model's forward takes for `positions` `[R, W]`."""
-
-    def prompt_width(self, width: int) -> int:
-        """The width at which a prompt is processed."""
-
-    def compute(self, **inputs: Any) -> Any:
-        """The output of a forward with these arguments of the model's."""
-
-    def output_head(self) -> Any:
-        """The linear layer that computes the logits."""
-
-    def output_matrix(self) -> Tensor:
-        """`[V, C]`, of that layer."""
 
 
 class WindowPasses:
@@ -85,7 +37,7 @@ class WindowPasses:
 
     __slots__ = ("_window",)
 
-    def __init__(self, window: PassedWindow) -> None:
+    def __init__(self, window: CausalLMWindow) -> None:
         self._window = window
 
     def caches(self) -> LayerCaches:
@@ -99,7 +51,6 @@ class WindowPasses:
         return found
 
     def process_prompt(self) -> int | None:
-        """See `CausalLMWindow.process_prompt`."""
         own = self._window.own_prompt
         if own is None:
             return None
@@ -110,7 +61,6 @@ class WindowPasses:
         return states.n_processed
 
     def prefill(self, entries: Pass) -> None:
-        """See `CausalLMWindow.prefill`."""
         window = self._window
         caches = self.caches()
         width = entries.tokens.shape[1]
@@ -180,7 +130,6 @@ class WindowPasses:
             self._run(piece, watcher=watcher, **self._window.facts.last_only)
 
     def forward(self, entries: Pass) -> Tensor:
-        """See `CausalLMWindow.forward`."""
         window = self._window
         tokens = entries.tokens
         if window.prompt_logits is None:
@@ -202,7 +151,6 @@ class WindowPasses:
         return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `CausalLMWindow.forward_draft`."""
         known = self._window.prompt_logits
         if known is not None and index == 0:  # the prompt's last token is in the cache, and stays
             return known[:, None]

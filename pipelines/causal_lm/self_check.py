@@ -18,26 +18,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass
-from mmaccel.errors import MissingBackendError, UnsupportedModelError
+from mmaccel.errors import MissingBackendError, UnsupportedModelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
-from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
+from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.attention_name import own_attention
-from mmaccel.samplers.arithmetic import find_product_format, own_arithmetic
-from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.samplers.arithmetic import find_product_format
+from mmaccel.samplers.compare_logits import Tolerance, same_logits
 from mmaccel.samplers.run_lock import in_turn
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.runner.engine import UseFused
     from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 
 LENGTH = 9
@@ -52,60 +51,13 @@ _passed: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # model -> at
 _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
-class CheckedWindow(Protocol):
-    """A token model over a causal LM, as its self-checks see it; `CausalLMWindow` describes it.
-
-    Attributes:
-        model: the causal LM.
-        vocab_size: V.
-        max_positions: the most positions of a row; None where there is no limit.
-        facts: what is known of the model.
-        attention: "auto", "model" or "kernel".
-        fused: whether passes take the fused decoder, or the one that they take.
-        keeps_states: whether a pass leaves `last_states`.
-        last_states: `[R, W, C]`, what the head has read in the last pass.
-    """
-
-    model: Any
-    vocab_size: int
-    max_positions: int | None
-    facts: ModelFacts
-    attention: Literal["auto", "model", "kernel"]
-    fused: UseFused | FusedDecoder
-    keeps_states: bool
-    last_states: Tensor | None
-
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-
-    def reserve(self, rows: int, positions: int) -> None:
-        """Clear the cache and reserve `positions` cache indices for each of `rows` rows."""
-
-    def forward(self, entries: Pass) -> Tensor:
-        """Logits `[R, W, V]` of a pass."""
-
-    def prefill(self, entries: Pass) -> None:
-        """Write the entries of a pass to the cache."""
-
-    def position_ids(self, positions: Tensor) -> Tensor:
-        """What the model's forward takes for `positions` `[R, W]`."""
-
-    def use_kernel(self, choices: Choices | None) -> None:
-        """Run the next passes under our kernel, and collect its calls."""
-
-    def plain(self) -> Self:
-        """A window over the same model: text under the model's own attention."""
-
-
 def has_passed(model: Any) -> bool:
     """Whether a model passed `check_windows` with its present attention implementation."""
     return _passed.get(model) == own_attention(model.config)
 
 
 @in_turn
-@own_arithmetic()
-def check_windows(model: Any, window: CheckedWindow) -> None:
+def check_windows(model: Any, window: Any) -> None:
     """Refuse a model whose windows do not give the model's own logits.
 
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
@@ -133,26 +85,12 @@ def check_windows(model: Any, window: CheckedWindow) -> None:
     if activations is not None:
         tolerance = Tolerance(max(SAME_SHAPES.mean, tolerance.mean))
     process = _process_whole if activations is None else _process_alike
-    try:
-        ids = _make_ids(model, window.vocab_size)
-        window.reserve(2, LENGTH)  # position ids need it
-        own = process(model, window, ids)
-        found = [
-            compare_logits(expected, logits)
-            for expected, (_, logits) in zip(own, _iterate_windows(window, ids))
-        ]
-    except MissingBackendError:  # MMACCEL_KERNELS=triton asks for this error
-        raise
-    except Exception as error:  # the original serves generate, unless the device failed
-        if is_device_error(error):
-            raise
-        _refuse(model, f"a {_describe(error)}")
-    if not all(difference.is_telling for difference in found):
+    reason = same_logits(partial(process, window), partial(_run_windows, window), tolerance)
+    if reason is None:
         return
-    worst = max(found, key=lambda difference: difference.mean)
-    if not worst.within(tolerance):
+    if reason:
         too_far = "" if activations is None else f", more than {activations} round,"
-        _refuse(model, f"logits that are {worst}{too_far}")
+        _refuse(model, f"{reason}{too_far}")
     if "local" in (getattr(model.config, "attention_layers", None) or ()):
         _refuse(model, "local attention, counted from the end of the cache,")  # wider than a check
     _passed[model] = own_attention(model.config)
@@ -165,15 +103,12 @@ def _refuse(model: Any, received: str) -> NoReturn:
     )
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
-
-
-@torch.no_grad()
-def _process_whole(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tensor]:
-    """Logits `[2, W, V]` of the passes of `PASSES`, by one call of the model over `ids`."""
+def _process_whole(window: Any) -> list[Tensor]:
+    """Logits `[2, W, V]` of the passes of `PASSES`, by one call of the model."""
+    window.reserve(2, LENGTH)  # position ids need it
+    ids = _make_ids(window)
     positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
-    whole: Tensor = model(
+    whole: Tensor = window.model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         position_ids=window.position_ids(positions),
@@ -186,8 +121,7 @@ def _process_whole(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tenso
     ]
 
 
-@torch.no_grad()
-def _process_alike(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tensor]:
+def _process_alike(window: Any) -> list[Tensor]:
     """Logits `[2, W, V]` of the passes of `PASSES`, by the model's own passes of these shapes.
 
     Between two passes the entries that stay are moved to the end of transformers' cache; what is
@@ -195,6 +129,8 @@ def _process_alike(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tenso
     """
     from transformers.cache_utils import DynamicCache
 
+    window.reserve(2, LENGTH)  # position ids need it
+    ids = _make_ids(window)
     cache = DynamicCache()
     found = []
     padding = ids.new_zeros(2, 1)
@@ -209,7 +145,7 @@ def _process_alike(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tenso
                 chosen = index.to(states.device).expand(-1, states.shape[1], -1, states.shape[3])
                 setattr(layer, name, states.gather(2, chosen))
         padding = n_held - start
-        logits = model(
+        logits = window.model(
             input_ids=ids.gather(1, at),
             attention_mask=torch.cat([(held >= 0).to(at), torch.ones_like(at)], 1),
             position_ids=window.position_ids(at),
@@ -221,23 +157,21 @@ def _process_alike(model: Any, window: CheckedWindow, ids: Tensor) -> list[Tenso
     return found
 
 
-def _run_windows(
-    window: CheckedWindow, ids: Tensor, choices: Choices | None = None
-) -> list[tuple[Tensor, Tensor]]:
-    """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`.
-
-    The passes run under our kernel where `choices` collects its calls.
+def _run_windows(window: Any, choices: Choices | None = None) -> list[Tensor]:
+    """Logits `[2, W, V]` of the passes of `PASSES`, under our kernel where `choices` collects its
+    calls.
     """
     window.reserve(2, LENGTH)
     if choices is not None:
         window.use_kernel(choices)
-    return list(_iterate_windows(window, ids))
+    return [logits for logits, _ in _iterate_windows(window)]
 
 
-def _iterate_windows(window: CheckedWindow, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run the passes of `PASSES` one by one; positions `[2, W]` and logits `[2, W, V]` of each."""
+def _iterate_windows(window: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run the passes of `PASSES` one by one; logits `[2, W, V]` and what the head reads of each."""
+    ids = _make_ids(window)
     for at in _iterate_positions(ids):
-        yield at, window.forward(Pass(ids.gather(1, at), at[:, 0]))
+        yield window.forward(Pass(ids.gather(1, at), at[:, 0])), window.last_states
 
 
 def _iterate_positions(ids: Tensor) -> Iterator[Tensor]:
@@ -246,17 +180,16 @@ def _iterate_positions(ids: Tensor) -> Iterator[Tensor]:
         yield ids.new_tensor(starts)[:, None] + torch.arange(width, device=ids.device)
 
 
-def _make_ids(model: Any, vocab_size: int, length: int = LENGTH) -> Tensor:
+def _make_ids(window: Any, length: int = LENGTH) -> Tensor:
     """Random tokens `[2, length]` int64, the same for every model with this vocabulary size."""
-    table = getattr(model.get_input_embeddings(), "weight", None)
-    n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
+    table = getattr(window.model.get_input_embeddings(), "weight", None)
+    n_ids = window.vocab_size if table is None else min(window.vocab_size, table.shape[0])
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(n_ids, (2, length), generator=generator, device="cpu").to(
-        find_device(model)
-    )
+    ids = torch.randint(n_ids, (2, length), generator=generator, device="cpu")
+    return ids.to(find_device(window.model))
 
 
-def find_reason(window: CheckedWindow) -> str:
+def find_reason(window: Any) -> str:
     """Why a window's passes keep the model's own attention; empty where they use our kernel.
 
     In the self-check of the kernel every layer must call the kernel once a pass, and the logits
@@ -269,16 +202,22 @@ def find_reason(window: CheckedWindow) -> str:
     devices or under `MMACCEL_KERNELS=torch`. The answer is cached until the model's attention,
     dtype or device changes.
     """
-    if window.attention == "model":
+    kind, mode, device = window.attention, dispatch.mode(), window.device
+    if kind == "model":
         return "attention='model'"
-    mode = dispatch.mode()
-    reason = _find_reason(window, mode)
-    if reason and mode == "triton":
-        refuse_own_attention(window.model, reason)
+    reason = ""
+    if kind == "auto" and mode == "torch":
+        reason = f"{dispatch.VARIABLE}=torch"
+    elif kind == "auto" and device.type != "cuda" and mode != "triton":
+        reason = f"the model is on {device}"
+    elif kind == "auto":
+        reason = dispatch.find_obstacle(device.type) or ""
+    reason = reason or _remember(window.model, window, kind, wants_triton=kind == "auto")
+    refuse_own_attention(window.model, reason)
     return reason
 
 
-def find_layer_obstacle(window: CheckedWindow) -> str:
+def find_layer_obstacle(window: Any) -> str:
     """Why a model's layers cannot attend by a function of ours; empty where they can.
 
     Cost: four short passes at a model's first call; the answer is cached as in `find_reason`.
@@ -295,78 +234,50 @@ def refuse_own_attention(model: Any, reason: str) -> None:
         )
 
 
-def _find_reason(window: CheckedWindow, mode: str) -> str:
-    kind = window.attention
-    if kind == "auto":
-        device = window.device
-        on_gpu = device.type == "cuda" or mode == "triton"
-        obstacle = None if on_gpu else f"the model is on {device}"
-        if mode == "torch":
-            obstacle = f"{dispatch.VARIABLE}=torch"
-        obstacle = obstacle or dispatch.find_obstacle(device.type)
-        if obstacle is not None:
-            return obstacle
-    return _remember(window.model, window, kind, wants_triton=kind == "auto")
-
-
 @in_turn
-def _remember(model: Any, window: CheckedWindow, kind: str, wants_triton: bool) -> str:
+def _remember(model: Any, window: Any, kind: str, wants_triton: bool) -> str:
     """The reason of `_check_kernel`, asked once for each state of a model."""
+    if getattr(model.config, "output_attentions", False):
+        return "the model gives out its attention weights"
+    if window.max_positions is not None and window.max_positions < LENGTH:
+        return f"the model has {window.max_positions} positions; a self-check needs {LENGTH}"
+    if window.device.type == "meta":
+        return "the model has no weights (it is on the meta device)"
     key = (own_attention(model.config), model.dtype, window.device, kind, dispatch.mode())
     known = _reasons.setdefault(model, {})
     if key in known:
         return known[key]
-    reason, is_final = _check_kernel(window.plain(), wants_triton=wants_triton)
-    if is_final:
+    reason = _check_kernel(window.plain(), wants_triton=wants_triton)
+    if reason is None:
+        return "the model's logits are NaN or all alike: nothing to compare"
+    if torch.OutOfMemoryError.__name__ not in reason:  # there may be memory for the next run
         known[key] = reason
     return reason
 
 
-@own_arithmetic()
-@torch.no_grad()
-def _check_kernel(plain: CheckedWindow, wants_triton: bool) -> tuple[str, bool]:
-    """The reason, empty where the model passes, and whether the answer may be cached."""
-    model = plain.model
-    if getattr(model.config, "output_attentions", False):
-        return "the model gives out its attention weights", False
-    if plain.max_positions is not None and plain.max_positions < LENGTH:
-        return f"the model has {plain.max_positions} positions; a self-check needs {LENGTH}", True
-    if plain.device.type == "meta":
-        return "the model has no weights (it is on the meta device)", False
-    ids = _make_ids(model, plain.vocab_size)
+def _check_kernel(plain: Any, wants_triton: bool) -> str | None:
+    """The reason, empty where the model passes; None where nothing can be compared."""
     choices: Choices = []
+    own, kernel = partial(_run_windows, plain), partial(_run_windows, plain, choices)
     try:
-        received = _run_windows(plain, ids, choices)
+        reason = same_logits(own, kernel, Tolerance.of(plain.model.dtype))
     except UnsupportedModelError as error:
-        return str(error), True
-    except MissingBackendError:  # MMACCEL_KERNELS=triton asks for this error
-        raise
-    except Exception as error:  # the model's own attention serves, unless the device failed
-        if is_device_error(error):
-            raise
-        is_final = not isinstance(error, torch.OutOfMemoryError)
-        return f"under the kernel a {_describe(error)}", is_final
+        return str(error)
+    found = [f"under the kernel {reason}"] if reason else []
     called = [layer for layer, _ in choices]
     expected = list(range(len(plain.facts.windows))) * len(PASSES)
     if called != expected:
-        return (
-            f"{type(model).__name__}: {len(called)} of {len(expected)} calls of attention "
+        found.append(
+            f"{type(plain.model).__name__}: {len(called)} of {len(expected)} calls of attention "
             "asked transformers for a function by name"
-        ), True
-    refused = [choice.reason for _, choice in choices if choice.backend != "triton"]
-    if wants_triton and refused:
-        return refused[0], True
-    for (_, own), (_, logits) in zip(_run_windows(plain, ids), received):
-        difference = compare_logits(own, logits)
-        if not difference.is_telling:
-            return "the model's logits are NaN or all alike: nothing to compare", False
-        if not difference.within(Tolerance.of(model.dtype)):
-            return f"logits under the kernel are {difference}", True
-    return "", True
+        )
+    if wants_triton:
+        found += [choice.reason for _, choice in choices if choice.backend != "triton"][:1]
+    return None if reason is None and not found else "; ".join(found)
 
 
 @torch.no_grad()
-def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
+def check_fused(plain: Any, decoder: FusedDecoder) -> str:
     """Why a fused decoder does not serve a model; empty where it gives the model's own logits.
 
     In the same window passes, what attention and MLP of each layer read and answer is compared with
@@ -384,7 +295,6 @@ def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
     model = plain.model
     if plain.max_positions is not None and plain.max_positions < LENGTH:
         return f"{plain.max_positions} positions; a self-check needs {LENGTH}"
-    ids = _make_ids(model, plain.vocab_size)
     is_short = model.dtype not in (torch.float32, torch.float64)
     plain.keeps_states = True
     met: list[Tensor] = []
@@ -395,19 +305,19 @@ def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
 
     try:
         with decoder.meeting(meet):
-            own = _run_states(plain, ids)
+            own = _run_states(plain)
         plain.fused = decoder
-        received, off = _follow(plain, ids, decoder, met)
+        received, off = _follow(plain, decoder, met)
         limit = torch.full_like(off, torch.finfo(model.dtype).eps if is_short else 1e-5)
         if bool((off > limit).any()):
             plain.fused = False
             with _rounded_otherwise(decoder.linears):
-                rounded = _follow(plain, ids, decoder, met)[1]
+                rounded = _follow(plain, decoder, met)[1]
             limit = limit.maximum((TIMES * rounded).clamp(max=MOST_ROUNDED))
     except Exception as error:  # the model's own forward serves, unless the device failed
         if is_device_error(error):
             raise
-        return f"layers that end the fused decoder in a {_describe(error)}"
+        return f"layers that end the fused decoder in a {describe(error)}"
     at = int((off / limit).nan_to_num(torch.inf).argmax())
     if not off[at] <= limit[at]:
         layer = at // len(FUSED_PARTS) % len(plain.facts.windows)
@@ -417,20 +327,19 @@ def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
         )
     # transformers computes norms in float32 in models of float64, too
     tolerance = Tolerance.of(model.dtype) if is_short else Tolerance.strict(torch.float32)
-    for (logits, states), (fused_logits, fused_states) in zip(own, received):
-        pairs = [(states, fused_states)]
-        if decoder.head is not None:
-            pairs.append((logits, fused_logits))
-        for difference in (compare_logits(*pair) for pair in pairs):
-            if not difference.is_telling:
-                return "logits that are NaN or all alike: nothing to compare"
-            if not difference.within(tolerance):
-                return f"logits that are {difference} in the fused decoder"
-    return ""
+    kept = 1 if decoder.head is None else 2
+    reason = same_logits(
+        lambda: [each for pair in own for each in pair[:kept]],
+        lambda: [each for pair in received for each in pair[:kept]],
+        tolerance,
+    )
+    if reason is None:
+        return "logits that are NaN or all alike: nothing to compare"
+    return f"{reason} in the fused decoder" if reason else ""
 
 
 @torch.no_grad()
-def find_other_bits(plain: CheckedWindow, decoder: FusedDecoder) -> str:
+def find_other_bits(plain: Any, decoder: FusedDecoder) -> str:
     """What of a fused decoder has other bits in passes of another width or batch; empty where all
     of a row has the same: what attention and MLP of each layer read and answer, and the logits.
 
@@ -449,12 +358,12 @@ def find_other_bits(plain: CheckedWindow, decoder: FusedDecoder) -> str:
     return known[key]
 
 
-def _find_other_bits(window: CheckedWindow, decoder: FusedDecoder) -> str:
+def _find_other_bits(window: Any, decoder: FusedDecoder) -> str:
     most = HISTORY if window.max_positions is None else window.max_positions - WIDEST
     history = min(HISTORY, most)
     if history < 1:
         return f"{window.max_positions} positions; a self-check needs {WIDEST + 1}"
-    ids = _make_ids(window.model, window.vocab_size, history + WIDEST)
+    ids = _make_ids(window, history + WIDEST)
     window.fused = decoder
 
     def process(rows: int, width: int, n_tokens: int) -> list[Tensor]:
@@ -495,7 +404,7 @@ def _keep(kept: list[Tensor], count: int, x: Tensor) -> Tensor:
 
 
 def _follow(
-    window: CheckedWindow, ids: Tensor, decoder: FusedDecoder, own: list[Tensor]
+    window: Any, decoder: FusedDecoder, own: list[Tensor]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """`_run_states` of layers that go on from the model's own numbers, and how far each made
     another, in the mean and as a part of its size.
@@ -506,11 +415,11 @@ def _follow(
     def meet(x: Tensor) -> Tensor:
         expected = next(left).view_as(x)
         size = expected.abs().mean(dtype=torch.float32).clamp(min=1e-30)  # of zeros, too
-        off.append(((x - expected).abs().mean(dtype=torch.float32) / size).to(ids.device))
+        off.append(((x - expected).abs().mean(dtype=torch.float32) / size).to(window.device))
         return expected
 
     with decoder.meeting(meet):
-        found = _run_states(window, ids)
+        found = _run_states(window)
     return found, torch.stack(off)
 
 
@@ -533,11 +442,7 @@ def _rounded_otherwise(linears: list[Any]) -> Iterator[None]:
             hook.remove()
 
 
-def _run_states(window: CheckedWindow, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Logits `[2, W, V]` and what the head reads `[2, W, C]` of every pass of `PASSES`."""
+def _run_states(window: Any) -> list[tuple[Tensor, Tensor]]:
+    """What the head reads `[2, W, C]` and logits `[2, W, V]` of every pass of `PASSES`."""
     window.reserve(2, LENGTH)
-    found = []
-    for _, logits in _iterate_windows(window, ids):
-        assert window.last_states is not None
-        found.append((logits, window.last_states))
-    return found
+    return [(states, logits) for logits, states in _iterate_windows(window)]

@@ -42,14 +42,14 @@ class SharedIdsWindow(CausalLMWindow):
         self._ids = ids.to(self.device)
         self._cut: dict[str, Tensor] = {}  # weight and bias of these rows, of the run
 
+    offers = CausalLMWindow.offers - {"fused decoder"}
+
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`."""
         return len(self._reads)
 
-    def use_fused(self, fused: Any, compile: Any) -> bool:
+    def use_fused(self, fused: Any, compile: Any) -> None:
         """See `mmaccel.contracts.Model.use_fused`: the fused decoder has the whole head."""
-        return False
 
     def reserve(self, rows: int, positions: int) -> None:
         """See `CausalLMWindow.reserve`. Cost: a copy of the rows of the head."""

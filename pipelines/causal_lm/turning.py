@@ -29,7 +29,13 @@ class KeyTurner:
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """See `mmaccel.pipelines.layers.stores.KeyTurner.turn`."""
+        """States of a layer at later positions; see `CachedLayer.turn`.
+
+        Args:
+            layer: its number in the model.
+            states: `[R, H, n, D]`.
+            by: `[n]` int64, or `[R, n]` or `[R, 1]`.
+        """
         this = self.structure.layers[layer]
         if not this.attention.turns:
             return states

@@ -5,28 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
-from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
+from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
 from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder
 from mmaccel.pipelines.generate_call import GenerateCall, Task, find_in_call
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.arithmetic import own_arithmetic
-from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
-_checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
 _ATTENTIONS = ("eager", "sdpa")  # that take masks of numbers
 
 
-class CodeDecoder(CausalLM):
+class CodeDecoder(OwnPasses):
     """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
 
     Attributes:
@@ -35,8 +30,6 @@ class CodeDecoder(CausalLM):
     """
 
     name: ClassVar[str] = "delay"
-    takes_own_prompt: ClassVar[bool] = False
-    gives_cache: ClassVar[bool] = False
 
     @abstractmethod
     def decoder(self, model: Any) -> Any:
@@ -56,61 +49,28 @@ class CodeDecoder(CausalLM):
         of one pass of the model's own over them.
         """
 
-    def check(self, model: Any) -> ModelFacts:
-        """See `CausalLM.check`. Cost: once a model, four passes over a few steps.
-
-        Raises:
-            UnsupportedModelError: passes over steps are not what the model's own pass computes.
-        """
-        known = _checked.get(model)
-        if known is not None:
-            return known
+    def facts(self, model: Any) -> ModelFacts:
         config = self.decoder(model).config
-        facts = ModelFacts(config, (None,) * config.num_hidden_layers, self.vocab_size(model))
-        received = ""
         rope = vars(config).get("rope_parameters") or {}
+        attention = config._attn_implementation
         if rope.get("rope_type") in ("dynamic", "longrope"):
-            received = f"one whose rotations change with the length ({rope['rope_type']})"
-        elif model.device.type == "meta":
-            received = "one on the meta device; load it"
-        elif config._attn_implementation not in _ATTENTIONS:
-            received = (
-                f"one with {config._attn_implementation}; load it with attn_implementation='sdpa'"
-            )
-        if received:
-            raise UnsupportedModelError(
-                f"model: expected a {type(model).__name__} that windows can serve, received "
-                f"{received}"
-            )
-        if find_training_effect(model) is None:
-            self._check_passes(model)
-            _checked[model] = facts
-        return facts
+            kind = rope["rope_type"]
+            self.refuse(model, f"one whose rotations change with the length ({kind})")
+        if attention not in _ATTENTIONS:
+            self.refuse(model, f"one with {attention}; load it with attn_implementation='sdpa'")
+        return ModelFacts(config, (None,) * config.num_hidden_layers, self.vocab_size(model))
 
-    @own_arithmetic()
-    @torch.no_grad()
-    def _check_passes(self, model: Any) -> None:
-        """Compare passes over steps, some of which were wrong before, with one of the model's."""
+    def compared(self, model: Any) -> tuple[Tensor, Tensor]:
+        """See `OwnPasses.compared`: passes over steps, some of which were wrong before."""
         steps, codes, expected = self.example(model)
         rows, n_steps, _ = codes.shape
         steps.reserve(rows, n_steps)
         first = torch.zeros(rows, dtype=torch.int64, device=codes.device)
         steps.forward(codes.roll(1, 2)[:, :3], first)
-        parts = [
-            steps.forward(codes[:, :2], first),
-            steps.forward(codes[:, 2:], first + 2),
-        ]
-        found = compare_logits(
-            expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
-        )
-        if found.is_telling and not found.within(Tolerance.of(model.dtype)):
-            raise UnsupportedModelError(
-                f"model: expected a {type(model).__name__} whose windows of steps agree with its "
-                f"own pass over them, received one whose windows are {found}"
-            )
+        parts = [steps.forward(codes[:, :2], first), steps.forward(codes[:, 2:], first + 2)]
+        return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_books(model))
 
     def wrap(self, model: Any) -> Any:
@@ -119,7 +79,6 @@ class CodeDecoder(CausalLM):
         return DelayWindow(model, steps, cells, codes)
 
     def sample_loop(self, call: GenerateCall) -> Task | None:
-        """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
         return Task(reasons) if reasons else self.read(call)
 

@@ -6,26 +6,20 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
-from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
+from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
 from mmaccel.pipelines.depth.window import DepthWindow
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.original_methods import original
-from mmaccel.samplers.arithmetic import own_arithmetic
-from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
-_checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
 
-
-class DepthDecoder(CausalLM):
+class DepthDecoder(OwnPasses):
     """A kind of depth decoder, each call of whose `generate` makes the codes of one frame.
 
     Attributes:
@@ -34,9 +28,8 @@ class DepthDecoder(CausalLM):
     """
 
     name: ClassVar[str] = "depth"
-    takes_own_prompt: ClassVar[bool] = False
-    gives_cache: ClassVar[bool] = False
     repeats_calls: ClassVar[bool] = True
+    cause: ClassVar[str] = "; a sliding window shorter than a frame does that"
     given: ClassVar[tuple[str, ...]]
     n_before: ClassVar[int]
 
@@ -69,35 +62,16 @@ class DepthDecoder(CausalLM):
         """`[R, n, D]`, what a call that asks for hidden states gets of its codes; None: nothing."""
         return None
 
-    def check(self, model: Any) -> ModelFacts:
-        """See `CausalLM.check`. Cost: once a model, a frame by its own loop and one pass over it.
-
-        Raises:
-            UnsupportedModelError: passes over a frame are not what its own loop computes.
-        """
-        known = _checked.get(model)
-        if known is not None:
-            return known
-        facts = ModelFacts(
+    def facts(self, model: Any) -> ModelFacts:
+        return ModelFacts(
             model.config,
             (None,) * model.config.num_hidden_layers,
             self.vocab_size(model),
             max_positions=self.n_entries(model),
         )
-        if model.device.type == "meta":
-            raise UnsupportedModelError(
-                f"model: expected a depth decoder with weights, received a {type(model).__name__} "
-                "on the meta device; load it"
-            )
-        if find_training_effect(model) is None:
-            self._check_passes(model)
-            _checked[model] = facts
-        return facts
 
-    @own_arithmetic()
-    @torch.no_grad()
-    def _check_passes(self, model: Any) -> None:
-        """Compare the logits of a frame that the model's own loop makes with those of one pass."""
+    def compared(self, model: Any) -> tuple[Tensor, Tensor]:
+        """See `OwnPasses.compared`: a frame by the model's own loop, and one pass over it."""
         length = self.n_entries(model) + 1 - self.n_before
         example = self.example(model, 2)
         made = original(model, "generate")(
@@ -112,25 +86,15 @@ class DepthDecoder(CausalLM):
         )
         codes = made.sequences[:, -length:]
         before = torch.zeros(2, self.n_before, dtype=torch.int64, device=codes.device)
-        if "input_ids" in example:
-            before = example["input_ids"]
-        entries = torch.cat([before, codes[:, :-1]], 1)
+        entries = torch.cat([example.get("input_ids", before), codes[:, :-1]], 1)
         given = {name: example[name] for name in self.given}
-        expected = torch.stack(made.logits, 1)
-        found = compare_logits(expected, self.score(model, entries, given)[:, self.n_before - 1 :])
-        if found.is_telling and not found.within(Tolerance.of(model.dtype)):
-            raise UnsupportedModelError(
-                f"model: expected a depth decoder whose passes over a frame agree with its own "
-                f"steps, received a {type(model).__name__} that is {found}; a sliding window "
-                "shorter than a frame does that"
-            )
+        received = self.score(model, entries, given)[:, self.n_before - 1 :]
+        return torch.stack(made.logits, 1), received
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """See `CausalLM.obstacles`."""
         if call.guidance is not None:
             yield "guidance of a frame's codes"
         if call.n_columns != self.n_before:

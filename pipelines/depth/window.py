@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,19 +12,8 @@ from torch import Tensor
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import find_device
 
-
-class FrameScores(Protocol):
-    """How a kind of depth decoder scores a frame; `DepthDecoder` describes it."""
-
-    n_before: ClassVar[int]
-
-    def vocab_size(self, model: Any) -> int: ...
-
-    def n_entries(self, model: Any) -> int: ...
-
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor: ...
-
-    def embed(self, model: Any, entries: Tensor) -> Tensor | None: ...
+if TYPE_CHECKING:
+    from mmaccel.pipelines.depth.family import DepthDecoder
 
 
 class DepthWindow(TokenModel):
@@ -49,7 +38,7 @@ class DepthWindow(TokenModel):
     own_prompt = None
 
     def __init__(
-        self, kind: FrameScores, model: Any, given: Mapping[str, Any] | None = None
+        self, kind: DepthDecoder, model: Any, given: Mapping[str, Any] | None = None
     ) -> None:
         self.model = model
         self.vocab_size = kind.vocab_size(model)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, Denoiser
+from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -38,6 +38,29 @@ from mmaccel.pipelines.runner.own_products import (
     open_own_products,
     own_products,
 )
+
+_LACKS = {  # words of methods that need more of a cache than entries of finished blocks
+    "packed entries": "its cache stays as it is after the prompt",
+    "prompt blocks": "it processes prompts in blocks that see each other, not causally",
+    "rounds": (
+        "its cache is evicted once, after the prompt, since rounds count tokens that are accepted "
+        "one after the other, and its blocks are filled in any order; leave every out"
+    ),
+    "turned keys": "its entries stand at the positions of its canvas; leave rerotate out",
+    "uneven heads": "its entries say what they read, and heads would hold different ones",
+}
+
+
+def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
+    """Why layers whose blocks are cached lack a word of `LAYER_METHODS`."""
+    if word in _LACKS:
+        return _LACKS[word]
+    if word == "own attention":
+        return passes.find_obstacle()
+    if word == "hidden states":
+        misfit: str = part.find_misfit(find_layer_sizes(passes.config))
+        return misfit or passes.find_obstacle(reads_hidden=True)
+    return ""
 
 
 class Predecessors:
@@ -173,34 +196,13 @@ class CachedDenoiser(Denoiser):
             return 0
         return None if methods.evictor is None else methods.evictor.budget
 
-    def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        """See `mmaccel.contracts.Model.find_layer_obstacle`. Cost: two short passes."""
-        if not self.supports_kv_cache:
-            return super().find_layer_obstacle(methods)
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`. Cost: two short passes."""
+        if not self.supports_kv_cache or word not in LAYER_METHODS:
+            return super().lack(word, part)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
-        if methods.attention is not None and methods.attention.chooses_prompts:
-            return (
-                f"it processes prompts in blocks that see each other, and {methods.attention.name} "
-                "is for causal prompts"
-            )
-        if methods.quantizer is not None:
-            return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
-        if methods.goes_on:
-            return (
-                "its cache is evicted once, after the prompt, since rounds count tokens that are "
-                "accepted one after the other, and its blocks are filled in any order; leave every "
-                "out"
-            )
-        if methods.is_headwise:
-            return "its entries say what they read, and heads would hold different ones"
-        if methods.rerotates:
-            return "its entries stand at the positions of its canvas; leave rerotate out"
-        if methods.reads_hidden:
-            misfit = methods.find_misfit(find_layer_sizes(self.cached.config))
-            if misfit:
-                return misfit
-        return self.cached.find_obstacle(reads_hidden=methods.reads_hidden)
+        return lack_of_blocks(self.cached, word, part)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.cached.methods = methods

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmaccel.contracts import LAYER_METHODS
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
@@ -23,7 +24,6 @@ from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_pos
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
-from mmaccel.pipelines.layers.methods import LayerMethods
 
 
 class LLaDADenoiser(UncachedDenoiser):
@@ -115,8 +115,11 @@ class SDARDenoiser(CachedDenoiser):
             self.kv_cache_reason = str(error)
             check_denoiser(self)
 
-    def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        return "its layers attend by the code of its checkpoint"
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        if word in LAYER_METHODS:
+            return "its layers attend by the code of its checkpoint"
+        return super().lack(word, part)
 
 
 class FastDLLMDenoiser(UncachedDenoiser):

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout
+from mmaccel.capabilities import Capable, explain, refuse
+from mmaccel.contracts import LAYER_METHODS, Layout
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.fallback import warn_once
-from mmaccel.pipelines.attach.layer_methods import check_combination, refuse_layers
 from mmaccel.pipelines.attach.layout_processor import check_size
 from mmaccel.pipelines.attach.patching import Injection
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -26,7 +26,7 @@ from mmaccel.samplers.canvas.cache_plan import as_plan
 Methods = Mapping[str, Callable[..., Any]]
 
 
-class PolicyService:
+class PolicyService(Capable):
     """Base of the services of one object.
 
     Args:
@@ -44,6 +44,7 @@ class PolicyService:
             methods.
     """
 
+    slot = "model"
     adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
 
     def __init__(
@@ -61,9 +62,7 @@ class PolicyService:
         self._target = target
         self._warned = set[str]()
         check_size(layout, self.open())
-        if layer_methods:
-            refuse_layers(layer_methods.slots, type(target).__name__, self.find_layer_obstacle())
-            check_combination(layer_methods, (), policy)
+        refuse(explain(policy, layer_methods, self))
 
     @classmethod
     def serve(
@@ -102,9 +101,9 @@ class PolicyService:
         """
         raise NotImplementedError
 
-    def find_layer_obstacle(self) -> str:
-        """Why the target's layers do not carry `layer_methods`; empty where they do."""
-        return "every pass computes the whole canvas"
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        return "every pass computes the whole canvas" if word in LAYER_METHODS else ""
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""

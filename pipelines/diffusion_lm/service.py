@@ -53,8 +53,8 @@ class DenoiserService(PolicyService):
         self._model = getattr(self._denoiser, "model", self._denoiser)
         return self._denoiser.vocab_size
 
-    def find_layer_obstacle(self) -> str:
-        return self._denoiser.find_layer_obstacle(self.layer_methods)
+    def lack(self, word: str, part: Any = None) -> str:
+        return self._denoiser.lack(word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         has_own = callable(getattr(type(self._target), "diffusion_generate", None))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import check_prompt
 from mmaccel.pipelines.loading.pictures import choose_scale, open_picture
 from mmaccel.pipelines.loading.refusal import refusing
@@ -135,7 +134,7 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
     Raises:
         OptionError: see `check_places`.
         UnsupportedModelError: a processor without a chat template that does not name the token of
-            an image, one that does not take these inputs, or a chat template beyond its limits.
+            an image, or one that does not take these inputs.
     """
     for question, own in zip(questions, images, strict=True):
         check_places(question, len(own))
@@ -146,9 +145,9 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
     ):  # fmt: skip
         if getattr(processor, "chat_template", None):
             pairs = zip(questions, images, strict=True)
-            return apply_chat_template(
-                processor, [_message(text, own) for text, own in pairs],
-                {"add_generation_prompt": True}, tokenize=True, return_dict=True,
+            return processor.apply_chat_template(
+                [_message(text, own) for text, own in pairs],
+                add_generation_prompt=True, tokenize=True, return_dict=True,
                 return_tensors="pt", processor_kwargs=options,
             )  # fmt: skip
         texts = [_plain_prompt(processor, q, len(own)) for q, own in zip(questions, images)]

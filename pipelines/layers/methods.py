@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from mmaccel.contracts import Model
 from mmaccel.reduction.kv_cache.contract import (
     CacheMethod,
     CacheQuantizer,
     KVCacheMethod,
-    LayerSizes,
 )
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
@@ -30,6 +28,11 @@ class LayerMethods:
 
     kv_cache: KVCacheMethod | None = None
     attention: AttentionMethod | None = None
+
+    @property
+    def parts(self) -> tuple[KVCacheMethod | AttentionMethod | None, ...]:
+        """Both, for `mmaccel.capabilities.explain`."""
+        return self.kv_cache, self.attention
 
     def __bool__(self) -> bool:
         return self.kv_cache is not None or self.attention is not None
@@ -83,20 +86,6 @@ class LayerMethods:
         """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
         return self.evictor is not None or is_chosen
-
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether the hidden states of a prompt's entries are looked at."""
-        return self.evictor is not None and self.evictor.reads_hidden
-
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """See `CacheMethod.find_misfit`; asked of methods that read hidden states."""
-        return "" if self.evictor is None else self.evictor.find_misfit(sizes)
-
-    @property
-    def capture_obstacle(self) -> str:
-        """Why steps under methods are not captured; empty where there are none."""
-        return f"{self.slots}, which allocates while a run goes on" if self else ""
 
     def describe(self, model: Model) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.
@@ -155,15 +144,8 @@ class LayerMethods:
             )
 
 
-class ReducedModel(Protocol):
-    """A model whose layers carry methods; see `mmaccel.contracts.Model`."""
-
-    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced."""
-
-
 @contextmanager
-def reducing(model: ReducedModel, methods: LayerMethods, branches: int) -> Iterator[None]:
+def reducing(model: Model, methods: LayerMethods, branches: int) -> Iterator[None]:
     """Inside the block, runs of a model are under methods; its rows have `branches` branches."""
     if not methods:
         yield

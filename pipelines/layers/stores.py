@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,28 +23,8 @@ from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
 from mmaccel.results import BlockCounts
 
-
-class KeyTurner(Protocol):
-    """Moves rotated states to other positions."""
-
-    def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """States of a layer at later positions; see `CachedLayer.turn`.
-
-        Args:
-            layer: its number in the model.
-            states: `[R, H, n, D]`.
-            by: `[n]` int64, or `[R, n]` or `[R, 1]`.
-        """
-        ...
-
-    def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
-        """Turn the first K keys to the positions 0 … K - 1, in place.
-
-        Args:
-            layer: its number in the model.
-            keys: `[R, H, S, D]`.
-            keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
-        """
+if TYPE_CHECKING:
+    from mmaccel.pipelines.causal_lm.turning import KeyTurner
 
 
 class LayerStores:

@@ -6,8 +6,8 @@ A checkpoint with missing, surplus or reshaped tensors is refused with their nam
 from __future__ import annotations
 
 import logging
-import os
 import re
+import warnings
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,20 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmaccel.checks import show
-from mmaccel.config_files import shorten
+from mmaccel.checks import check_fields, check_path, show, within
+from mmaccel.config_files import read_json, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.headers import (
-    AGAIN,
-    check_folder,
-    check_memory,
-    check_sizes,
-    read_shapes,
-    stored_bytes,
-)
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.loading.refusal import check_folder, refusing
 from mmaccel.pipelines.transformers_release import warn_if_untested
+from mmaccel.weight_folders import check_memory
 
 
 @dataclass(frozen=True)
@@ -50,47 +43,22 @@ class LoadConfig:
         offload_folder: where the weights go that a device map puts on the "disk".
 
     Raises:
-        OptionError: a size that is not a pair of positive integers, a missing file, or a
-            `trust_remote_code` that is neither True nor False.
+        OptionError: a value of another type, or a missing file.
     """
 
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = within(None, 1, hint="write for example (768, 768)")
     decoder: Path | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool = within(False, hint="False runs no code of a checkpoint")
     hub: HubOptions = USUAL
     device_map: Any = None
     offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
-        size: Any = self.size
-        is_pair = isinstance(size, tuple) and len(size) == 2
-        if size is not None and not (is_pair and all(type(n) is int and n > 0 for n in size)):
-            raise OptionError(
-                f"size: expected (width, height) in pixels, received {show(size)}; "
-                "write for example (768, 768)"
-            )
-        is_file = isinstance(self.decoder, Path) and os.path.isfile(self.decoder)
-        if self.decoder is not None and not is_file:
-            raise OptionError(
-                f"decoder: expected a file, received {str(self.decoder)!r}; check the path"
-            )
-        if not isinstance(self.trust_remote_code, bool):
-            raise OptionError(
-                "trust_remote_code: expected True or False, received "
-                f"{show(self.trust_remote_code)}; False runs no code of a checkpoint"
-            )
-
-
-def unreadable() -> tuple[type[Exception], ...]:
-    """Exceptions that libraries raise for files that are truncated, corrupt or of other models."""
-    from pickle import UnpicklingError
-
-    from safetensors import SafetensorError
-
-    wrong = (ValueError, LookupError, TypeError, AttributeError, RuntimeError)
-    return (*wrong, OSError, EOFError, ImportError, UnpicklingError, SafetensorError)
+        check_fields(self)
+        if self.decoder is not None:
+            check_path("decoder", self.decoder, "file")
 
 
 def load_model(
@@ -111,11 +79,9 @@ def load_model(
     """
     warn_if_untested()
     check_folder(folder, option)
-    hub = load_config.hub
-    dtype = load_config.dtype
     is_mapped = load_config.device_map is not None
-    place = None if is_mapped else load_config.device
-    check_sizes(kind, folder, dtype, option, hub.variant, place)
+    if not is_mapped:
+        _check_memory(kind, folder, load_config, option)
     options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # refused below, with names
     options |= {} if load_config.hub.variant is None else {"variant": load_config.hub.variant}
@@ -154,6 +120,42 @@ def load_model(
     return (model if is_mapped else model.to(load_config.device)).eval()
 
 
+def _check_memory(kind: Any, folder: Path, load_config: LoadConfig, option: str) -> None:
+    """Refuse a model that the free memory does not hold: its files' bytes, or those of an outline
+    without numbers in the dtype.
+    """
+    config = read_json(folder / "config.json", option=option)
+    outline = None
+    if not (config.get("auto_map") or config.get("quantization_config")):
+        outline = build_outline(kind, folder)
+    remedy = ""
+    if outline is None:
+        files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+        n_bytes = sum(file.stat().st_size for file in files)
+    else:
+        n_bytes = sum(p.numel() for p in outline.parameters()) * load_config.dtype.itemsize
+        n_bytes += sum(b.nbytes for b in outline.buffers())
+        if load_config.dtype == torch.float32:
+            remedy = f"dtype bf16 takes {n_bytes / 2**31:.1f} GiB; or take a smaller model"
+    check_memory(n_bytes, str(folder), option, load_config.device, remedy)
+
+
+def build_outline(kind: Any, folder: Path) -> Any:
+    """A model without numbers; None where it cannot be built, for reasons its library will say."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if hasattr(kind, "load_config"):  # diffusers
+                return kind.from_config(kind.load_config(folder, local_files_only=True))
+            from transformers import AutoConfig
+
+            config_class = getattr(kind, "config_class", None) or AutoConfig
+            config = config_class.from_pretrained(folder, local_files_only=True)
+            return (kind if config_class is not AutoConfig else kind.from_config)(config)
+    except Exception:
+        return None
+
+
 def refuse_device_map(load_config: LoadConfig, family: str) -> None:
     """Refuse a device map for a family whose files transformers does not load.
 
@@ -183,28 +185,14 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
-    """Load the configuration of a model of transformers.
-
-    Raises:
-        UnsupportedModelError: a configuration that is missing, that cannot be read or has numbers
-            outside their ranges, or code that is not trusted.
-    """
+    """Load the configuration of a model of transformers; see `load_processor`."""
     from transformers import AutoConfig
 
-    check_folder(folder)
-    with refusing(
-        f"a configuration of transformers in {folder}",
-        "one that it refuses",
-        "copy the folder again",
-        folder=folder,
-    ):
-        return AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
-        )
+    return load_processor(AutoConfig, folder, load_config)
 
 
 def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
-    """Load a processor or tokenizer of transformers.
+    """Load a processor, tokenizer or configuration of transformers.
 
     Args:
         kind: class of transformers.
@@ -212,13 +200,13 @@ def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
         load_config: whether code of the checkpoint may run.
 
     Raises:
-        UnsupportedModelError: missing or unreadable files, or code that is not trusted.
+        UnsupportedModelError: missing files, some that cannot be read, or code that is not trusted.
     """
     check_folder(folder)
     with refusing(
         f"the {kind.__name__} in {folder}",
         "none that transformers can read",
-        "copy the folder again, with its tokenizer and processor files",
+        "copy the folder again, with its configuration, tokenizer and processor files",
         folder=folder,
     ):
         return kind.from_pretrained(
@@ -309,13 +297,15 @@ def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]
     file = Path(file)
     if not file.is_file():
         raise OptionError(f"{option}: expected a file, received {str(file)!r}; check the path")
-    check_memory(stored_bytes(file, option), str(file), option)
-    if file.suffix == ".safetensors":
-        return _read_safetensors(file, option)
+    check_memory(file.stat().st_size, str(file), option)
     with (
-        refusing(f"a checkpoint of tensors in {file}", "another", AGAIN, option=option),
+        refusing(f"a checkpoint of tensors in {file}", "another", "copy it again", option=option),
         torch.serialization.safe_globals([Namespace]),  # training arguments
     ):
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
         content: Any = torch.load(
             file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
         )
@@ -324,36 +314,15 @@ def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]
         if not inner:
             break
         content = inner[0]
-    if not (isinstance(content, dict) and any(isinstance(v, Tensor) for v in content.values())):
-        received = shorten(sorted(map(str, content))[:5] if isinstance(content, dict) else content)
+    tensors = content.items() if isinstance(content, dict) else ()
+    found = {str(name): value for name, value in tensors if isinstance(value, Tensor)}
+    if not found:
         raise UnsupportedModelError(
-            f"{option}: expected tensors by name in {file}, received {received}; "
-            f"give a checkpoint that has them, or one of {', '.join(_WRAPPERS)}"
+            f"{option}: expected tensors by name in {file}, received "
+            f"{shorten([str(name) for name, _ in tensors][:5] or content)}; give a checkpoint that "
+            f"has them, or one of {', '.join(_WRAPPERS)}"
         )
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    for name, tensor in tensors.items():
-        if not _is_whole(tensor):
-            raise UnsupportedModelError(
-                f"{option}: expected tensors whose numbers are all in {file}, received "
-                f"{shorten(name)} {list(tensor.shape)} without; save it again with torch.save"
-            )
-    return tensors
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is dense and as long as its numbers: copied, it needs no more memory."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        return False
-    return tensor.nbytes <= tensor.untyped_storage().nbytes()
-
-
-def _read_safetensors(file: Path, option: str) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    read_shapes(file, option)
-    received = "what safetensors cannot read"
-    with refusing(f"tensors in {file}", received, "download it again", option=option):
-        return load_file(file)
+    return found
 
 
 def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[int, ...]:
@@ -373,18 +342,8 @@ def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[in
 
 
 def count_layers(names: Iterable[str]) -> int:
-    """The number of layers that names of tensors such as `layers.7.wq.weight` count.
-
-    Raises:
-        UnsupportedModelError: numbers with gaps, which would make layers without tensors.
-    """
-    numbers = {int(n[1]) for name in names if (n := re.match(r"layers\.(\d{1,9})\.", name))}
-    if len(numbers) != max(numbers, default=-1) + 1:
-        raise UnsupportedModelError(
-            f"weights: expected tensors of layers 0..{len(numbers) - 1}, received one of layer "
-            f"{max(numbers)}; give the published file"
-        )
-    return len(numbers)
+    """The number of layers that names of tensors such as `layers.7.wq.weight` count."""
+    return len({found[1] for name in names if (found := re.match(r"layers\.(\d+)\.", name))})
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -395,12 +354,6 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             names.
     """
     used = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
-    for name, tensor in used.items():
-        if not tensor.is_floating_point():
-            raise UnsupportedModelError(
-                f"weights: expected floating-point tensors of {type(module).__name__}, received "
-                f"{shorten(name)} of {tensor.dtype}; give the published file of this size"
-            )
     try:
         module.load_state_dict(used, strict=True, assign=True)
     except RuntimeError as error:

@@ -7,7 +7,6 @@ such revision, or does not fit on the disk.
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
 from collections.abc import Iterable
@@ -16,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmaccel.checks import show
-from mmaccel.config_files import read_json
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
 
@@ -71,8 +69,8 @@ def is_hub_id(name: str) -> bool:
 def download(name: str, options: HubOptions = USUAL, option: str = "model") -> Path:
     """Download a repository to the hub's cache; the cached copy where the hub cannot be reached.
 
-    Configurations come first: a repository that looks like a model but is none that can run here is
-    refused before its weights are downloaded.
+    Configurations come first: a repository that is known not to run here is refused before its
+    weights are downloaded.
 
     Args:
         name: an id of the hub.
@@ -84,27 +82,24 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
 
     Raises:
         OptionError: not there, gated, no such revision, not reachable, or no room for it.
-        UnsupportedModelError: a look-alike; see `refuse_lookalike`.
+        UnsupportedModelError: see `refuse_lookalike`.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import errors as hub
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE if options.cache_dir is None else options.cache_dir)
-
-    def fetch(**more: Any) -> Path:
-        more |= {"revision": options.revision, "token": options.token, "cache_dir": cache}
-        return Path(snapshot_download(name, **more))
-
-    begin = f"{option}: expected"
     if options.local_files_only:
         copy = find_cached(name, options.revision, cache)
         if copy is not None:
             return copy
         raise OptionError(
-            f"{begin} {name} in the cache {cache}, received local_files_only=True and no "
-            "copy there; download it once without"
+            f"{option}: expected {name} in the cache {cache}, received local_files_only=True and "
+            "no copy there; download it once without"
         )
+    where: dict[str, Any] = {
+        "revision": options.revision, "token": options.token, "cache_dir": cache
+    }  # fmt: skip
     try:
         info = HfApi(token=options.token).model_info(
             name, revision=options.revision, files_metadata=True
@@ -112,42 +107,38 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         files = choose_files(sizes, options.variant)
         configs = [file for file in files if PurePosixPath(file).name in CONFIGS]
-        folder = fetch(allow_patterns=configs) if configs else None
-        if folder is not None:
-            read = [folder / file for file in configs if "/" not in file]
-            refuse_lookalike(name, {file.name: read_json(file) for file in read}, option)
+        if configs:
+            folder = snapshot_download(name, allow_patterns=configs, **where)
+            refuse_lookalike(name, Path(folder), option)
         check_room(name, sum(sizes[file] for file in files), cache, option)
-        return fetch(allow_patterns=files)
+        return Path(snapshot_download(name, allow_patterns=files, **where))
+    except MMAccelError:
+        raise
     except hub.GatedRepoError as error:
         raise OptionError(
-            f"{begin} a repository that this machine may read, received {name!r}, which is gated; "
-            f"accept its licence at {_SITE}/{name}, then run hf auth login or pass token="
+            f"{option}: expected a repository that this machine may read, received {name!r}, which "
+            f"is gated; accept its licence at {_SITE}/{name}, then run hf auth login or pass token="
         ) from error
     except hub.RevisionNotFoundError as error:
         raise OptionError(
-            f"revision: expected a branch, tag or commit of {name}, received "
-            f"{options.revision!r}; leave it out for the main branch, or see "
-            f"{_SITE}/{name}/commits"
+            f"revision: expected a branch, tag or commit of {name}, received {options.revision!r}; "
+            f"leave it out for the main branch, or see {_SITE}/{name}/commits"
         ) from error
     except hub.RepositoryNotFoundError as error:
         raise OptionError(
-            f"{begin} a repository of the Hugging Face hub, received {name!r}, which is not there "
-            f"or private; check the spelling at {_SITE}/models?search={name.split('/')[1]}; if it "
-            "is private, run hf auth login or pass token="
+            f"{option}: expected a repository of the Hugging Face hub, received {name!r}, which is "
+            f"not there or private; check the spelling at {_SITE}/models?search="
+            f"{name.split('/')[1]}; if it is private, run hf auth login or pass token="
         ) from error
-    except MMAccelError:
-        raise
     except Exception as error:  # of whatever library carries the request
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(name, None, cache, option) from error
         copy = find_cached(name, options.revision, cache)
         if copy is not None:
             return copy
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise OptionError(
-            f"{begin} a folder, a copy in the cache or the Hugging Face hub, received {name!r}, "
-            f"which is in no cache while the hub cannot be reached ({said}); connect to the "
-            "network, or copy the folder here and give its path"
+            f"{option}: expected a folder, a copy in the cache or the Hugging Face hub, received "
+            f"{name!r}, which is in no cache while the hub cannot be reached ({said}); connect to "
+            "the network, or copy the folder here and give its path"
         ) from error
 
 
@@ -184,22 +175,15 @@ def choose_files(names: Iterable[str], variant: str | None = None) -> list[str]:
         variant: such as "fp16".
     """
     wanted = [name for name in names if not name.lower().endswith(_UNREAD)]
-    kept = []
-    for name in wanted:
-        folder = PurePosixPath(name).parent
-        file = PurePosixPath(name).name
-        if not _is_weight(file):
-            kept.append(name)
-            continue
-        beside = [PurePosixPath(n).name for n in wanted if PurePosixPath(n).parent == folder]
-        weights = [other for other in beside if _is_weight(other)]
-        ours = [other for other in weights if _variant_of(other) == variant]
-        if not ours:
-            ours = [other for other in weights if _variant_of(other) is None] or weights
-        safe = [other for other in ours if ".safetensors" in other]
-        if file in (safe or ours):
-            kept.append(name)
-    return kept
+    groups: dict[PurePosixPath, list[str]] = {}
+    for name in filter(_is_weight, wanted):
+        groups.setdefault(PurePosixPath(name).parent, []).append(name)
+    kept = set()
+    for beside in groups.values():
+        ours = [name for name in beside if _variant_of(name) == variant]
+        ours = ours or [name for name in beside if _variant_of(name) is None] or beside
+        kept |= set([name for name in ours if ".safetensors" in name] or ours)
+    return [name for name in wanted if name in kept or not _is_weight(name)]
 
 
 def _is_weight(file: str) -> bool:
@@ -220,18 +204,12 @@ def check_room(name: str, n_bytes: int, cache: Path, option: str = "model") -> N
     place = cache
     while not place.exists():
         place = place.parent
+    free = shutil.disk_usage(place).free
     folder = cache / f"models--{name.replace('/', '--')}" / "blobs"
     there = sum(f.stat().st_size for f in folder.iterdir()) if folder.is_dir() else 0
-    if n_bytes - there > shutil.disk_usage(place).free:
-        raise _no_room(name, n_bytes - there, cache, option)
-
-
-def _no_room(name: str, n_bytes: int | None, cache: Path, option: str) -> OptionError:
-    place = cache if cache.exists() else cache.parent
-    free = shutil.disk_usage(place).free if place.exists() else 0
-    wanted = f"{n_bytes / 2**30:.1f} GiB" if n_bytes is not None else "more room"
-    return OptionError(
-        f"{option}: expected {wanted} on the disk of {cache} for {name}, received "
-        f"{free / 2**30:.1f} GiB; free some (hf cache ls, hf cache rm), or set HF_HOME to a folder "
-        "on another disk"
-    )
+    if n_bytes - there > free:
+        raise OptionError(
+            f"{option}: expected {(n_bytes - there) / 2**30:.1f} GiB on the disk of {cache} for "
+            f"{name}, received {free / 2**30:.1f} GiB; free some (hf cache ls, hf cache rm), or "
+            "set HF_HOME to a folder on another disk"
+        )

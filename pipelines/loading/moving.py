@@ -356,11 +356,10 @@ def _read_target(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Any, A
         name = value.lower().removeprefix("torch.") if isinstance(value, str) else None
         is_dtype = isinstance(value, torch.dtype) or name in _NAMES
         (dtypes if is_dtype else devices).append(value)
-    where, kinds = ([v for v in found if v is not None] for found in (devices, dtypes))
-    if not (where or kinds) or len(where) > 1 or len(kinds) > 1:
-        given = ", ".join(show(value) for value in (*args, *where[:0])) or "nothing"
+    devices, dtypes = ([v for v in values if v is not None] for values in (devices, dtypes))
+    if not devices + dtypes or len(devices) > 1 or len(dtypes) > 1:
         raise OptionError(
-            f"to: expected a device, a dtype, or one of each, received {given}; write for example "
-            'to("cuda", torch.bfloat16)'
+            f"to: expected a device, a dtype, or one of each, received {show(devices + dtypes)}; "
+            'write for example to("cuda", torch.bfloat16)'
         )
-    return where[0] if where else None, kinds[0] if kinds else None
+    return (*devices, None)[0], (*dtypes, None)[0]

@@ -1,4 +1,4 @@
-"""What a library raises for a stranger's files, as one line that says what was expected."""
+"""Folders of strangers: no code of theirs runs unasked, and what a library raises is one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mmaccel.config_files import read_json, shorten
 from mmaccel.errors import MissingBackendError, MMAccelError, UnsupportedModelError
@@ -24,6 +25,57 @@ CONFIGS = (  # JSON objects that transformers, diffusers or mmaccel read
     "scheduler_config.json",
     "model_index.json",
 )
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+_BUILT_IN = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
+_FLASH = re.compile(r"flash_attention_(\d)")
+
+
+def check_folder(folder: Path, option: str = "model") -> None:
+    """Refuse a folder whose configurations cannot be read, or whose code transformers downloads.
+
+    A name of attention or experts that transformers does not have itself makes it download and run
+    compiled code: a repository of kernels, or `flash_attention_2` where that is not installed. Who
+    loads a model by transformers and attaches to it may ask for anything.
+
+    Raises:
+        UnsupportedModelError: no folder, a configuration that `read_json` refuses, or such a name.
+    """
+    if not folder.is_dir():
+        raise UnsupportedModelError(
+            f"{option}: expected a folder that save_pretrained wrote, received {folder}; check the "
+            "path"
+        )
+    for file in (folder / name for name in CONFIGS):
+        for name in _find_implementations(read_json(file, option, may_lack=True)):
+            if not _is_here(name):
+                raise UnsupportedModelError(
+                    f"{option}: expected attention and experts as one of {', '.join(_BUILT_IN)} in "
+                    f"{file}, received {shorten(name)}, code that transformers would download; "
+                    "delete that line"
+                )
+
+
+def _find_implementations(value: Any, is_named: bool = False) -> Iterator[str]:
+    """Names of attention and experts anywhere in a configuration."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            is_own = is_named or _IMPLEMENTATION.fullmatch(key) is not None
+            yield from _find_implementations(inner, is_own)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _find_implementations(inner, is_named)
+    elif is_named and isinstance(value, str):
+        yield value
+
+
+def _is_here(name: str) -> bool:
+    flash = _FLASH.fullmatch(name)
+    if flash is None:
+        return name in _BUILT_IN
+    from transformers import utils
+
+    is_installed = getattr(utils, f"is_flash_attn_{flash[1]}_available", None)
+    return is_installed is not None and bool(is_installed())
 
 
 @contextmanager
@@ -78,8 +130,7 @@ def find_code(folder: Path) -> list[str]:
     """Python classes that a folder's configurations name, as "config.json: modeling.Model"."""
     found = []
     for name in CONFIGS:
-        content = read_json(folder / name) if (folder / name).is_file() else {}
-        named = content.get("auto_map")
+        named = read_json(folder / name, may_lack=True).get("auto_map")
         values = named.values() if isinstance(named, dict) else named
         for value in values if isinstance(values, Iterable) else ():
             classes = value if isinstance(value, list) else [value]

@@ -82,7 +82,7 @@ def find_command(folder: Path) -> str | None:
         UnsupportedModelError: a configuration that cannot be read.
     """
     if isfile(folder / "words.json"):
-        words = _read(folder / "words.json")
+        words = read_json(folder / "words.json")
         if "questions" in words:
             return _CACHES
         if "tasks" in words:
@@ -90,16 +90,11 @@ def find_command(folder: Path) -> str | None:
         return PROMPTED_CLIPS if "n_frames" in words else "generate"
     if isfile(folder / "voices.json"):
         return "speak"
-    if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
+    if read_json(folder / "model_index.json", may_lack=True).get("_class_name") in _PIPELINES:
         return "generate"
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json", may_lack=True)
     tokenizer = folder / "tokenizer.json"
     if config and isfile(tokenizer) and any(map(tokenizer.read_bytes().__contains__, _SPEAK)):
         return "speak"
     is_reader = isinstance(config.get("vision_config"), Mapping)
     return "answer" if is_reader and config.get("model_type") not in _MAKES_IMAGES else None
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    found: Any = read_json(file) if isfile(file) else {}
-    return found if isinstance(found, Mapping) else {}

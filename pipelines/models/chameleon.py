@@ -37,13 +37,13 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_processor,
     read_weights,
 )
-from mmaccel.pipelines.loading.headers import read_shapes
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
+from mmaccel.weight_folders import open_weights
 
 _OPEN = "<racm3:break>"
 _END_OF_TURN = "<reserved08706>"
@@ -273,14 +273,16 @@ def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[
 
 def _read_inside(folder: Path) -> dict[str, Tensor]:
     """The `vqmodel` tensors of a checkpoint; empty if it has none."""
-    from safetensors import safe_open
-
     found: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        names = [name for name in read_shapes(file) if name.startswith(_DECODER)]
-        with safe_open(file, framework="pt") as opened:
-            found |= {name.removeprefix(_DECODER): opened.get_tensor(name) for name in names}
+        weights = open_weights(file, "model", _name_inside)
+        found |= weights.read(weights.shapes)
     for file in sorted(folder.glob("*.bin")) if not found else []:
-        own = {n: t for n, t in read_weights(file).items() if n.startswith(_DECODER)}
-        found |= {name.removeprefix(_DECODER): tensor for name, tensor in own.items()}
+        found |= {_name_inside(name): tensor for name, tensor in read_weights(file).items()}
+    found.pop("", None)
     return found
+
+
+def _name_inside(name: str) -> str:
+    """The name of a tensor within `vqmodel`; "" for others."""
+    return name.removeprefix(_DECODER) if name.startswith(_DECODER) else ""

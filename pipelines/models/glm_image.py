@@ -31,16 +31,14 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.generate_call import READ, SAMPLE, GenerateCall, Table
-from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     count_tokens,
     load_model,
 )
-from mmaccel.pipelines.loading.headers import check_folder
 from mmaccel.pipelines.loading.moving import Part
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.loading.refusal import check_folder, refusing
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -253,7 +251,8 @@ class GlmImageImages(ImageModel):
     def _prepare(self, text: str) -> Any:
         content = [{"type": "text", "text": text}]
         processor, (width, height) = self.pipe.processor, self.size
-        texts = render_chats(processor, [[{"role": "user", "content": content}]])
+        chat = [{"role": "user", "content": content}]
+        texts = processor.apply_chat_template([chat], tokenize=False)
         return processor(text=texts, target_h=height, target_w=width, return_tensors="pt")
 
 

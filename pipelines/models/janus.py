@@ -34,7 +34,6 @@ from mmaccel.pipelines.generate_call import (
     find_in_model,
     is_left_padded,
 )
-from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
@@ -247,7 +246,9 @@ class JanusImages(ImageModel):
         """Ids of the prompt as a user message, and of the token before an image."""
         content = [{"type": "text", "text": check_prompt(text, self.processor.tokenizer)}]
         chat = [{"role": "user", "content": content}]
-        texts = render_chats(self.processor, [chat], add_generation_prompt=True)
+        texts = self.processor.apply_chat_template(
+            [chat], tokenize=False, add_generation_prompt=True
+        )
         encoded = self.processor(text=texts, generation_mode="image", return_tensors="pt")
         ids: list[int] = encoded["input_ids"][0].tolist()
         return ids

@@ -20,7 +20,6 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
@@ -77,9 +76,8 @@ class LlasaSpeech:
             {"role": "user", "content": f"Convert the text to speech:{asked}"},
             {"role": "assistant", "content": _START},
         ]
-        given = {"continue_final_message": True, "date_string": _DATE}
-        encoded = apply_chat_template(
-            self.tokenizer, [chat], given, tokenize=True, return_dict=True
+        encoded = self.tokenizer.apply_chat_template(
+            [chat], continue_final_message=True, date_string=_DATE, return_dict=True
         )
         ids: list[int] = encoded["input_ids"][0]
         return ids

@@ -15,12 +15,11 @@ from typing import Any
 
 from mmaccel.checks import show, within
 from mmaccel.config_files import read_json, read_settings, shorten
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 
 FILE = "words.json"
 _N_SPECIAL = 3
 _NAMED = 5  # unknown words that a message names
-_MOST_WORDS = 2**16
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,8 @@ def read_words(folder: Path) -> dict[str, Any]:
         UnsupportedModelError: a file that cannot be read, or values of other kinds.
     """
     file = folder / FILE
-    if not file.exists():
-        return {}
-    content = vars(read_settings(_WordsFile, read_json(file), file))
-    sibling = content["picture_tokenizer"]
-    if len(content["words"]) > _MOST_WORDS:
-        raise UnsupportedModelError(
-            f"model: expected at most {_MOST_WORDS} words in {file}, received "
-            f"{len(content['words'])}; copy the folder again"
-        )
-    if sibling is not None and not re.fullmatch(r"\w[\w.-]*", sibling):
-        raise UnsupportedModelError(
-            f"model: expected picture_tokenizer as the name of a folder next to {folder} in "
-            f"{file}, received {shorten(sibling)}; copy the folder again"
-        )
-    return content
+    content = read_json(file, may_lack=True)
+    return vars(read_settings(_WordsFile, content, file)) if content else {}
 
 
 def read_masked(folder: Path) -> dict[str, Any] | None:

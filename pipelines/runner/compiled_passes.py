@@ -19,11 +19,9 @@ model's own forward; the trial compares them.
 from __future__ import annotations
 
 import logging
-import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import cache
-from statistics import median
+from functools import cache, partial
 from tempfile import TemporaryFile
 from types import FunctionType
 from typing import Any, Literal
@@ -33,12 +31,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mmaccel.checks import show
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
+from mmaccel.samplers.tuner import Tuner
 
 UseCompile = Literal["auto"] | bool
 Shape = tuple[int, int]  # rows, tokens of each: the next power of two
@@ -47,7 +46,7 @@ Given = tuple[Any, ...]
 
 _COMPILE_SECONDS = 20.0  # of passes of a kind, before "auto" compiles it
 _TRIAL_SECONDS = 1.0  # of passes of a shape, before "auto" measures it where its kind is compiled
-_ROUNDS = 7  # passes by each way in a trial
+_ROUNDS = 8  # passes by each way in a trial, of which the first is not timed
 _GAIN = 1.03  # by how much the compiled passes must be faster
 
 logger = logging.getLogger("mmaccel")
@@ -62,6 +61,7 @@ class CompiledPasses:
     Attributes:
         reasons: why passes of a kind are not compiled, by kind.
         gains: seconds of a plain pass over those of a compiled one, by shape, of all trials.
+        plain_passes: times those that ran as they are, by shape.
     """
 
     def __init__(self, plain: Callable[..., Tensor]) -> None:
@@ -69,7 +69,7 @@ class CompiledPasses:
         self.reasons: dict[Kind, str] = {}
         self.gains: dict[Shape, float] = {}
         self._compiled: dict[Kind, Callable[..., Tensor]] = {}
-        self._seconds: dict[Shape, float] = {}
+        self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
     @in_turn
     def choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
@@ -96,22 +96,18 @@ class CompiledPasses:
         is_faster = self.gains.get(shape, 0.0) > _GAIN
         return self._compiled[kind] if is_faster else self.plain
 
-    def add_seconds(self, shape: Shape, seconds: float) -> None:
-        """Count the seconds of a pass that ran as it is."""
-        self._seconds[shape] = self._seconds.get(shape, 0.0) + seconds
-
     def _is_time(self, mode: UseCompile, shape: Shape) -> bool:
         if mode is True:
             return True
         kind = _find_kind(shape)
         if kind in self._compiled:
-            return self._seconds.get(shape, 0.0) > _TRIAL_SECONDS
-        own = (seconds for other, seconds in self._seconds.items() if _find_kind(other) == kind)
-        return sum(own) > _COMPILE_SECONDS and not find_obstacle()
+            return self.plain_passes[shape].total > _TRIAL_SECONDS
+        timed = self.plain_passes.items()
+        total = sum(each.total for other, each in timed if _find_kind(other) == kind)
+        return total > _COMPILE_SECONDS and not find_obstacle()
 
     def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
         """Compile a kind if need be, compare, and measure."""
-        began = time.perf_counter()
         compiled = self._compiled.get(kind)
         try:
             if compiled is None:
@@ -122,10 +118,8 @@ class CompiledPasses:
         except Exception as error:
             if is_device_error(error):
                 raise
-            text = " ".join(str(error).split())[:120]
-            self.reasons[kind] = f"a pass that ends in a {type(error).__name__} ({text})"
+            self.reasons[kind] = f"a pass that ends in a {describe(error)}"
             return
-        seconds = time.perf_counter() - began
         difference = compare_logits(expected, received)
         if not difference.is_telling:  # rows that have ended may hold anything; another pass tells
             return
@@ -136,11 +130,15 @@ class CompiledPasses:
             self.reasons[kind] = f"compiled passes that are {difference}"
             return
         if kind not in self._compiled:
-            logger.info("compiled passes of the fused decoder in %.1f s", seconds)
+            logger.info("compiled passes of the fused decoder")
             self._compiled[kind] = _keep(compiled)
-        calls = self.plain, self._compiled[kind]
-        plain_seconds, compiled_seconds = _measure(calls, given)
-        self.gains[shape] = plain_seconds / compiled_seconds
+        tuner = Tuner((1, 2))
+        for _ in range(_ROUNDS):  # both take turns
+            tuner.time(1, partial(self.plain, *given))
+            tuner.time(2, partial(self._compiled[kind], *given))
+        cost = tuner.cost(2)
+        assert cost is not None
+        self.gains[shape] = 1 / cost
 
 
 class CompiledRun:
@@ -185,30 +183,15 @@ class CompiledRun:
         if call is None:
             with _disable_current_modes():  # under which nothing is compiled
                 call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
-        is_plain = call is self._passes.plain
-        began = time.perf_counter()
-        with nullcontext() if is_plain else _disable_current_modes():
-            states = call(*given)
-        if is_plain:
-            self._passes.add_seconds(shape, time.perf_counter() - began)
-        else:
-            self.ran = True
-        return states
+        if call is self._passes.plain:
+            return self._passes.plain_passes[shape].time(1, partial(call, *given))
+        self.ran = True
+        with _disable_current_modes():
+            return call(*given)
 
 
 def _find_kind(shape: Shape) -> Kind:
     return shape[0], shape[1] > 1
-
-
-def _measure(calls: Sequence[Callable[..., Tensor]], given: Given) -> list[float]:
-    """Median seconds of every call; they take turns."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(_ROUNDS):
-        for call, own in zip(calls, seconds):
-            began = time.perf_counter()
-            call(*given)
-            own.append(time.perf_counter() - began)
-    return [median(own) for own in seconds]
 
 
 def _compile(plain: Any) -> Callable[..., Tensor]:
@@ -258,8 +241,7 @@ def find_obstacle() -> str:
 
         get_cpp_compiler()
     except Exception as error:
-        text = " ".join(str(error).split())[:80]
-        return f"torch finds no C++ compiler ({type(error).__name__}: {text}); install g++"
+        return f"torch finds no C++ compiler, but a {describe(error)}; install g++"
     return ""
 
 

@@ -9,23 +9,26 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from mmaccel.capabilities import Option, Reason, explain, refuse
 from mmaccel.checks import check_fields, check_int, one_of, within
-from mmaccel.contracts import Pass, Policy, Prompt, TokenModel
-from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.contracts import Pass, Policy, PrefixGroups, Prompt, TokenModel
+from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
-from mmaccel.samplers.drafting.sources import source_of
+from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
 UseFused = FusedSwitch
 UseSharing = Literal["auto"] | bool
+GRAPHS = Option("cuda_graphs=True", frozenset({"captured steps"}))
+SHARING = Option("share_prefix=True", frozenset({"shared prompts"}))
+_FUSED = frozenset({"fused decoder"})
 SWITCH = ("auto", True, False)
 _LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
@@ -86,6 +89,21 @@ class Engine:
             )
 
     @property
+    def parts(self) -> tuple[Option, ...]:
+        """What must be, as parts of a run."""
+        return tuple(
+            option
+            for option, is_asked in (
+                (GRAPHS, self.cuda_graphs is True),
+                (Option(f"fused={self.fused!r}", _FUSED), self.fused in (True, "exact")),
+                (Option("compile=True", _FUSED), self.compile is True),
+                (chunks_of(self.prefill_chunk_size), self.prefill_chunk_size is not None),
+                (SHARING, self.share_prefix is True),
+            )
+            if is_asked
+        )
+
+    @property
     def needs_fused(self) -> bool:
         """Whether a model is refused that the fused decoder does not serve."""
         return self.fused in (True, "exact") or self.compile is True
@@ -122,11 +140,7 @@ class Engine:
                 f"cuda_graphs=True: expected a model on a CUDA device, received one on {device}; "
                 'move it with model.to("cuda"), or set cuda_graphs="auto"'
             )
-        if policy is not None and not is_capturable(policy):
-            raise OptionError(
-                f"cuda_graphs=True: expected a policy whose passes can be captured, received "
-                f'{policy!r}, which synchronises with the host; set cuda_graphs="auto"'
-            )
+        refuse(explain(policy, GRAPHS))
 
     def close(self) -> None:
         """Drop all graphs and their buffers; the engine stays usable."""
@@ -162,25 +176,9 @@ class Engine:
         chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
         if window.kind == "canvas":
             dispatch.check(window.device.type)
-            if self.cuda_graphs is True:
-                raise UnsupportedModelError(
-                    "cuda_graphs=True: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose canvas is filled pass by pass; "
-                    'set cuda_graphs="auto"'
-                )
-            if chunk_size is not None:
-                raise UnsupportedModelError(
-                    "prefill_chunk_size: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose passes are over whole canvases; "
-                    "leave it out"
-                )
-            if self.share_prefix is True:
-                refuse_sharing("passes over a whole canvas")
-            if prompt.batching is not None and prompt.batching.prefix_tree is not None:
-                raise UnsupportedModelError(
-                    "prefix_tree: expected a model that is decoded in windows, received a "
-                    f"{type(window).__name__}, whose passes are over whole canvases; leave it out"
-                )
+            tree = None if prompt.batching is None else prompt.batching.prefix_tree
+            chunks = None if chunk_size is None else chunks_of(chunk_size)
+            refuse(explain(self, chunks, None if tree is None else PREFIX_TREE, window))
         self.use_fused(window)
         if window.kind == "canvas":
             return
@@ -197,12 +195,8 @@ class Engine:
         Raises:
             UnsupportedModelError: it must, and the model cannot have one.
         """
-        if not window.use_fused(self.fused, self.compile) and self.needs_fused:
-            raise UnsupportedModelError(
-                f"fused={self.fused!r}, compile={self.compile!r}: expected a decoder of "
-                f"transformers that is decoded in windows, received a {type(window).__name__}; "
-                "leave them out"
-            )
+        refuse(reason for reason in explain(*self.parts, window) if reason.word == "fused decoder")
+        window.use_fused(self.fused, self.compile)
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:
         """Set which rows of the next call read one prompt."""
@@ -220,9 +214,9 @@ class Engine:
             idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
         reason = _find_admission(prompt, window.prefill_chunk_size)
         if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
-            reason = window.find_sharing_obstacle(groups)
+            reason = window.lack("shared prompts") or find_other_inputs(window, groups)
         if reason and self.share_prefix is True:
-            refuse_sharing(reason)
+            refuse([Reason(SHARING, window, "shared prompts", reason)])
         reason = reason or idle
         window.use_prefixes(None if reason else groups, reason)
 
@@ -246,19 +240,23 @@ class Engine:
             falls_back = self.cuda_graphs == "auto"
             return CudaGraphRunner(device, self.sync_every, falls_back, self.cache)
         if self.cuda_graphs is True:
-            raise UnsupportedModelError(
-                "cuda_graphs=True: expected a call whose passes can be captured, received one with "
-                f'{reason}; set cuda_graphs="auto"'
-            )
+            refuse([Reason(GRAPHS, window, "captured steps", str(reason))])
         return EagerRunner(self.sync_every, reason)
 
 
-def refuse_sharing(reason: str) -> None:
-    """Raise UnsupportedModelError: what was asked to share prefixes cannot, for a reason."""
-    raise UnsupportedModelError(
-        f"share_prefix=True: expected rows that can read one stored prompt together, received "
-        f"{reason}; set share_prefix='auto', or leave it out"
-    )
+def chunks_of(size: int | None) -> Option:
+    """Prompts in chunks of a size as a part of a run."""
+    return Option(f"prefill_chunk_size={size}", frozenset({"chunked prompts"}))
+
+
+def find_other_inputs(window: Any, groups: PrefixGroups) -> str:
+    """Why rows of the same tokens are not alike; empty where they are."""
+    inputs: dict[str, Any] = getattr(window, "get_row_inputs", dict)()
+    for value in [each for each in inputs.values() if each is not None]:
+        for rows in groups.rows:
+            if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
+                return "rows with the same tokens have other inputs beside them"
+    return ""
 
 
 def _find_admission(prompt: Prompt, chunk_size: int | None) -> str:
@@ -292,9 +290,7 @@ def _check_compile(device: torch.device) -> None:
 
 def is_capturable(policy: Policy) -> bool:
     """Whether a policy and its draft source declare that passes never synchronise with the host."""
-    source = source_of(policy)
-    declared = getattr(policy, "is_capturable", False) and takes_capture(policy)
-    return bool(declared) and (source is None or source.is_capturable)
+    return getattr(policy, "is_capturable", False) and not explain(policy, GRAPHS)
 
 
 def find_obstacle(
@@ -306,12 +302,10 @@ def find_obstacle(
     """
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
-    if not window.takes_runner:
-        return f"a {type(window).__name__}, which takes no step runner"
     if window.recorder is not None and window.recorder.is_active:
         return "outputs of every step, which the host stores"
-    if window.capture_obstacle:
-        return window.capture_obstacle
+    if why := window.lack("captured steps"):
+        return why
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = window if window.model is None else window.model

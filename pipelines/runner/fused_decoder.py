@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.errors import MMAccelError
+from mmaccel.errors import MMAccelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.device_errors import is_device_error
@@ -527,8 +527,7 @@ def open_fused(
             decoder.unpack()
         if is_device_error(error) or isinstance(error, MMAccelError):
             raise
-        text = " ".join(str(error).split())[:80]
-        reason = f"layers whose reading ends in a {type(error).__name__} ({text})"
+        reason = f"layers whose reading ends in a {describe(error)}"
         if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
             return None, reason
     except BaseException:  # interrupted

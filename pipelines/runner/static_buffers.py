@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mmaccel.capabilities import flatten
 from mmaccel.contracts import Pass, PrefixGroups
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
+
+_OF_OWN_PROMPTS = {"captured steps", "copied entries", "draft canvas", "draft passes"}
 
 
 class StaticModelBuffers:
@@ -173,15 +175,18 @@ class StaticModelBuffers:
             for name, value in own.items():
                 setattr(self, name, value)
 
-    def find_copying_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel.find_copying_obstacle`."""
-        if self.methods:
-            return f"{self.methods.slots}, by which each row keeps its own entries"
-        if self.prefixes is not None:
-            return "rows that read one stored prompt together; leave share_prefix out"
-        if self.row_inputs and not self.follows_tokens:
-            return "prompts whose keys depend on more than their tokens"
-        return ""
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`: what the next run's methods exclude, it lacks."""
+        for method in flatten(self.methods):
+            why = getattr(method, "excludes", {}).get(word)
+            if why:
+                return f"{method!r} {why}"
+        if self.prefixes is not None and word in _OF_OWN_PROMPTS:
+            return "its rows read one stored prompt together; leave share_prefix out"
+        if word == "copied entries" and self.row_inputs and not self.follows_tokens:
+            return "keys of prompts depend on more than their tokens"
+        found: str = super().lack(word, part)  # type: ignore[misc]
+        return found
 
     @property
     def entries_key(self) -> Hashable:
@@ -191,51 +196,19 @@ class StaticModelBuffers:
         return type(self), self.model, model_state(self.model), n_writes
 
     def copy_entries(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        """See `mmaccel.contracts.TokenModel.copy_entries`."""
         return self._reserved().copy_row(row, first, last)
 
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """See `mmaccel.contracts.TokenModel.write_entries`."""
         self._reserved().write_row(row, entries, key)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.methods = methods
         self._branches = branches
 
-    def find_drafting_obstacle(self, drafts: Any) -> str:
-        obstacle = self.find_obstacle_to_drafts()
-        if obstacle:
-            return obstacle
-        attention = drafts.attention
-        method = attention if isinstance(attention, AttentionMethod) else None
-        if method is not None and method.chooses_prompts:
-            return f"{method.name} chooses for the queries of a prompt alone"
-        found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
-        return found
-
-    def find_obstacle_to_drafts(self) -> str:
-        """What about the next run's caches keeps the model from drafting in them; empty where
-        nothing does.
-        """
-        if self.methods.attention is not None:
-            return f"every pass attends as {self.methods.attention!r} says"
-        if self.methods.goes_on:
-            return f"its cache changes while it decodes ({self.methods.kv_cache!r})"
-        if self.prefixes is not None:
-            return "its rows read one stored prompt together; leave share_prefix out"
-        if self.methods.is_headwise:
-            return f"its heads hold different entries ({self.methods.kv_cache!r})"
-        return ""
-
     def use_drafting(self, drafts: Any) -> None:
         self._drafts = drafts
-
-    @property
-    def capture_obstacle(self) -> str:
-        shared = "a shared prefix, whose rows change" if self.prefixes is not None else ""
-        return self.methods.capture_obstacle or shared
 
     def make_room(self, spare: int) -> None:
         self._spare = spare

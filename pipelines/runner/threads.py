@@ -8,11 +8,11 @@ threads as with one. So the pass itself is measured, with 1, 2, 4, … threads i
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import torch
+
+from mmaccel.samplers.tuner import Tuner
 
 _GAIN = 1.05  # by how much another number of threads must be faster than torch's own
 _HOPELESS = 3.0  # times the best: such a number of threads is not measured again
@@ -33,35 +33,34 @@ def is_chosen_already() -> bool:
 
 
 def measure_threads(
-    run: Callable[[], float], counts: Sequence[int], budget: float = 0.5
+    run: Callable[[], float], counts: Sequence[int], budget: float = 0.2
 ) -> dict[int, float]:
     """Measures a pass with several numbers of threads; torch's number is as before at the end.
 
     Args:
         run: runs a few passes and returns the seconds that one took.
         counts: numbers of threads, ascending.
-        budget: seconds after which no further round of measurements begins.
+        budget: seconds of measured passes after which no further round begins.
 
     Returns:
-        Median seconds of a pass, by number of threads.
+        Seconds of a pass, by number of threads.
     """
     before = torch.get_num_threads()
-    began = time.perf_counter()
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    tuner = Tuner(counts, n_untimed=0)
     try:
         for _ in range(_MOST_ROUNDS):
-            best = min((median(times) for times in found.values() if times), default=float("inf"))
-            for count, times in found.items():
-                if times and median(times) > _HOPELESS * best:
+            for count in counts:
+                if tuner.seconds.get(count, 0.0) > _HOPELESS * min(
+                    tuner.seconds.values(), default=0.0
+                ):
                     continue
                 torch.set_num_threads(count)
-                times.append(run())
-                best = min(best, times[-1])
-            if time.perf_counter() - began > budget:
+                tuner.add(count, run())
+            if tuner.total > budget:
                 break
     finally:
         torch.set_num_threads(before)
-    return {count: median(times) for count, times in found.items()}
+    return tuner.seconds
 
 
 def choose_threads(measured: dict[int, float], own: int) -> int:

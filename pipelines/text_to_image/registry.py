@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmaccel.catalog import IMAGE_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
-from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
+from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task, find_demos
@@ -95,19 +95,17 @@ def find_image_family(source: Path, name: str | Path) -> str:
         return "llamagen"
     if (source / "words.json").exists():
         return "words" if read_masked(source) is None else "masked-words"
-    kind = _read(source / "model_index.json").get("_class_name")
+    kind = read_json(source / "model_index.json", may_lack=True).get("_class_name")
     if kind == "GlmImagePipeline":
         return "glm-image"
-    config = _read(source / "config.json")
+    config = read_json(source / "config.json", may_lack=True)
     own = str(config.get("model_type"))
     names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
     if own == _LUMINA or (own == "chameleon" and ("lumina" in names or "xllmx" in names)):
         return "lumina-mgpt"
     if own in _BY_TYPE:
         return _BY_TYPE[own]
-    refuse_lookalike(
-        str(name), {file: _read(source / file) for file in CONFIGS if (source / file).is_file()}
-    )
+    refuse_lookalike(str(name), source)
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
@@ -129,10 +127,6 @@ def _advise(source: Path, model_type: str) -> str:
             "model, policy); name --family if it is one of those above"
         )
     return "give the folder with its config.json, or name --family if it is one of these"
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.exists() else {}
 
 
 def _list(folder: Path) -> list[str]:

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
-from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps
+from mmaccel.pipelines.causal_lm.own_prompt import Cut
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.vision_language.columns import (
@@ -39,6 +39,9 @@ from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 from mmaccel.results import Stats
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.vision_language.revival import RevivingCuts
 
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text"})
 
@@ -239,7 +242,7 @@ class PromptCuts(LayerAnswer):
         return self.layers.passing(self)
 
     @property
-    def steps(self) -> LayerSteps | None:
+    def steps(self) -> RevivingCuts | None:
         """What later passes do in their layers; None: nothing."""
         return None
 

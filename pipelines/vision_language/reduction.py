@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mmaccel.checks import show
-from mmaccel.contracts import Policy
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import check_encoder
@@ -22,7 +20,6 @@ from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
 from mmaccel.pipelines.vision_language.tokens import offered
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
-from mmaccel.samplers.window.autoregressive import Autoregressive
 
 OF_TOWER = {"keys", "cls_attention", "all_attention"}  # what the encoder says while it runs
 
@@ -46,13 +43,12 @@ class VisualReduction:
         """The method that changes what the encoder computes."""
         return self.find("pixels") or self.find("encoder_layer")
 
-    def check(self, model: Any, family: CausalLM, policy: Policy) -> None:
-        """Refuse methods that a model of a family, or a policy, cannot use.
+    def check(self, model: Any, family: CausalLM) -> None:
+        """Refuse methods that a model of a family cannot use.
 
         Raises:
             UnsupportedModelError: a model without what a method needs.
-            OptionError: a method in front of a layer that the model lacks; windows of drafts under
-                a method that revives.
+            OptionError: a method in front of a layer that the model lacks.
         """
         if "mm_encoder_outputs" not in family.arguments:
             raise UnsupportedModelError(
@@ -92,9 +88,3 @@ class VisualReduction:
                 method.check(offered(model) - OF_TOWER, f"{name} whose encoder {first!r} reduces")
             if method.stage == "llm_layer":
                 method.layers_of(len(model.get_decoder().layers))
-            if method.revives and not isinstance(policy, Autoregressive):
-                raise OptionError(
-                    f"visual_tokens: expected Autoregressive() with {method!r}, because every "
-                    f"token decides what is revived, and drafts would; received {show(policy)}; "
-                    f"{method.remedy}"
-                )

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.causal_lm.own_prompt import LayerSteps, count_columns
+from mmaccel.pipelines.causal_lm.own_prompt import count_columns
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PromptCuts
@@ -85,7 +85,7 @@ class AuxiliaryCache:
 
 
 class RevivingCuts(PromptCuts):
-    """The prompt's pass of a call with a method that revives, and its later passes (`LayerSteps`).
+    """The prompt's pass of a call with a method that revives, and its later passes.
 
     Args:
         layers: of the call.
@@ -106,7 +106,7 @@ class RevivingCuts(PromptCuts):
         self.n_revived = layers.n_visual.new_zeros(())
 
     @property
-    def steps(self) -> LayerSteps:
+    def steps(self) -> RevivingCuts:
         """This object: the passes look into the cache that the prompt's pass has filled."""
         return self
 

@@ -32,7 +32,7 @@ from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.draft_count import CANDIDATES, FixedDrafts, MeasuredDrafts
+from mmaccel.samplers.canvas.draft_count import CANDIDATES, MeasuredDrafts
 from mmaccel.samplers.canvas.orders import ORDERS, Order
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -88,10 +88,10 @@ class LosslessUnmask(RunPolicy):
         most = CANDIDATES[-1] if self.drafts == "auto" else int(self.drafts)
         return super().open(model, prompt, length, copies=most, layout=layout, **options)
 
-    def draft_counts(self, run: CanvasRun) -> FixedDrafts:
-        """How many canvases each pass of a run computes."""
+    def draft_counts(self, run: CanvasRun) -> MeasuredDrafts | None:
+        """What measures how many canvases each pass of a run computes; None where it is fixed."""
         if self.drafts != "auto":
-            return FixedDrafts(int(self.drafts))
+            return None
         model_pass = run.model_pass
         columns = model_pass.columns
         conditions = (self, model_pass.params, columns.branches, columns.n // _STRETCH)
@@ -113,7 +113,8 @@ class LosslessUnmask(RunPolicy):
                     predictions = run.forward()
                     carried = None
                     continue
-                number = counts.choose(run.model_pass.n_rows)
+                rows = run.model_pass.n_rows
+                number = int(self.drafts) if counts is None else counts.choose(rows)
                 began = time.perf_counter()
                 n_right = torch.zeros_like(run.canvas.limit)
                 if number == 1:
@@ -122,10 +123,10 @@ class LosslessUnmask(RunPolicy):
                 else:
                     chain = DraftChain(run, order, predictions, carried, number)
                     predictions, carried, n_right = chain.verify()
-                if counts.is_measured:
+                if counts is not None:
                     gains = run.mean_gains(number, n_right)  # waits for the pass
                     counts.observe(number, gains, time.perf_counter() - began)
-        run.stats.drafts = counts.describe()
+        run.stats.drafts = "" if counts is None else counts.describe()
         return run.generation()
 
 

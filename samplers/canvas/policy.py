@@ -11,6 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
@@ -24,7 +25,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
-class RunPolicy(CanvasPolicy):
+class RunPolicy(Capable, CanvasPolicy):
     """A `CanvasPolicy` in two steps: `open` a run and `decode` it.
 
     A subclass is a frozen dataclass and has these fields among its own, in its own order:
@@ -38,6 +39,14 @@ class RunPolicy(CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
+    needs = frozenset({"drafts"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        if as_plan(self.cache).kind == "block":
+            return {}
+        return {"own attention": 'keeps no finished blocks without cache="block"'}
 
     @property
     def run_type(self) -> type[CanvasRun]:

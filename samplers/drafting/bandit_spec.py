@@ -5,7 +5,7 @@ Y. Hou et al., "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms"
 played once a pass; UCBSpec takes the arm whose tokens a pass may be the most.
 
 Departures: what an arm, a source with a width, is worth are the tokens of its passes for their cost
-in plain passes, drafting and learning included (`pass_costs.py` in `lengths/`). What is learned of
+in plain passes, drafting and learning included (`mmaccel.samplers.tuner`). What is learned of
 a source when it drafts is how often its next draft is right, which is also what any width of it is
 worth. An arm is played only where all runs of the model, were the pass to gain each row one token
 alone, would have lost no more than a share of their tokens ("Conservative Bandits", Y. Wu et al.,
@@ -31,16 +31,9 @@ from mmaccel.samplers.drafting.contract import (
     OpenRun,
     PassScores,
 )
-from mmaccel.samplers.drafting.lengths.pass_costs import (
-    PLAIN,
-    Arm,
-    Costs,
-    CountedCosts,
-    MeasuredCosts,
-)
 from mmaccel.samplers.drafting.ngram import NGram
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
-from mmaccel.samplers.window.window_size import find_calibration
+from mmaccel.samplers.tuner import STALE, Tuner, keep
 
 _KEPT = 0.98  # of what was counted before a pass: texts change
 _LOAN = 4.0  # plain passes that may be lost before any token was made, once in a model's life
@@ -90,13 +83,19 @@ class BanditSpec(DraftSource):
         return BanditDrafter(
             self,
             drafters=tuple(each.open(run) for each in self.sources),
-            judgement=find_calibration(run.model, kind, self._make_judgement),
+            judged=keep(run.model, kind, lambda: [self._judge() for _ in self.sources]),
         )
 
-    def _make_judgement(self) -> Judgement:
-        if self.token_cost is None:
-            return Judgement(MeasuredCosts())
-        return Judgement(CountedCosts(self.token_cost))
+    def _judge(self) -> Judged:
+        share = len(self.sources)
+        tuner = Tuner(
+            (1, *sorted(self.widths)),
+            self.token_cost,
+            risk=self.risk / share,
+            loan=_LOAN / share,
+            stale=STALE,
+        )
+        return Judged(tuner)
 
 
 def _refuse(expected: str, received: object) -> None:
@@ -108,40 +107,25 @@ def _refuse(expected: str, received: object) -> None:
 
 @dataclass
 class Judged:
-    """How often drafts of a source were right, earlier passes counting less.
+    """What is known of a source; of its drafts earlier ones count less.
 
     Attributes:
+        tuner: of its widths.
         right: drafts that were accepted, or would have been.
         wrong: first drafts of a window that were not; those behind them are not judged.
+        n_passes: in which any source drafted.
     """
 
+    tuner: Tuner
     right: float = 0.0
     wrong: float = 0.0
+    n_passes: int = 0
 
-    def hope(self, n_passes: float) -> float:
+    def hope(self) -> float:
         """How often the next draft may be right; more than it was, while little is known."""
         n = self.right + self.wrong
-        bonus = math.sqrt(math.log(2 + n_passes) / (n + 1)) / 4
+        bonus = math.sqrt(math.log(2 + self.n_passes) / (n + 1)) / 4
         return min((self.right + 0.5) / (n + 1) + bonus, 1.0)
-
-
-@dataclass
-class Judgement:
-    """What is known of all sources of a model.
-
-    Attributes:
-        costs: of passes.
-        sources: by number.
-        n_passes: in which something was drafted.
-        n_tokens: of runs that have ended.
-        lost: plain passes that rows took part in beyond one for each of their tokens.
-    """
-
-    costs: Costs
-    sources: dict[int, Judged] = field(default_factory=dict)
-    n_passes: int = 0
-    n_tokens: int = 0
-    lost: float = 0.0
 
 
 @dataclass(eq=False)
@@ -150,59 +134,50 @@ class BanditDrafter(Drafter):
 
     Args:
         drafters: of the sources.
-        judgement: of this run and earlier ones.
+        judged: what is known of each, from earlier runs too.
     """
 
     source: BanditSpec
     drafters: tuple[Drafter, ...]
-    judgement: Judgement
-    _arm: Arm = field(default=PLAIN, init=False)  # of the present pass
+    judged: list[Judged]
+    _number: int = field(default=0, init=False)  # of the source that drafts in the present pass
+    _width: int = field(default=1, init=False)  # of the pass; 1: no source drafts or learns
     _drafts: Tensor | None = field(default=None, init=False)  # [B, K], of the present pass
-    _gained: tuple[int, int] = field(default=(0, 0), init=False)  # rows and tokens of this pass
+    _gain: float = field(default=1.0, init=False)  # tokens of a row in the present pass
     _rests: int = field(default=0, init=False)  # plain passes that are still to come
     _rest: int = field(default=_REST[0], init=False)  # how many there will be next time
 
     def choose_width(self, run: OpenRun, most: int) -> int:
         """See `Drafter.choose_width`: that of the arm with the most tokens for its cost."""
+        self._width = 1
+        self._gain = 1.0
         if self._rests > 0:
             self._rests -= 1
-            self._arm = PLAIN
-        else:
-            self._arm = self._choose_arm(run, most)
-        return self._arm.width
-
-    def _choose_arm(self, run: OpenRun, most: int) -> Arm:
-        """What the next pass is, at most `most` wide; after a plain one the sources rest."""
-        known = self.judgement
-        n_open = max(1, int((~run.rows.ended).sum()))
-        n_tokens = known.n_tokens + int(run.buffer.n_generated.sum())
-        room = self.source.risk * n_tokens + _LOAN * n_open - known.lost
+            return 1
         best = 1.0  # a plain pass gains one token
-        chosen = PLAIN
-        for number in range(len(self.drafters)):
-            chance = known.sources.get(number, Judged()).hope(known.n_passes)
-            for width in self.source.widths:
-                if width > most:
-                    continue
-                hoped, feared = known.costs.expect(Arm(number, width))
-                if n_open * (feared - 1) > room + 1e-9:
-                    continue
-                worth = sum(chance**k for k in range(width)) / hoped
-                if worth > best:
-                    best = worth
-                    chosen = Arm(number, width)
-        if chosen == PLAIN:
+        for number, judged in enumerate(self.judged):
+            chance = judged.hope()
+
+            def gain(width: int, chance: float = chance) -> float:
+                return sum(chance**k for k in range(width)) if width <= most else 0.0
+
+            width = judged.tuner.choose(most, gain)
+            worth = gain(width) / judged.tuner.expect(width)[0]
+            if worth > best:
+                best = worth
+                self._number, self._width = number, width
+        if self._width == 1:
             self._rests = self._rest - 1
             self._rest = min(2 * self._rest, _REST[1])
         else:
             self._rest = _REST[0]
-        return chosen
+        return self._width
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: what the drafter of the played arm proposes."""
-        if self._arm == PLAIN:
+        if self._width == 1:
             return Drafts(run.buffer.tokens[:, :0])
-        found = self.drafters[self._arm.source].propose(run)
+        found = self.drafters[self._number].propose(run)
         self._drafts = found.tokens
         if self._drafts is None:
             assert found.scores is not None
@@ -211,7 +186,7 @@ class BanditDrafter(Drafter):
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`; all sources learn, but in plain passes."""
-        if self._arm == PLAIN:
+        if self._width == 1:
             return
         for drafter in self.drafters:
             if drafter.source.reads_scores:
@@ -219,27 +194,23 @@ class BanditDrafter(Drafter):
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`: the source that drafted is judged by the accepted tokens."""
-        if self._arm == PLAIN:
+        if self._width == 1:
             return
         for drafter in self.drafters:
             drafter.accepted(run, n_new)
-        self._gained = int((n_new > 0).sum()), int(n_new.sum())
+        self._gain = float(n_new.sum() / (n_new > 0).sum().clamp(min=1))
         self._judge(run, n_new)
 
     def timed(self, run: OpenRun, seconds: float) -> None:
-        cost = self.judgement.costs.add(self._arm, seconds)
-        if self._arm != PLAIN:
-            n_rows, n_tokens = self._gained
-            self.judgement.lost += n_rows * cost - n_tokens
+        for number, judged in enumerate(self.judged):
+            if self._width == 1 or number == self._number:
+                judged.tuner.add(self._width, seconds, self._gain)
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`."""
-        self.judgement.n_tokens += int(run.buffer.n_generated.sum())
         for drafter in self.drafters:
             drafter.close(run)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         for drafter in self.drafters:
             drafter.begin_rows(run, batch_slots)
 
@@ -250,7 +221,8 @@ class BanditDrafter(Drafter):
         is_known = torch.arange(tokens.shape[1], device=tokens.device) < n_new[:, None]
         is_right = ((self._drafts == tokens) & is_known).long().cumprod(1)
         is_wrong = is_right.sum(1) < is_known.sum(1)
-        self.judgement.n_passes += 1
-        judged = self.judgement.sources.setdefault(self._arm.source, Judged())
+        for each in self.judged:
+            each.n_passes += 1
+        judged = self.judged[self._number]
         judged.right = _KEPT * judged.right + float(is_right.sum())
         judged.wrong = _KEPT * judged.wrong + float(is_wrong.sum())

@@ -21,7 +21,6 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
-from mmaccel.samplers.drafting.coarse_rows import RowByRow
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.suffix import Suffix
 from mmaccel.samplers.drafting.neighbour import Neighbour
@@ -41,7 +40,7 @@ class Coarse(DraftSource):
         folder: holds `coarse.json` and `coarse.safetensors`.
         candidates: how many of a slot's stale scores are corrected.
         rounds: in how many parallel rounds a window is drafted, each from the one before; None:
-            slot by slot, in a sweep.
+            until no draft changes, as in a sweep from left to right.
     """
 
     folder: str
@@ -56,7 +55,6 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -74,7 +72,7 @@ class Coarse(DraftSource):
                 f"received a {type(model).__name__}; use drafts='neighbour'"
             )
         opened = self._open_weights(model, run.prompt.layout)
-        return CoarseDrafter.begin(self, run, opened, RowByRow())
+        return CoarseDrafter.begin(self, run, opened)
 
     def _open_weights(self, model: StateModel, layout: Layout | None) -> OpenedCoarse:
         """Load once for each model, and again when the weights' file has changed."""
@@ -110,7 +108,6 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -135,7 +132,6 @@ class Auto(DraftSource):
     name = "auto"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:

@@ -13,55 +13,26 @@ with its path on their left. Own study; `GAPS` was fitted on 850 slots of images
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_rounds import Redrafted
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, find_hidden, share_of
+from mmaccel.kernels.coarse_rounds import SweepSlots, find_hidden, share_of
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
-from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks
+from mmaccel.samplers.drafting.gap_model import Prior, Ranks
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 
 _RANKS = 6  # of a slot that are looked at
 GAPS: Prior = ((2.5, -2.5), (4.0, -3.5))  # beta and c that rows begin with
 
 
-class Sweeper(Protocol):
-    """What a coarse drafter is to its branches; `CoarseDrafter` describes its methods.
-
-    Attributes:
-        gaps: how likely ranks are to be right.
-    """
-
-    gaps: GapModel
-
-    @property
-    def sweep_weights(self) -> SweepWeights:
-        """Of C."""
-
-    def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
-        """What the next sweep knows."""
-
-    def pad_tokens(self, run: OpenRun) -> Tensor:
-        """The token buffer as a sweep reads it."""
-
-    def make_drafts(
-        self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int
-    ) -> Redrafted:
-        """Drafts of slots, written into `work`."""
-
-    def find_scale(self, run: OpenRun) -> float:
-        """What C's scores are multiplied by."""
-
-    def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
-        """Corrected scores of slots, without noise."""
-
-
 @torch.no_grad()
 def grow_branches(
-    drafter: Sweeper, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
+    drafter: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
 ) -> Nodes | None:
     """N branches of L drafts; None before the first pass.
 
@@ -101,7 +72,7 @@ def grow_branches(
 
 @torch.no_grad()
 def find_children(
-    drafter: Sweeper, run: OpenRun, paths: Paths, noise: Tensor, k: int
+    drafter: CoarseDrafter, run: OpenRun, paths: Paths, noise: Tensor, k: int
 ) -> Children | None:
     """The best ranks after entries of a tree; see `Drafter.children`.
 
@@ -125,7 +96,7 @@ def find_children(
 
 
 @torch.no_grad()
-def find_distributions(drafter: Sweeper, run: OpenRun, paths: Paths) -> Tensor:
+def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Tensor:
     """What may follow entries of a tree, `[B, n, V]`; see `Drafter.distributions`.
 
     Of a slot whose draft is fixed it is that draft. No slot's noise has a part in it.
@@ -143,7 +114,7 @@ def find_distributions(drafter: Sweeper, run: OpenRun, paths: Paths) -> Tensor:
 
 
 def _slots_behind(
-    drafter: Sweeper, run: OpenRun, paths: Paths, noise: Tensor
+    drafter: CoarseDrafter, run: OpenRun, paths: Paths, noise: Tensor
 ) -> tuple[SweepSlots, Tensor] | None:
     """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64.
 
@@ -173,7 +144,9 @@ def _slots_behind(
     return at, torch.where(is_inside, inside, before)
 
 
-def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tuple[Tensor, Tensor]:
+def _rank(
+    drafter: CoarseDrafter, run: OpenRun, slots: SweepSlots, now: Tensor
+) -> tuple[Tensor, Tensor]:
     """The best perturbed scores of slots and their tokens, `[B, K, r]`, falling.
 
     Args:
@@ -182,7 +155,7 @@ def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tup
         slots: K of each row.
         now: `[B, K, N]` int64, the tokens of their neighbours.
     """
-    weights = drafter.sweep_weights
+    weights = drafter.opened.weights
     scale = drafter.find_scale(run)
     hidden = find_hidden(weights, now, slots.base)
     change = (hidden - slots.hidden_seen)[..., None]

@@ -1,4 +1,4 @@
-"""Coarse drafts: between two passes a small model sweeps the window from left to right.
+"""Coarse drafts: between two passes a small model drafts the window anew from left to right.
 
 Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
 C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
@@ -21,31 +21,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.kernels.coarse_rounds import Redrafted, coarse_rounds
-from mmaccel.kernels.coarse_rounds_numpy import Rounds
-from mmaccel.kernels.coarse_sweep import (
+from mmaccel.kernels.coarse_rounds import (
+    Redrafted,
     SweepSlots,
-    SweepWeights,
-    coarse_sweep,
+    coarse_rounds,
     find_hidden,
     share_of,
 )
-from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
+from mmaccel.kernels.coarse_rounds_numpy import Rounds
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
+from mmaccel.samplers.drafting import coarse_rows
 from mmaccel.samplers.drafting.coarse_branches import (
     GAPS,
     find_children,
     find_distributions,
     grow_branches,
 )
-from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.drafting.contract import (
     Children,
     Drafter,
@@ -62,37 +60,12 @@ from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.trees.entries import TreeEntries
 
 if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.coarse_model import CoarseModel
+    from mmaccel.samplers.drafting.online import OnlineModel
     from mmaccel.samplers.window.step_state import Held
 
 _TABLES = 64  # of neighbours, by lengths of prompt and run
 _NEW_SLOTS = Neighbour()  # drafts slots that C has not seen, before it corrects them
-
-
-class SweepModel(Protocol):
-    """A coarse model C as its sweeps see it; `CoarseModel` describes its methods.
-
-    Attributes:
-        config: sizes.
-        drafts_new_slots: whether C scores slots that no pass has seen, too.
-    """
-
-    config: CoarseConfig
-    drafts_new_slots: bool
-
-    def sweep_weights(self) -> SweepWeights:
-        """The weights as a sweep reads them."""
-
-    def slot_weights(self) -> SlotWeights | None:
-        """The weights of `base` as the sweep of a row reads them; None without any."""
-
-    def of_prompt(self, prompts: Tensor) -> Tensor:
-        """What is known of all slots, `[..., H]`, from states `[..., D]` of slot 0."""
-
-    def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
-        """What is known of slots `[...]` before their neighbours are, `[..., H]`."""
-
-    def gate(self, distances: Tensor) -> Tensor:
-        """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""
 
 
 class OpenedCoarse:
@@ -101,10 +74,12 @@ class OpenedCoarse:
     Args:
         model: C.
         candidates: how many of a slot's stale scores are corrected.
-        rounds: in how many parallel rounds a window is drafted; None: slot by slot, in a sweep.
+        rounds: in how many parallel rounds a window is drafted; None: until no draft changes.
     """
 
-    def __init__(self, model: SweepModel, candidates: int = 16, rounds: int | None = None) -> None:
+    def __init__(
+        self, model: CoarseModel | OnlineModel, candidates: int = 16, rounds: int | None = None
+    ) -> None:
         self.model = model
         self.config = model.config
         self.candidates = candidates
@@ -114,14 +89,13 @@ class OpenedCoarse:
             self.weights = model.sweep_weights()
 
     @cached_property
-    def row_sweep(self) -> RowSweep:
-        """Sweeps with `weights` on a CPU."""
-        return RowSweep(self.weights, self.model.slot_weights())
-
-    @cached_property
     def rounds_on_rows(self) -> Rounds:
         """Rounds with `weights` on a CPU."""
         return Rounds(self.weights, self.model.slot_weights())
+
+    def count_rounds(self, n_slots: int) -> int:
+        """Rounds of a window: as many as slots are a sweep from left to right."""
+        return n_slots if self.rounds is None else min(self.rounds, n_slots)
 
     def table(self, run: OpenRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
@@ -168,23 +142,6 @@ class CoarseState:
     coming: Held
 
 
-class HostRows(Protocol):
-    """What a `CoarseDrafter` does between two passes, row by row on the host."""
-
-    def redraft(
-        self,
-        coarse: CoarseDrafter,
-        run: OpenRun,
-        drafts: Tensor,
-        noise: Tensor,
-        p_draft: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`CoarseDrafter.redraft`; with `p_draft` `CoarseDrafter.redraft_with_distribution`."""
-
-    def record(self, coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
-        """`CoarseDrafter.record` and `record_distribution`."""
-
-
 @dataclass(eq=False)
 class CoarseDrafter(Drafter):
     """Coarse drafts of one run.
@@ -193,34 +150,31 @@ class CoarseDrafter(Drafter):
         opened: C.
         freezes_noise: whether nobody asks for the distribution of drafts.
         state: of the run.
-        by_rows: redrafts and records row by row on the host; None for all rows at once.
+        on_host: whether few rows are drafted on a CPU, see `coarse_rows`.
         gaps: how likely ranks are to be right, where a pass verifies a tree.
     """
 
     opened: OpenedCoarse
     freezes_noise: bool
     state: CoarseState
-    by_rows: HostRows | None
+    on_host: bool
     gaps: GapModel
 
     @classmethod
-    def begin(
-        cls, source: DraftSource, run: OpenRun, opened: OpenedCoarse, on_host: HostRows
-    ) -> Self:
+    def begin(cls, source: DraftSource, run: OpenRun, opened: OpenedCoarse) -> Self:
         """A drafter of a run whose model is a `StateModel`, which keeps its states from now on.
 
         Args:
             source: of the drafts.
             run: before its first pass.
             opened: C.
-            on_host: redrafts and records where the run takes rows one by one.
         """
         cast(StateModel, run.model).keep_states(True)
         state = run.state.declare_fields(CoarseState, "coarse")
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
-        by_rows = None if is_tree else run.backend.choose(None, on_host)
+        on_host = not is_tree and run.backend.choose(False, True)
         gaps = GapModel(GAPS, run.state.declare("gaps of coarse scores"))
-        return cls(source, opened, run.policy.freezes_noise, state, by_rows, gaps)
+        return cls(source, opened, run.policy.freezes_noise, state, on_host, gaps)
 
     def close(self, run: OpenRun) -> None:
         cast(StateModel, run.model).keep_states(False)
@@ -255,11 +209,6 @@ class CoarseDrafter(Drafter):
             self, run, Paths(paths.tokens[:, first:], paths.depths[:, first:])
         )
 
-    @property
-    def sweep_weights(self) -> SweepWeights:
-        """C's weights as a sweep reads them."""
-        return self.opened.weights
-
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
         return _scale(run)
@@ -293,8 +242,8 @@ class CoarseDrafter(Drafter):
         Returns:
             `[B, W-1]` int64, which the token buffer holds now.
         """
-        if self.by_rows is not None:
-            return self.by_rows.redraft(self, run, drafts, noise, None)[0]
+        if self.on_host:
+            return coarse_rows.redraft(self, run, drafts, noise, None)[0]
         found = self.sweep_slots(run, noise)
         if found is None:
             return drafts
@@ -313,8 +262,8 @@ class CoarseDrafter(Drafter):
             run, drafts, noise: as in `redraft`.
             p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
         """
-        if self.by_rows is not None:
-            corrected, own = self.by_rows.redraft(self, run, drafts, noise, p_draft)
+        if self.on_host:
+            corrected, own = coarse_rows.redraft(self, run, drafts, noise, p_draft)
             assert own is not None
             return corrected, own
         found = self.sweep_slots(run, noise)
@@ -354,8 +303,8 @@ class CoarseDrafter(Drafter):
 
     def record(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
         """Keep what the next sweep needs of a pass; see `observe`."""
-        if self.by_rows is not None:
-            self.by_rows.record(self, run, scores)
+        if self.on_host:
+            coarse_rows.record(self, run, scores)
             return
         perturbed = scores.window + noise
         found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
@@ -367,8 +316,8 @@ class CoarseDrafter(Drafter):
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
-        if self.by_rows is not None:
-            self.by_rows.record(self, run, scores)
+        if self.on_host:
+            coarse_rows.record(self, run, scores)
             return
         n = min(self.opened.candidates, scores.window.shape[-1] - 1)
         likely = scores.window.topk(n, -1).indices
@@ -493,22 +442,10 @@ class CoarseDrafter(Drafter):
     def make_drafts(
         self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int
     ) -> Redrafted:
-        """Drafts `[B, K]` of slots, written into `work`, in rounds or in a sweep.
-
-        Args:
-            run: before its pass.
-            slots: K of each row.
-            work: see `coarse_sweep`.
-            n_corrected: how many candidates of a seen slot are corrected.
-        """
-        opened = self.opened
-        given = opened.weights, slots, work, _scale(run), n_corrected
-        if opened.rounds is None:
-            drafts = run.backend.run(coarse_sweep, *given)
-            return Redrafted(drafts, _gather(work, slots.neighbours))
-        # as many rounds as slots are a sweep
-        rounds = min(opened.rounds, slots.columns.shape[1])
-        return run.backend.run(coarse_rounds, *given, rounds)
+        """Drafts `[B, K]` of slots, written into `work`; see `coarse_rounds`."""
+        rounds = self.opened.count_rounds(slots.columns.shape[1])
+        weights, scale = self.opened.weights, _scale(run)
+        return run.backend.run(coarse_rounds, weights, slots, work, scale, n_corrected, rounds)
 
     def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Redrafted:
         """Drafts of the window, written into `work` and into the token buffer."""

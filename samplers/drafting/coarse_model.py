@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, show, within
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError
-from mmaccel.kernels.coarse_sweep import SweepWeights
-from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
+from mmaccel.kernels.coarse_rounds import SweepWeights
+from mmaccel.kernels.coarse_rounds_numpy import SlotWeights
 from mmaccel.weight_folders import Schema, open_folder, save_folder, shapes_of
 
 GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)

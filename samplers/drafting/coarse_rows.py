@@ -1,151 +1,65 @@
-"""Coarse drafts on the host: rows one by one, and of a slot only what its draft needs.
+"""Coarse drafts on the host: of a row's slots only what their drafts need.
 
-The same drafts as `CoarseDrafter` makes of all slots of all rows at once. What the sweep of a row
-computes is in `mmaccel.kernels.coarse_sweep_numpy`. Parallel rounds take all rows at once, and
-their slots as a list: `mmaccel.kernels.coarse_rounds_numpy`.
+The same drafts as `CoarseDrafter` makes of all slots of all rows at once. Rounds take the slots of
+all rows as a list: `mmaccel.kernels.coarse_rounds_numpy`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_rounds_numpy import RowWindow
-from mmaccel.kernels.coarse_sweep_numpy import RowPass, read_tokens
+from mmaccel.kernels.coarse_rounds_numpy import RowPass, RowWindow, read_tokens
 from mmaccel.samplers.acceptance import one_hot
-from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.contract import OpenRun, PassScores
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 
 _NEVER = float("-inf")
 
 
-class RowByRow:
-    """What a `CoarseDrafter` does between two passes, row by row."""
-
-    def redraft(
-        self,
-        coarse: CoarseDrafter,
-        run: OpenRun,
-        drafts: Tensor,
-        noise: Tensor,
-        p_draft: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
-
-        Holds in `CoarseState.coming` what `record` will record.
-        """
-        n_ids = coarse.opened.config.vocab_size
-        rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
-        table = coarse.opened.table(run).numpy()
-        firsts = run.buffer.n_generated.tolist()
-        has_seen = coarse.state.scores.value is not None and not run.is_retry
-        if has_seen and drafts.shape[1]:
-            redraft = _sweep if coarse.opened.rounds is None else _redraft_in_rounds
-            drafts, p_draft = redraft(coarse, run, rows, table, drafts, noise, p_draft)
-        seen = [
-            torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)
-        ]
-        coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
-        return drafts, p_draft
-
-    def record(self, coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
-        """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed.
-
-        Args:
-            coarse: the drafter.
-            run: after `redraft` and its forward pass.
-            scores: of the pass.
-        """
-        held = coarse.state
-        model = coarse.opened.model
-        states = coarse.guided_states(run)
-        prompts = held.prompts.value
-        if prompts is None:
-            held.prompts.hold(model.of_prompt(states[:, 0]))
-        elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
-            is_first = run.buffer.n_generated[:, None] == 0
-            held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
-        held.scores.hold(scores.window)
-        coarse.hold_pass(run, held.coming.get(), states, scores.last)
-
-
-def _sweep(
+def redraft(
     coarse: CoarseDrafter,
     run: OpenRun,
-    rows: list[Any],
-    table: Any,
     drafts: Tensor,
     noise: Tensor,
     p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    buffer = run.buffer
-    layout = run.prompt.layout
-    forced = run.rows.forced()
-    slots = buffer.slots[:, :-1]
-    origin = buffer.origin
-    ended = run.rows.ended.tolist()
-    tokens = buffer.tokens.numpy()
-    filled = buffer.filled.tolist()
-    drafts = drafts.clone()
-    found = drafts.numpy()
-    allowed = None if layout is None else layout.allowed(slots)
-    if allowed is not None:
-        allowed = allowed.expand(*slots.shape, run.vocab_size)
-        noise = torch.where(allowed, noise, _NEVER)
-    temperature = run.params.temperature
-    recorded = None
-    if p_draft is not None:
-        p_draft, recorded = p_draft.clone(), torch.empty(p_draft.shape[1:], dtype=torch.float32)
-    held = coarse.state
-    opened = coarse.opened
-    seen = held.neighbours.get().numpy()
-    scores = held.scores.get().numpy()
-    last = held.last.get().numpy()
-    prompts = held.prompts.get().numpy()
-    states = held.states.get()
-    firsts = held.first.get()[:, 0].tolist()
-    for b, n_made in enumerate(buffer.n_generated.tolist()):
-        if not n_made or ended[b]:  # before the row's first pass, or after its end
-            continue
-        width = filled[b] - origin - firsts[b]
-        moved = n_made - firsts[b]  # of the last pass
-        n_slots = min(slots.shape[1], run.length - n_made)
-        if not opened.model.drafts_new_slots:
-            n_slots = min(n_slots, width - moved)
-        column = origin + n_made
-        drafted = opened.row_sweep.redraft(
-            rows[b],
-            column,
-            table[n_made : n_made + n_slots],
-            n_made,
-            RowPass(seen[b], states[b], scores[b], last[b], prompts[b]),
-            moved,
-            width,
-            noise[b].numpy(),
-            None if forced is None else forced[b].numpy() >= 0,
-            1.0 / (temperature or 1.0),
-            opened.candidates,
-            None if recorded is None else recorded.numpy(),
-        )
-        if not drafted:
-            continue
-        window = slice(column, column + n_slots)
-        tokens[b, window] = found[b, :n_slots] = rows[b][window]
-        if p_draft is None or recorded is None:
-            continue
-        if temperature == 0:
-            p_draft[b, drafted] = one_hot(drafts[b : b + 1, drafted], run.vocab_size)[0]
-            continue
-        if allowed is not None and width - moved < n_slots:
-            new = slice(width - moved, n_slots)
-            recorded[new].masked_fill_(~allowed[b, new], _NEVER)
-        p_draft[b, drafted] = recorded[drafted].softmax(-1)
+    """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
+
+    Holds in `CoarseState.coming` what `record` will record.
+    """
+    n_ids = coarse.opened.config.vocab_size
+    rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
+    table = coarse.opened.table(run).numpy()
+    firsts = run.buffer.n_generated.tolist()
+    has_seen = coarse.state.scores.value is not None and not run.is_retry
+    if has_seen and drafts.shape[1]:
+        drafts, p_draft = _redraft(coarse, run, rows, table, drafts, noise, p_draft)
+    seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
+    coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
     return drafts, p_draft
 
 
-def _redraft_in_rounds(
+def record(coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
+    """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed."""
+    held = coarse.state
+    model = coarse.opened.model
+    states = coarse.guided_states(run)
+    prompts = held.prompts.value
+    if prompts is None:
+        held.prompts.hold(model.of_prompt(states[:, 0]))
+    elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
+        is_first = run.buffer.n_generated[:, None] == 0
+        held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
+    held.scores.hold(scores.window)
+    coarse.hold_pass(run, held.coming.get(), states, scores.last)
+
+
+def _redraft(
     coarse: CoarseDrafter,
     run: OpenRun,
     rows: list[Any],
@@ -156,7 +70,6 @@ def _redraft_in_rounds(
 ) -> tuple[Tensor, Tensor | None]:
     buffer = run.buffer
     opened = coarse.opened
-    assert opened.rounds is not None
     slots = buffer.slots[:, :-1]
     layout = run.prompt.layout
     allowed = None if layout is None else layout.allowed(slots)
@@ -173,7 +86,7 @@ def _redraft_in_rounds(
         [*found.values()],
         scale,
         opened.candidates,
-        min(opened.rounds, slots.shape[1]),
+        opened.count_rounds(slots.shape[1]),
         records=p_draft is not None,
     )
     if not len(made.at):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.window.scheduler import WindowScheduler
     from mmaccel.samplers.window.step_runner import StepRunner
     from mmaccel.samplers.window.step_state import StepState
-    from mmaccel.samplers.window.window_size import Widths
+    from mmaccel.samplers.window.window_size import FixedWidth
 
 
 class Drafts(NamedTuple):
@@ -222,6 +223,7 @@ class OpenRun(Protocol):
         backend: carries out operations.
         runner: carries out steps.
         stats: counted so far.
+        chooser: chooses widths.
     """
 
     policy: DraftingPolicy
@@ -241,10 +243,7 @@ class OpenRun(Protocol):
     backend: Backend
     runner: StepRunner
     stats: Stats
-
-    @property
-    def chooser(self) -> Widths:
-        """Chooses widths."""
+    chooser: FixedWidth
 
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""
@@ -253,7 +252,10 @@ class OpenRun(Protocol):
         """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
 
 
-class DraftSource(Checked):
+NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
+
+
+class DraftSource(Checked, Capable):
     """Base of draft sources; a child is a frozen dataclass.
 
     A child implements `propose`, or `open` if it keeps something from one pass to the next. The
@@ -281,6 +283,7 @@ class DraftSource(Checked):
         name: what statistics and policies call it; empty for one that has no short name.
     """
 
+    slot = "drafts"
     is_capturable: ClassVar[bool] = False
     only_bitwise: ClassVar[bool] = False
     chooses_widths: ClassVar[bool] = False
@@ -293,6 +296,24 @@ class DraftSource(Checked):
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
     name: ClassVar[str] = ""
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        asked = {
+            "corrections": self.corrects,
+            "guesses": self.learns_guesses,
+            "fixed noise": self.only_bitwise,
+        }
+        return frozenset(word for word, is_so in asked.items() if is_so)
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        found = {} if self.is_capturable else dict(NO_GRAPHS)
+        if self.other_model is not None:
+            found |= {"copied entries": "has a model that processes whole prompts"}
+        return found
 
     @property
     def other_model(self) -> TokenModel | None:

@@ -70,8 +70,7 @@ class DraftModel(DraftSource):
         return self.model
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return self.model.takes_trees
+        return not self.model.lack("trees")
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
@@ -148,7 +147,7 @@ class ModelDrafter(Drafter):
             scheduler.register(self.model)
         tokens, lengths = run.prompt.text
         tree = run.policy.tree
-        if tree is not None and self.model.takes_trees:
+        if tree is not None and self.source.draws_trees():
             width = run.policy.window
             assert isinstance(width, int), "checked with the tree"
             self.model.make_room(count_spare(tree, self.model, width))
@@ -233,7 +232,6 @@ class ModelDrafter(Drafter):
         return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`."""
         if self.judge is not None:
             self.judge.accepted(run, n_new)
 
@@ -258,7 +256,7 @@ class ModelDrafter(Drafter):
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""
-        if run.policy.tree is not None and self.model.takes_trees:
+        if run.policy.tree is not None and self.source.draws_trees():
             self.model.make_room(0)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
-from mmaccel.kernels.coarse_sweep import SweepWeights
+from mmaccel.kernels.coarse_rounds import SweepWeights
 from mmaccel.samplers.drafting.coarse import opened_for
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
 from mmaccel.samplers.drafting.coarse_model import (
@@ -33,7 +33,6 @@ from mmaccel.samplers.drafting.coarse_model import (
     VIDEO_NEIGHBOURS,
     CoarseConfig,
 )
-from mmaccel.samplers.drafting.coarse_rows import RowByRow
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
@@ -64,7 +63,7 @@ class Online(DraftSource):
         if run.runner.is_static:
             return _fall_back("passes are captured")
         opened = _open_weights(model, run.prompt.layout, run.length)
-        return OnlineDrafter.begin(self, run, opened, RowByRow())
+        return OnlineDrafter.begin(self, run, opened)
 
 
 def _fall_back(why: str) -> Drafter:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import Method, Pass, check_method
 from mmaccel.errors import OptionError
 from mmaccel.samplers.arithmetic import as_called
@@ -39,6 +40,7 @@ class SelfDrafting(DraftSource):
 
     reads_last_scores: ClassVar[bool] = False
     keeps_predictions: ClassVar[bool] = False
+    needs = frozenset({"draft passes"})
     needs_layers: ClassVar[bool] = True
     is_held: ClassVar[bool] = False
 
@@ -51,14 +53,9 @@ class SelfDrafting(DraftSource):
         """See `DraftSource.open`.
 
         Raises:
-            OptionError: a model whose layers cannot attend to part of its cache.
+            UnsupportedModelError: a model whose layers cannot attend to part of its cache.
         """
-        obstacle = run.model.find_drafting_obstacle(self)
-        if obstacle:
-            raise OptionError(
-                f"drafts: expected a model whose layers can attend to part of its cache for "
-                f"{self!r}, received one where {obstacle}; draft by another source"
-            )
+        refuse(explain(self, run.model))
         run.model.use_drafting(self)
         return SelfDrafter(self)
 
@@ -105,6 +102,11 @@ class SelfDraft(SelfDrafting):
             raise OptionError(
                 f"SelfDraft: expected a method of attention such as {example}, received "
                 f"{self.method!r}; it goes into {self.method.slot}="
+            )
+        if "prompt blocks" in self.method.needs:
+            raise OptionError(
+                f"SelfDraft: expected a method that chooses for every pass, received "
+                f"{self.method!r}, which chooses for a prompt; take {example}"
             )
 
     @property

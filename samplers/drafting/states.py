@@ -39,11 +39,9 @@ class LayerStates(StateModel, Protocol):
 
     Attributes:
         n_layers: of the model.
-        state_obstacle: what about it no head can draft for; empty where there is nothing.
     """
 
     n_layers: int
-    state_obstacle: str
 
     def keep_states(
         self,

@@ -21,11 +21,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import Exactness
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
 
 
@@ -50,7 +50,7 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 
 @dataclass(frozen=True)
-class TreeShape(Checked, ABC):
+class TreeShape(Checked, Capable, ABC):
     """Base of tree shapes.
 
     Attributes:
@@ -61,9 +61,20 @@ class TreeShape(Checked, ABC):
             captured as CUDA graphs; then its nodes are not checked.
     """
 
+    slot = "tree"
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        return frozenset({"trees", "fixed noise"} if self.only_bitwise else {"trees"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return {} if self.is_capturable else NO_GRAPHS
 
     @property
     @abstractmethod
@@ -110,7 +121,6 @@ def check_tree(
     tree: object,
     window: int | str,
     source: DraftSource,
-    exactness: Exactness,
     *,
     policy: str,
     takes: Callable[[TreeShape, DraftSource], bool],
@@ -122,24 +132,17 @@ def check_tree(
         tree: of the policy.
         window: of the policy.
         source: of its drafts.
-        exactness: of the policy.
         policy: its name.
         takes: whether the policy can walk a tree over drafts of a source.
         remedy: drafts and trees that it can.
 
     Raises:
-        OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
-            narrow; drafts without alternatives.
+        OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
     """
     if not isinstance(tree, TreeShape):
         raise OptionError(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
             f"{show(tree)}; give one, or leave tree out"
-        )
-    if tree.only_bitwise and exactness != "bitwise":
-        raise OptionError(
-            f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
-            f"whose exactness is {exactness}; take mmaccel.DySpec(nodes={tree.nodes}), or Jacobi()"
         )
     if not isinstance(window, int) or window <= tree.depth:
         raise OptionError(
@@ -189,22 +192,11 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         )
 
 
-def has_tree(policy: object) -> bool:
-    """Whether a policy verifies a tree."""
-    return getattr(policy, "tree", None) is not None
-
-
-def takes_capture(policy: object) -> bool:
-    """Whether a policy verifies no tree, or one whose steps may be captured."""
-    tree = getattr(policy, "tree", None)
-    return not isinstance(tree, TreeShape) or tree.is_capturable
-
-
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
     Nodes stand behind the whole window, also in a row that is nearly at its end.
     """
-    if not isinstance(tree, TreeShape) or not model.takes_trees:
+    if not isinstance(tree, TreeShape) or model.lack("trees", tree):
         return 0
     return widest + tree.nodes

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmaccel.errors import OptionError
+from mmaccel.capabilities import explain, refuse
 from mmaccel.kernels.sample import argmax
 from mmaccel.samplers.drafting.contract import DraftSource, PassPath
 from mmaccel.samplers.trees.contract import TreeShape, check_nodes
@@ -103,13 +103,9 @@ def can_walk(
         takes: whether the policy can walk a tree over drafts of a source.
 
     Raises:
-        OptionError: a model whose layers take no trees.
+        UnsupportedModelError: a model whose layers take no trees.
     """
-    if not run.model.takes_trees:
-        raise OptionError(
-            f"tree: expected a model whose layers take trees, received a "
-            f"{type(run.model).__name__} whose do not; leave tree out"
-        )
+    refuse(explain(shape, run.model))
     reason = ""
     source = run.drafter.source
     if not takes(shape, source):

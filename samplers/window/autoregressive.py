@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from mmaccel.capabilities import NOTHING
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
@@ -24,6 +25,7 @@ class Autoregressive(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
+    needs = NOTHING
 
     def decode(self, run: WindowRun) -> Generation:
         open_draws = choose_draws(run)

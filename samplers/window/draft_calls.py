@@ -8,26 +8,17 @@ really invalid if that changes nothing.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmaccel.samplers.checks import invalid_logits
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, Frontier, OpenRun, check_proposed
+from mmaccel.samplers.drafting.contract import Drafts, Frontier, check_proposed
 from mmaccel.samplers.drafting.copying import last_known
-from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import RunParts, WindowRun
 
 
-class DraftedRun(OpenRun, Protocol):
-    """A window run that has a drafter; see `WindowRun`."""
-
-    drafter: Drafter
-    calls: ModelCalls
-    scores: ScorePasses
-    impossible: Tensor | None
-
-
-def propose_drafts(run: DraftedRun) -> Drafts:
+def propose_drafts(run: WindowRun) -> Drafts:
     """Drafts of the window `[B, W-1]`; in a pass that repeats one copies of each row's last token.
 
     Raises:
@@ -46,7 +37,7 @@ def propose_drafts(run: DraftedRun) -> Drafts:
     return found
 
 
-def make_frontier(run: DraftedRun) -> Frontier:
+def make_frontier(run: RunParts) -> Frontier:
     """What is known where the window's drafts begin."""
     buffer = run.buffer
     return Frontier(
@@ -63,7 +54,7 @@ def make_frontier(run: DraftedRun) -> Frontier:
     )
 
 
-def check_retry(run: DraftedRun) -> None:
+def check_retry(run: WindowRun) -> None:
     """Raise NumericsError where the last pass need not be repeated: a row is really invalid.
 
     That pass had no drafts, or was such a repetition already, or its first token followed a prompt

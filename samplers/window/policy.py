@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
-from mmaccel.checks import check_fields, check_kind
+from mmaccel.capabilities import Capable, Exclusions, explain, refuse
+from mmaccel.checks import check_choice, check_fields, check_kind
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.arithmetic import own_arithmetic
-from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.drafting.sources import check_drafts, find_source, parse_source
+from mmaccel.samplers.drafting.contract import NO_GRAPHS, DraftSource
+from mmaccel.samplers.drafting.sources import NAMES, find_source, parse_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import turn_of
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -20,7 +21,7 @@ from mmaccel.samplers.trees.contract import TreeShape, check_tree
 from mmaccel.samplers.window.run import WindowRun
 
 
-class WindowPolicy:
+class WindowPolicy(Capable):
     """Base of window policies; a child is a frozen dataclass that implements `decode`.
 
     A child that drafts has the fields `window` and `drafts`, which are checked here. "adaptive" is
@@ -50,6 +51,25 @@ class WindowPolicy:
     tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
 
+    needs = frozenset({"drafts"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        found = {} if self.is_capturable else dict(NO_GRAPHS)
+        if not self.takes_corrections:
+            found |= {"corrections": "takes drafts as final"}
+        if not self.takes_guesses:
+            found |= {"guesses": "makes tokens that depend on drafts"}
+        if self.exactness != "bitwise":
+            found |= {"fixed noise": f"is exact as {self.exactness!r}"}
+        return found
+
+    @property
+    def parts(self) -> tuple[Capable | None, ...]:
+        """See `mmaccel.capabilities.Capable`."""
+        return self.draft_source(), self.tree
+
     @property
     def freezes_noise(self) -> bool:
         return self.exactness == "bitwise"
@@ -59,13 +79,14 @@ class WindowPolicy:
         drafts = vars(self).get("drafts")  # of policies with that field
         if isinstance(drafts, str | Path):
             object.__setattr__(self, "drafts", parse_source(drafts))
-        check_drafts(self.drafts, self.exactness, self.takes_corrections, self.takes_guesses)
+        if find_source(self.drafts) is None:
+            check_choice("drafts", self.drafts, NAMES, hint="'auto' suits most models")
+        refuse(explain(self))
         if self.tree is not None:
             check_tree(
                 self.tree,
                 self.window,
                 self.draft_source(),
-                self.exactness,
                 policy=type(self).__name__,
                 takes=self.takes_tree,
                 remedy=self.tree_remedy,

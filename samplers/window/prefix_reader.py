@@ -8,25 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Stats
-from mmaccel.samplers.prefix_tree import Match, PrefixTree, count_common
+from mmaccel.samplers.prefix_tree import PREFIX_TREE, Match, PrefixTree, count_common
 from mmaccel.samplers.prompt_chunks import Chunk, PromptFeed
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.contract import DraftSource
 
 FindRow = Callable[[int, int], int]
 """The row of a pass by the number of a row and its branch."""
-
-
-class DraftsBeside(Protocol):
-    """What is asked of a `mmaccel.samplers.drafting.contract.DraftSource`, which explains it."""
-
-    needs_layers: ClassVar[bool]
-
-    @property
-    def other_model(self) -> object: ...
 
 
 class PrefixReader:
@@ -44,20 +38,9 @@ class PrefixReader:
     """
 
     def __init__(
-        self, tree: PrefixTree, model: TokenModel, source: DraftsBeside, *, is_static: bool
+        self, tree: PrefixTree, model: TokenModel, source: DraftSource, *, is_static: bool
     ) -> None:
-        reason = model.find_copying_obstacle()
-        if reason:
-            raise UnsupportedModelError(
-                "prefix_tree: expected rows that can take over cached entries of others, received "
-                f"{reason}; leave it out"
-            )
-        if source.other_model is not None:
-            raise OptionError(
-                "prefix_tree: expected drafts that need no other model, received "
-                f"{type(source).__name__}, whose model processes whole prompts; leave one of them "
-                "out"
-            )
+        refuse(explain(PREFIX_TREE, source, model))
         self._tree = tree
         self._model = model
         tree.open(model.entries_key)
@@ -65,7 +48,7 @@ class PrefixReader:
         self._n_shared = 0
         self._shared_from: int | None = None
         can_share = not is_static and not source.needs_layers
-        if tree.shared_from is not None and can_share and not model.find_sharing_obstacle():
+        if tree.shared_from is not None and can_share and not model.lack("shared prompts"):
             self._shared_from = tree.shared_from
 
     def begin(self, row: int) -> None:

@@ -8,23 +8,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mmaccel.contracts import TokenModel
-    from mmaccel.results import Stats
-    from mmaccel.samplers.window.rows import RunRows, TokenBuffer
+    from mmaccel.samplers.window.run import WindowRun
 
 _WIDEST = 64  # slots of a pass over fillers
-
-
-class EndedRun(Protocol):
-    """A window run whose rows have all ended; see `WindowRun`."""
-
-    model: TokenModel
-    rows: RunRows
-    buffer: TokenBuffer
-    stats: Stats
-
-    def forward(self) -> Tensor:
-        """Scores `[B, W, V]` of one more pass over the window."""
 
 
 class StepRecorder(Protocol):
@@ -56,11 +42,11 @@ class StepRecorder(Protocol):
             n_new: `[B]` int64, how many entries were accepted.
         """
 
-    def finish(self, run: EndedRun) -> None:
+    def finish(self, run: WindowRun) -> None:
         """Called once, when all rows have ended and the cache still holds them."""
 
 
-def process_filler(run: EndedRun, recorder: StepRecorder, filler: Tensor) -> None:
+def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> None:
     """Let rows that have ended go on with a filler, up to the end of the longest row.
 
     transformers' loop does so, too: afterwards the cache holds all but the last token of every row,

@@ -43,7 +43,7 @@ from mmaccel.samplers.window.run_graphs import RunGraphs, make_graph_key
 from mmaccel.samplers.window.scheduler import WindowScheduler, open_scheduler
 from mmaccel.samplers.window.step_runner import EagerRunner, Once, StepRunner
 from mmaccel.samplers.window.step_state import StaticPart, StepState
-from mmaccel.samplers.window.window_size import StepPace, open_chooser
+from mmaccel.samplers.window.window_size import open_chooser
 
 _FEW_PASSES = 16
 _FEW_TOKENS = 1.15  # a pass
@@ -64,7 +64,7 @@ class RunParts(StaticPart):
         backend: carries out operations.
         calls, scores: the calls to the model, and the scores of its passes.
         state: what a step hands to the next one.
-        chooser, pace: choose widths; `chooser.widest` is the widest.
+        chooser: chooses widths; `chooser.widest` is the widest.
         pass_noise: how passes get the noise of their slots.
         variation: `[B, W-1]`, what a relaxed policy has spent in the last pass.
         impossible: `[S]` int64, ids that need not be drafted, or None.
@@ -78,7 +78,7 @@ class RunParts(StaticPart):
 
     static = ("impossible", "frozen")
     is_retry = False
-    _is_narrowed = False  # whether the drafter chose a narrower pass than the pace
+    _is_narrowed = False  # whether the drafter chose a narrower pass than the chooser
     width: int
 
     def __init__(
@@ -134,9 +134,10 @@ class RunParts(StaticPart):
         n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
         source = self.drafter.source
         self.chooser = open_chooser(
-            policy, model, prompt, length, params, source, is_chosen=source.chooses_widths
-        )
-        self.pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
+            policy.window, policy.exactness, model, prompt, length, params, source,
+            is_chosen=source.chooses_widths, is_static=is_static,
+        )  # fmt: skip
+        self.chooser.go_on(n_open, 0)
         is_refilled = self.scheduler is not None
         key = make_graph_key(
             self.runner,
@@ -274,7 +275,7 @@ class WindowRun(RunParts):
         self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
         if scheduler is not None and tokens is None and not self.calls.has_own_prompt:
             scheduler.begin(self)
-            self.pace.go_on(scheduler.n_decoding, 0)
+            self.chooser.go_on(scheduler.n_decoding, 0)
         self._begin_step(length)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
@@ -396,14 +397,14 @@ class WindowRun(RunParts):
             self._retry()
             return
         is_usual = is_usual and not self.is_retry
-        seconds = self.pace.end(n_passes, n_tokens, is_usual=is_usual and not self._is_narrowed)
+        seconds = self.chooser.end(n_passes, n_tokens, is_usual=is_usual and not self._is_narrowed)
         self.drafter.timed(self, seconds)
         if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length
             n_open = scheduler.n_decoding
             n_tokens = int(self.buffer.n_generated.sum())
-        self.pace.go_on(n_open, n_tokens)
+        self.chooser.go_on(n_open, n_tokens)
         self.is_retry = False
         self._begin_step(remaining)
 
@@ -414,13 +415,13 @@ class WindowRun(RunParts):
         self.buffer.release(self.rows.bad_rows())
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
-        self.pace.begin_again()
+        self.chooser.begin_again()
         if not self.runner.is_static:
             self.buffer.move_window(self.width)
 
     def _begin_step(self, remaining: int) -> None:
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
-        chosen = self.pace.begin(remaining)
+        chosen = self.chooser.begin(remaining)
         self.width = self.drafter.choose_width(self, chosen) if chosen else 0
         self._is_narrowed = self.width < chosen
         if not self.runner.is_static:

@@ -30,31 +30,12 @@ from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
-from mmaccel.samplers.window.prefix_reader import DraftsBeside, PrefixReader
+from mmaccel.samplers.window.prefix_reader import PrefixReader
 from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.rows import RunRows, TokenBuffer
-
-
-class RefilledRun(Protocol):
-    """A window run whose rows are admitted and dropped; see `WindowRun`."""
-
-    model: TokenModel
-    prompt: Prompt
-    rows: RunRows
-    buffer: TokenBuffer
-    runner: StepRunner
-    stats: Stats
-
-    def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
-        """Begin anew in some batch slots `[n]` int64, whose prompts the caller prefills."""
-
-    def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Let rows in some batch slots `[n]` int64 wait for their prompts."""
-
-    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Go on with these batch slots, `[n]` int64; `prompt` is theirs."""
+    from mmaccel.samplers.drafting.contract import DraftSource
+    from mmaccel.samplers.window.run import WindowRun
 
 
 @runtime_checkable
@@ -158,14 +139,14 @@ class WindowScheduler(Scheduler):
         self._forget_prefix(batch_slot)
         super().finish(batch_slot, ended)
 
-    def begin(self, run: RefilledRun) -> None:
+    def begin(self, run: WindowRun) -> None:
         """Process prompts of the rows with which a run begins until one is whole."""
         batch_slots = range(self.n_open)
         self._add_cursors(batch_slots)
         self._hold(run, batch_slots)
         self._go_on(run)
 
-    def refill(self, run: RefilledRun) -> int:
+    def refill(self, run: WindowRun) -> int:
         """Finish the rows that have ended, admit others into their batch slots, and process what
         is next of prompts.
 
@@ -190,7 +171,7 @@ class WindowScheduler(Scheduler):
             self._keep(run, [k for k, is_open in enumerate(self.is_open) if is_open])
         return n_begun
 
-    def _go_on(self, run: RefilledRun) -> int:
+    def _go_on(self, run: WindowRun) -> int:
         """Admit rows and process their prompts, as long as no row decodes; see `refill`."""
         n_begun = 0
         while True:
@@ -199,7 +180,7 @@ class WindowScheduler(Scheduler):
             if self.n_decoding or not self._feed.cursors:
                 return n_begun
 
-    def _admit(self, run: RefilledRun) -> None:
+    def _admit(self, run: WindowRun) -> None:
         """Admit rows that wait or join; in chunks one by one, while the next one has room."""
         most = None if self.chunk_size is None else 1
         while self._feed.has_room:
@@ -244,12 +225,12 @@ class WindowScheduler(Scheduler):
             if self.is_open[batch_slot] and row in self._feed.cursors
         ]
 
-    def _hold(self, run: RefilledRun, batch_slots: Sequence[int]) -> None:
+    def _hold(self, run: WindowRun, batch_slots: Sequence[int]) -> None:
         """Let the rows in some batch slots wait for their prompts."""
         held = run.buffer.tokens.new_tensor(list(batch_slots))
         run.hold(held, self.prompt())
 
-    def _process(self, run: RefilledRun) -> int:
+    def _process(self, run: WindowRun) -> int:
         """Process the next tokens of prompts, and let rows begin whose prompts are whole.
 
         Returns:
@@ -298,7 +279,7 @@ class WindowScheduler(Scheduler):
         passes = [row.passes for row in ended]
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
-    def _receive(self, run: RefilledRun, at_once: int | None) -> None:
+    def _receive(self, run: WindowRun, at_once: int | None) -> None:
         """Let rows join, with batch slots for them.
 
         Args:
@@ -334,7 +315,7 @@ class WindowScheduler(Scheduler):
         slots = [k for k, own in enumerate(self.rows) if own == row and self.is_open[k]]
         return slots[0] + branch * len(self.rows)
 
-    def _prefill(self, run: RefilledRun, chunk: Chunk) -> None:
+    def _prefill(self, run: WindowRun, chunk: Chunk) -> None:
         """Process a chunk of prompts in all models."""
         prompt = super().prompt()
         device = run.buffer.tokens.device
@@ -354,12 +335,12 @@ class WindowScheduler(Scheduler):
             else:
                 run.stats.draft_passes += 1
 
-    def _can_resize(self, run: RefilledRun) -> bool:
+    def _can_resize(self, run: WindowRun) -> bool:
         return not run.runner.is_static and all(
             isinstance(model, SupportsContinuousBatching) for model, _ in self._models
         )
 
-    def _keep(self, run: RefilledRun, batch_slots: list[int]) -> None:
+    def _keep(self, run: WindowRun, batch_slots: list[int]) -> None:
         """Go on with these batch slots; one that stands there again is a free one."""
         device = run.buffer.tokens.device
         batch = run.prompt.batch
@@ -390,7 +371,7 @@ def open_scheduler(
     *,
     prompt: Prompt,
     noise: Noise,
-    source: DraftsBeside,
+    source: DraftSource,
 ) -> WindowScheduler:
     """The scheduler of a run with continuous batching, whose drafts come from `source`."""
     tree = batching.prefix_tree
@@ -404,7 +385,7 @@ def open_scheduler(
 @as_called()
 def _prefill_rows(
     model: TokenModel,
-    run: RefilledRun,
+    run: WindowRun,
     tokens: Tensor,
     *,
     rows: Tensor,

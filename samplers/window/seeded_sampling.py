@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,23 +20,7 @@ from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.spread_codes import SpreadCodes
 
 
-class FrozenDraws(Protocol):
-    """Draws of one pass."""
-
-    def drafts(self, scores: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 from scores `[B, 1 or W-1, V]` with the noise of their slots.
-
-        A draft drawn with a slot's own noise equals the slot's token more often.
-        """
-
-    def redraft(self, drafts: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
-
-    def tokens(self) -> Tensor:
-        """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
-
-
-def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
+def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
     """What makes the draws of a run's passes: the kernel where it can run.
 
     Logits processors, rules that no kernel applies, recorded scores and drafters that read scores
@@ -47,7 +30,7 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor or such a rule is set.
     """
     without_kernel = run.params.without_kernel
-    stepwise: Callable[[WindowRun], FrozenDraws] = StepwiseDraws
+    stepwise: Callable[[WindowRun], Draws] = StepwiseDraws
     if run.params.is_spread:
         stepwise = partial(StepwiseDraws, codes=SpreadCodes(run))
     is_read = run.calls.is_recorded or run.drafter.source.reads_scores
@@ -69,12 +52,12 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     )
 
 
-def open_draws(run: WindowRun) -> FrozenDraws:
+def open_draws(run: WindowRun) -> Draws:
     """Draws of the next pass; see `choose_draws`, which a policy calls once a run to save time."""
     return choose_draws(run)(run)
 
 
-def draft_window(run: WindowRun, draws: FrozenDraws) -> Tensor:
+def draft_window(run: WindowRun, draws: Draws) -> Tensor:
     """The drafts `[B, W-1]` int64 of the next pass, which the token buffer then holds."""
     found = run.propose()
     guess = found.tokens
@@ -101,6 +84,10 @@ class StepwiseDraws:
         self.noise = run.frozen_noise()
 
     def drafts(self, scores: Tensor) -> Tensor:
+        """Drafts `[B, W-1]` int64 from scores `[B, 1 or W-1, V]` with the noise of their slots.
+
+        A draft drawn with a slot's own noise equals the slot's token more often.
+        """
         noise = self.noise[:, :-1]
         n_new = self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
@@ -110,12 +97,14 @@ class StepwiseDraws:
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
+        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
         drafter = self._run.drafter
         if not drafter.source.corrects:
             return drafts
         return drafter.correct(self._run, drafts, self.noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
+        """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
         run = self._run
         noise = self.noise
         scores = run.forward()
@@ -143,7 +132,7 @@ class FusedDraws:
         return dispatch.run(sample_frozen, scores, 1, settings, None, *key).tokens
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """See `FrozenDraws.redraft`; where drafts are corrected there are `StepwiseDraws`."""
+        """The same drafts: where they are corrected there are `StepwiseDraws`."""
         return drafts
 
     def tokens(self) -> Tensor:
@@ -168,3 +157,7 @@ class FusedDraws:
         found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
         run.scores.record(logits, found.peak, last)
         return found.tokens
+
+
+Draws = StepwiseDraws | FusedDraws
+"""Draws of one pass."""

@@ -64,12 +64,22 @@ _NAME = re.compile(r"(mmaccel(?:\.\w+)+)[.:]?\w*")
 
 
 def resolved_imports(source: str, known: Collection[str]) -> set[str]:
-    """The modules that a source imports by statements, out of `known`.
+    """The modules that a source imports by statements, out of `known`, but for annotations alone.
 
     `from a import b` is module `a.b` where there is one, and else module `a`.
     """
     found: set[str | None] = set()
-    for node in ast.walk(parse(source)):
+    tree = parse(source)
+    for_annotations = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if node in for_annotations:
+            continue
         if isinstance(node, ast.Import):
             found |= {_module_of(alias.name, known) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

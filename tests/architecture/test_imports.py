@@ -1,9 +1,9 @@
 """No module imports itself by way of others, and what a folder must never import.
 
-Read on syntax trees, with imports in functions and those for type checkers, and on strings that
-name a module. Two tables of names are no imports of the file that they stand in: the catalog, and
-the public names of `mmaccel`. Kernels' backends are found by their files' names, `x_numpy` and
-`x_triton`, by `mmaccel.kernels.dispatch`; they are not seen here.
+Read on syntax trees, with imports in functions and without those for annotations alone, and on
+strings that name a module. Two tables of names are no imports of the file that they stand in: the
+catalog, and the public names of `mmaccel`. Kernels' backends are found by their files' names,
+`x_numpy` and `x_triton`, by `mmaccel.kernels.dispatch`; they are not seen here.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def test_drafters_are_found() -> None:
         "import mmaccel.kernels.b",
         "from mmaccel.kernels import b",
         "def f():\n    from mmaccel.kernels.b import y",
-        "if TYPE_CHECKING:\n    from mmaccel.kernels.b import y",
         "import_module('mmaccel.kernels.b')",
         "load('mmaccel.kernels.b:Name')",
         "B = 'mmaccel.kernels.b:'\nload(f'{B}Name')",
@@ -157,7 +156,7 @@ def test_drafters_are_found() -> None:
 )
 def test_a_circle_is_found(source: str) -> None:
     texts = {
-        "mmaccel": "if TYPE_CHECKING:\n    from mmaccel.kernels.b import y",
+        "mmaccel": "from mmaccel.kernels.b import y",
         "mmaccel.kernels.a": source,
         "mmaccel.kernels.b": "def f():\n    from mmaccel.kernels.c import x",
         "mmaccel.kernels.c": "import mmaccel.kernels.a",
@@ -166,6 +165,12 @@ def test_a_circle_is_found(source: str) -> None:
     (found,) = circles(graph(texts))
     assert set(found) >= {"mmaccel.kernels.a", "mmaccel.kernels.b", "mmaccel.kernels.c"}
     assert "mmaccel.kernels.d" not in found
+
+
+def test_imports_for_annotations_make_no_circle() -> None:
+    back = "if TYPE_CHECKING:\n    from mmaccel.kernels.a import A"
+    texts = {"mmaccel.kernels.a": "import mmaccel.kernels.b", "mmaccel.kernels.b": back}
+    assert circles(graph(texts)) == []
 
 
 def test_tables_of_names_make_no_circle() -> None:
@@ -184,10 +189,7 @@ def test_tables_of_names_make_no_circle() -> None:
         ("mmaccel.pipelines.vision_language.x", "import mmaccel.pipelines.attach.patching"),
         ("mmaccel.pipelines.models.x", "from mmaccel.pipelines.attach import patching"),
         ("mmaccel.pipelines.runner.x", "from mmaccel.pipelines.causal_lm.model import y"),
-        (
-            "mmaccel.pipelines.attach.x",
-            "if TYPE_CHECKING:\n    from mmaccel.pipelines.image_to_text.pipeline import y",
-        ),
+        ("mmaccel.pipelines.attach.x", "from mmaccel.pipelines.image_to_text.pipeline import y"),
         ("mmaccel.pipelines.media", "import mmaccel"),
         ("mmaccel.pipelines.media", "from mmaccel import attach"),
         ("mmaccel.pipelines.layers.x", "from mmaccel.pipelines.causal_lm.model import y"),

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -157,40 +155,20 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         assert run.history == []
 
 
-def _used_cache(model: Any) -> dict[str, Any]:
+def test_a_cache_that_transformers_refuses_is_left_to_it() -> None:
     from transformers import StaticCache
 
+    model = build_lm("llama")
     cache = StaticCache(config=model.config, max_cache_len=40)
     with torch.no_grad():
         model(torch.ones(5, 2).long(), past_key_values=cache)
     cache.reset()
-    return {"past_key_values": cache}
-
-
-@pytest.mark.parametrize(
-    ("reason", "make"),
-    [
-        ("a cache of another number of rows", _used_cache),
-    ],
-)
-def test_what_transformers_refuses_is_left_to_it(reason: str, make: Any) -> None:
-    """Values that the original stumbles over, with the reason before."""
-    model = build_lm("llama")
-    options = PROMPTS | {"max_new_tokens": 4, "eos_token_id": [*range(0, 40, 2)]}
-    made: Any
-    refused: Any
-    try:
-        made, refused = model.generate(**options, **make(model)), nullcontext()
-    except (TypeError, RuntimeError) as error:
-        made, refused = None, pytest.raises(type(error))
-    with (
-        mmaccel.attach(model, mmaccel.Jacobi(window=4)),
-        pytest.warns(UserWarning, match=reason),
-        refused,
-    ):
-        again = model.generate(**options, **make(model))
-    if made is not None:  # some releases take a number for a switch
-        assert again.equal(made)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)):
+        with (
+            pytest.warns(UserWarning, match="a cache of another number of rows"),
+            pytest.raises(RuntimeError),
+        ):
+            model.generate(**PROMPTS, max_new_tokens=4, past_key_values=cache)
 
 
 def test_a_draft_model_that_is_too_short_for_a_call_ends_its_drafts() -> None:
@@ -313,22 +291,6 @@ def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None
     assert not torch.equal(use([4, 5, 6]), use([4, 5, 7]))
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(use(None), use(None))
-
-
-@pytest.mark.parametrize("wrap", [np.int64, torch.tensor])
-def test_seeds_of_other_libraries_reach_the_fallback(wrap: Any) -> None:
-    model = build_lm("llama")
-    options: dict[str, Any] = dict(max_new_tokens=8, do_sample=True)
-
-    def use(seed: Any, **more: Any) -> Tensor:
-        with warnings.catch_warnings(), mmaccel.attach(model, "jacobi", seed=seed):
-            warnings.simplefilter("ignore")
-            out = model.generate(**PROMPTS, **options, return_dict_in_generate=True, **more)
-        return out.sequences
-
-    for more in ({}, {"output_hidden_states": True, "use_cache": False}):
-        seeds = [wrap(value) for value in (4, 5, 6)]
-        assert torch.equal(use(seeds, **more), use([4, 5, 6], **more))
 
 
 def test_a_list_of_seeds_is_copied() -> None:

@@ -95,15 +95,6 @@ def test_eviction_comes_when_the_prompt_is_whole(method: Any) -> None:
     assert not whole.equal(decode("jacobi", {}, dtype=torch.float32)[0])
 
 
-def test_a_quantised_cache_is_packed_when_the_prompt_is_whole() -> None:
-    method = mmaccel.QuantizedCache(bits=4, group=4, residual=4)
-    options: dict[str, Any] = {"kv_cache": method, "dtype": torch.float32}
-    whole, plain = decode("autoregressive", {}, **options)
-    made, stats = decode("autoregressive", {}, prefill_chunk_size=4, **options)
-    assert made.equal(whole) and stats.prefill_passes == 5
-    assert (stats.reference, stats.exactness) == (plain.reference, plain.exactness)
-
-
 def test_eviction_beside_chunks_of_the_model_itself_runs_the_original() -> None:
     model = build_lm("llama")
     call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "prefill_chunk_size": 4}

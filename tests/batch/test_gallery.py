@@ -185,8 +185,8 @@ def test_no_file_outside_the_folder_and_no_nan(tmp_path: Path) -> None:
     note(run, own | {"passes": float("nan"), "temperature": infinite})
     data = data_of(run)
     (one,) = data["items"]
-    assert (one["prompt"], one["sides"][0]["own"]["passes"]) == ("one", "NaN")
-    assert data["settings"][0]["temperature"] == ["Infinity", {"a": "-Infinity"}]
+    assert (one["prompt"], one["sides"][0]["facts"]["passes"]) == ("one", "NaN")
+    assert one["sides"][0]["facts"]["temperature"] == ["Infinity", {"a": "-Infinity"}]
 
 
 def test_images_that_differ_in_settings_alone_are_all_shown(tmp_path: Path) -> None:

@@ -113,9 +113,9 @@ def test_missing_items(tmp_path: Path, file: Path) -> None:
 
 def test_only_own_temporary_files_are_removed(tmp_path: Path) -> None:
     (item,) = make_items([Row("a", "x")], 0, ".mp4")
-    sidecar = Path(item.file).with_suffix(".json").name  # of a clip
     others = {".b_0_1.png.123.tmp", ".notes.tmp", item.file}
-    for name in (f".{item.file}.123.tmp", f".{sidecar}.123.tmp", *others):
+    beside = item.file.replace(".mp4", ".json")  # of a clip
+    for name in (f".{item.file}.123.tmp", f".{beside}.123.tmp", *others):
         (tmp_path / name).touch()
     remove_temporaries(tmp_path, [item])
     assert {each.name for each in tmp_path.iterdir()} == others

@@ -118,7 +118,9 @@ def test_texts_and_json_have_limits(read: Read, monkeypatch: Any) -> None:
 ENDLESS = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+from mmaccel import limits
 from mmaccel.cli import main
+limits.MAX_FILE = 2**24
 sys.exit(main(["generate", "--prompts", "-", "--dry-run"]))
 """
 
@@ -133,4 +135,4 @@ def test_an_endless_input_is_refused() -> None:
             text=True, timeout=60,
         )  # fmt: skip
         source.kill()
-    assert done.returncode == 2 and "lines of at most 1048576 bytes" in done.stderr
+    assert done.returncode == 2 and "at most 16777216 bytes" in done.stderr

@@ -25,11 +25,9 @@ N_ITEMS = 6
 @pytest.mark.parametrize(
     ("n", "named", "rows", "wanted"),
     [
-        (0, (1, 2), None, [1, 2]),
         (2, (3,), None, [3]),  # counted from the first item, not from the first unfinished one
         (2, (), None, [2, 3, 4]),
         (1, (), 2, [1, 2]),
-        (5, (), None, [5]),
     ],
 )
 def test_items_that_the_error_names_failed_or_else_those_in_progress(

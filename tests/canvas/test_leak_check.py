@@ -154,20 +154,6 @@ def test_any_token_of_a_later_block_may_leak(adds: Leak, vocab: int) -> None:
         check_leaks(Blocks(adds=adds, vocab=vocab), 1)
 
 
-def test_later_tokens_are_masks_and_come_from_the_whole_vocabulary() -> None:
-    model, again = Blocks(vocab=40, fill=-1e9), Blocks(vocab=40, fill=-1e9)
-    for each in (model, again):
-        check_leaks(each, 5)
-    assert model.passes == 3 and all(map(torch.equal, model.seen_tokens, again.seen_tokens))
-    seen = torch.stack(model.seen_tokens)  # [3, 5, 8]
-    assert bool((seen[..., :4] == torch.tensor([10, 1, 10, 3])).all())
-    blank, one, other = seen[..., 4:].flatten(1)
-    assert bool((blank == 10).all()) and bool((one != other).all())
-    assert bool((one.diff() < 0).any())  # in no order
-    drawn = set(one.tolist()) | set(other.tolist())
-    assert drawn == set(range(38)) - {10}  # 38 and 39 are padding
-
-
 def test_a_model_that_returns_committed_tokens_can_still_leak() -> None:
     class ReturnsTokens(Blocks):
         def forward(self, entries: CanvasPass) -> Tensor:

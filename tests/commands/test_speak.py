@@ -107,23 +107,22 @@ def test_it_is_played_to_its_end(command: Command, device: Device, capsys: Any) 
     assert not command.out.exists() and "1 utterance" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_the_sound_at_once(command: Command, device: Device, capsys: Any) -> None:
-    device.most = 4000
-    assert command.run(LONG, RED, "--play", seed=4) == 130
-    assert len(device.played) <= 4000 + 3200 and device.state == ["start", "abort", "close"]
-    assert "stopped; 0 of 2 utterances were spoken" in error_of(capsys)
-    device.most = 10**9
-    assert command.run(RED, "--play") == 0  # the model is free
-
-
-def test_a_loudspeaker_that_fails_is_closed_in_one_line(
-    command: Command, device: Device, capsys: Any
+@pytest.mark.parametrize(
+    ("failure", "code", "says"),
+    [
+        (KeyboardInterrupt, 130, "stopped; 0 of 2 utterances were spoken"),
+        (Device.PortAudioError, 1, "a loudspeaker that plays 16000 Hz, received: unplugged"),
+    ],
+)
+def test_a_sound_that_ends_early_is_one_line(
+    command: Command, device: Device, capsys: Any, failure: Any, code: int, says: str
 ) -> None:
-    device.most, device.failure = 4000, device.PortAudioError
-    device.broken = ("abort", "close")
-    assert command.run(RED, "--play", seed=4) == 1
-    assert "a loudspeaker that plays 16000 Hz, received: unplugged" in error_of(capsys)
-    assert device.state == ["start", "abort", "close"]
+    device.most, device.failure, device.broken = 4000, failure, ("abort", "close")
+    assert command.run(LONG, RED, "--play", seed=4) == code
+    assert len(device.played) <= 4000 + 3200 and device.state == ["start", "abort", "close"]
+    assert says in error_of(capsys)
+    device.most, device.broken = 10**9, ()
+    assert command.run(RED, "--play") == 0  # the model is free
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left")])

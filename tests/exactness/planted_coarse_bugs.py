@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_rounds import Redrafted
-from mmaccel.kernels.coarse_sweep import find_hidden
+from mmaccel.kernels.coarse_rounds import Redrafted, find_hidden
 from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig

@@ -2,8 +2,7 @@
 
 `tests/matrix/test_distribution.py` has them under every policy; here are bad coarse models and the
 bugs of `planted_coarse_bugs.OF_LAWS`, each of which shows, since the coarse model is random and
-moves scores by about two nats. Sweeps run by their specification in torch, which takes all rows at
-once; `tests/kernels` compares the others with it.
+moves scores by about two nats.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ import pytest
 import torch
 
 from mmaccel import Coarse, GroupedSpeculative, SpeculativeJacobi
-from mmaccel.kernels import coarse_rounds_numpy, coarse_sweep_numpy
-from mmaccel.kernels.coarse_rounds import coarse_rounds
-from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.acceptance import COUPLINGS
 from tests.exactness import planted_coarse_bugs as bugs
 from tests.fixtures.coarse import StateLanguage, bad_coarse, strong_coarse
@@ -33,12 +29,6 @@ from tests.fixtures.toy_distribution import (
 )
 
 FREE = SETTINGS["plain"]
-
-
-@pytest.fixture(autouse=True)
-def sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coarse_sweep_numpy, "coarse_sweep", coarse_sweep)
-    monkeypatch.setattr(coarse_rounds_numpy, "coarse_rounds", coarse_rounds)
 
 
 def source_of(setting: Setting, folder: Path, rounds: int | None = None, **options: Any) -> Coarse:

@@ -39,8 +39,8 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window import window_size
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
+from mmaccel.samplers.window.window_size import FixedWidth
 from tests.exactness.test_graph_reuse import CALLS, Call, assert_like
 from tests.fixtures.fake_device import same
 from tests.fixtures.graph_replay import Replay
@@ -121,19 +121,14 @@ def test_a_wide_sweep_after_a_narrow_pass(
     model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held tensors are as wide as the widest window: a sweep reads no slot that no pass had."""
-    make, base, read = window_size.make_chooser, CoarseModel.base, []
-
-    def make_chooser(*args: Any) -> Any:
-        chooser, widths = make(*args), cycle((2, 6, 3))
-        monkeypatch.setattr(chooser, "choose", lambda remaining: min(next(widths), remaining))
-        return chooser
+    base, read, widths = CoarseModel.base, [], cycle((2, 6, 3))
 
     def watch(self: CoarseModel, slots: Tensor, distances: Tensor, states: Tensor, *rest: Tensor):
         read.append((float(states.abs().sum(-1).min()), int(distances.max())))
         return base(self, slots, distances, states, *rest)
 
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    monkeypatch.setattr(window_size, "make_chooser", make_chooser)
+    monkeypatch.setattr(FixedWidth, "choose", lambda _, most: min(next(widths), most))
     monkeypatch.setattr(CoarseModel, "base", watch)
     Calls(model).run(Jacobi(12, source), CALLS[0], EagerRunner())
     assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with

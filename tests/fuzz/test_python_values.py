@@ -39,15 +39,12 @@ class Walked(Sequence[int]):
 
 
 VALUES: dict[str, Any] = {
-    "numpy integer": np.int64(2), "numpy float": np.float32(0.5), "numpy bool": np.bool_(True),
-    "array of none": np.array(2), "array": np.array([1, 2]), "tensor of none": torch.tensor(2),
-    "tensor of a float": torch.tensor(0.5), "tensor": torch.tensor([1, 2]),
-    "large tensor": torch.zeros(300, 300), "list": [], "dictionary": {}, "nested": [{}],
-    "long text": "x" * 30_000, "long list": ["x" * 100] * 300, "many": Walked(),
-    "range": range(10**400), "object": object(), "bytes": b"x",
-    "large": 10**400, "nan": float("nan"), "set": {1}, "negative": -1, "a type": str,
-    "infinite": float("inf"), "below": float("-inf"), "64 bits": 2**63, "many digits": 10**30,
-    "tiny": 1e-300, "word": "no", "nan inside": ((float("nan"),) * 2,), "a range": range(10**9),
+    "numpy float": np.float32(0.5), "numpy bool": np.bool_(True), "array": np.array([1, 2]),
+    "tensor of none": torch.tensor(2), "large tensor": torch.zeros(300, 300), "list": [],
+    "dictionary": {}, "nested": [{}], "long text": "x" * 30_000, "long list": ["x" * 100] * 300,
+    "many": Walked(), "range": range(10**400), "object": object(), "bytes": b"x", "set": {1},
+    "large": 10**400, "nan": float("nan"), "infinite": float("inf"), "negative": -1, "a type": str,
+    "64 bits": 2**63, "tiny": 1e-300, "word": "no", "nan inside": ((float("nan"),) * 2,),
 }  # fmt: skip
 
 

@@ -300,7 +300,7 @@ def size_of(value: Any) -> int:
     return sum(map(size_of, value)) if isinstance(value, tuple) else 0
 
 
-READ_PARTS = ("compact", "coarse_sweep", "window_inputs", "accept_prefix")  # of an operand
+READ_PARTS = ("compact", "coarse_rounds", "window_inputs", "accept_prefix")  # of an operand
 
 
 @pytest.mark.parametrize(

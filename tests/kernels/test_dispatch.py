@@ -18,8 +18,6 @@ from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import (
     coarse_rounds,
     coarse_rounds_numpy,
-    coarse_sweep,
-    coarse_sweep_numpy,
     dispatch,
     gpu_obstacle,
     sample,
@@ -286,9 +284,9 @@ def test_what_the_sample_kernel_does_not_apply(
 @pytest.mark.parametrize(
     ("rows", "reads_back", "mode", "expected"),
     [
-        (1, True, "auto", {"argmax", "coarse_sweep", "coarse_rounds"}),
-        (64, True, "auto", {"argmax", "coarse_sweep", "coarse_rounds"}),
-        (65, True, "auto", {"coarse_sweep", "coarse_rounds"}),  # however many rows there are
+        (1, True, "auto", {"argmax", "coarse_rounds"}),
+        (64, True, "auto", {"argmax", "coarse_rounds"}),
+        (65, True, "auto", {"coarse_rounds"}),  # however many rows there are
         (1, False, "auto", set()),  # captured steps
         (1, True, "torch", set()),
     ],
@@ -300,10 +298,9 @@ def test_a_run_takes_numpy_where_its_few_rows_are_read_on_a_cpu(
     taken: set[str] = set()
     specifications = {
         "argmax": sample.argmax,
-        "coarse_sweep": coarse_sweep.coarse_sweep,
         "coarse_rounds": coarse_rounds.coarse_rounds,
     }
-    versions = (sample_numpy, coarse_sweep_numpy, coarse_rounds_numpy)
+    versions = (sample_numpy, coarse_rounds_numpy)
     for module, name in zip(versions, specifications, strict=True):
         monkeypatch.setattr(module, name, lambda *given, name=name: taken.add(name))
     backend = dispatch.Backend("cpu", rows, reads_back=reads_back)

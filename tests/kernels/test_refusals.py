@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmaccel.kernels.accept_prefix import RowState, accept_prefix
 from mmaccel.kernels.add_norm import add_norm
-from mmaccel.kernels.coarse_sweep import coarse_sweep
+from mmaccel.kernels.coarse_rounds import coarse_rounds
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.compact import compact
 from mmaccel.kernels.couple import couple
@@ -22,7 +22,7 @@ from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.sample import Settings, sample_frozen
 from mmaccel.kernels.unmask import unmask
 from mmaccel.kernels.window_attention import window_attention
-from tests.kernels.coarse_sweep_cases import Sizes, make_sweep
+from tests.kernels.coarse_rounds_cases import Sizes, make_sweep
 
 ROWS, WIDE = torch.zeros(4, 8), torch.zeros(2, 4, dtype=torch.float64)
 IDS, INDEX = torch.zeros(2, 2, dtype=torch.int64), torch.arange(2)
@@ -105,12 +105,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         partial(couple, across(2, 2, 3), ROWS[:2, None, :3], IDS[:, :1], ROWS[:2, :1], ROWS[:2]),
         "apart",
     ),
-    "tokens of a sweep apart": (
-        partial(coarse_sweep, WEIGHTS, SLOTS, WORK.t().contiguous().t(), *REST),
-        "stride of",
-    ),
-    "a sweep too wide": (
-        partial(coarse_sweep, WEIGHTS._replace(inner=torch.zeros(513, 513)), SLOTS, WORK, *REST),
+    "a coarse model too wide": (
+        partial(
+            coarse_rounds, WEIGHTS._replace(inner=torch.zeros(513, 513)), SLOTS, WORK, *REST, 2
+        ),
         "at most 512, received 513",
     ),
     "attention in float64": (attend(**{n: WIDE[None, None] for n in "qkv"}), "float64"),

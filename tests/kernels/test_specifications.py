@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from mmaccel import Noise, SamplingParams
 from mmaccel.kernels.add_norm import add_norm
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep
+from mmaccel.kernels.coarse_rounds import SweepSlots, SweepWeights, coarse_rounds
 from mmaccel.kernels.couple import couple
 from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.norm import HeadNorms, Norm
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.sample import Sampled, Settings, sample_frozen, score
 from mmaccel.kernels.unmask import Unmasked, unmask
-from tests.kernels.coarse_sweep_cases import find_hidden
+from tests.kernels.coarse_rounds_cases import find_hidden
 
 GENERATOR = torch.Generator().manual_seed(2)
 PLAIN = Settings()
@@ -220,7 +220,7 @@ def test_coupled_tokens_follow_the_target() -> None:
     assert abs(kept - overlap) < 5 * (overlap * (1 - overlap) / n) ** 0.5
 
 
-def test_a_sweep_by_hand() -> None:
+def test_rounds_by_hand() -> None:
     """One hidden unit, whose value is 2 x: x is 1 after token 0, 5 after token 1, 0 without.
 
     Slot 0 was seen after token 0 and stands after token 1: h rises by 8. Slot 1 was seen after
@@ -245,14 +245,14 @@ def test_a_sweep_by_hand() -> None:
     # slot 2, h = 10: token 0 has 5 s + 0.5 + noise of 0.4, token 1 has (10 - 3) s
     for scale, third in ((1.0, 1), (0.4, 0)):
         changed = work.clone()
-        drafts = coarse_sweep(weights, slots, changed, scale, 1)
+        drafts = coarse_rounds(weights, slots, changed, scale, 1, 4).drafts
         assert drafts.tolist() == [[1, 1, third, 0]]
         assert changed.tolist() == [[1, 1, 1, third, 0, 2]]
     # token 0 is corrected as well: 3 + 4 s is more than 8 s
-    assert coarse_sweep(weights, slots, work.clone(), 0.5, 2)[0, 0] == 0
+    assert coarse_rounds(weights, slots, work.clone(), 0.5, 2, 4).drafts[0, 0] == 0
     never = slots._replace(last=torch.tensor([[float("-inf"), 0.0]]))  # whatever the gate
     for sign in (1, -1):
         gated = never._replace(gates=sign * slots.gates)
-        assert coarse_sweep(weights, gated, work.clone(), 0.4, 1)[0, 2] == 1
+        assert coarse_rounds(weights, gated, work.clone(), 0.4, 1, 4).drafts[0, 2] == 1
     work[0, 0] = 0  # slot 0 stands where it was seen: it keeps its token, and so does slot 1
-    assert coarse_sweep(weights, slots, work, 1.0, 1)[0, :2].tolist() == [0, 0]
+    assert coarse_rounds(weights, slots, work, 1.0, 1, 4).drafts[0, :2].tolist() == [0, 0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.capabilities import explain
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.layers import rounds as rounds_module
 from mmaccel.pipelines.layers import sparse as sparse_module
@@ -273,7 +274,7 @@ def test_windows_have_the_tokens_of_the_plain_loop_in_rounds(method: Any) -> Non
     methods = LayerMethods(method)
     _, whole, _ = decode("text", mmaccel.Autoregressive(), LayerMethods(), 3.0)
     window, plain, evicted = decode("text", mmaccel.Autoregressive(), methods, 3.0)
-    assert not window.find_layer_obstacle(methods)
+    assert not explain(methods, window)
     assert evicted[0] and not torch.equal(plain, whole)
     for width in (2, EVERY):
         assert torch.equal(decode("text", mmaccel.Jacobi(width), methods, 3.0)[1], plain)

@@ -15,6 +15,7 @@ from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import shared_prefix
+from mmaccel.pipelines.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
 from tests.layers.test_eviction import ROUTES, draw_rows
@@ -41,7 +42,7 @@ def open_window(
     window = CausalLMWindow(shared_lm(name), **options)
     prompt = make_prompt(rows)
     if shares:
-        assert not window.find_sharing_obstacle(prompt.groups)
+        assert not window.lack("shared prompts")
         window.use_prefixes(prompt.groups)
     width = prompt.tokens.shape[1] - 1
     window.reserve(len(rows), width + N_NEW)
@@ -118,7 +119,7 @@ def test_a_tree_is_that_of_private_prompts(name: str, fused: bool) -> None:
     found = []
     for shares in (False, True):
         window = open_window(ROWS, shares=shares, name=name, fused=fused)
-        assert window.takes_trees
+        assert not window.lack("trees")
         logits = [window.forward(Pass(tokens, start, parents=parents))]
         window.commit(start, path)
         ends = start + (path >= 0).sum(1)
@@ -141,9 +142,9 @@ def test_cached_entries_are_read_back() -> None:
 
 def test_passes_are_not_captured() -> None:
     window = CausalLMWindow(shared_lm("llama"))
-    assert window.capture_obstacle == ""
+    assert window.lack("captured steps") == ""
     window.use_prefixes(make_prompt(ROWS).groups)
-    assert "shared prefix" in window.capture_obstacle
+    assert "read one stored prompt" in window.lack("captured steps")
 
 
 def test_rows_with_other_inputs_share_nothing() -> None:
@@ -151,9 +152,9 @@ def test_rows_with_other_inputs_share_nothing() -> None:
     window = ImageTokenWindow(shared_lm("llama"), range(8, 24))
     prompt = make_prompt([LONG, SHORT, LONG])
     window.begin(prompt)
-    assert window.find_sharing_obstacle(prompt.groups) == ""
+    assert not find_other_inputs(window, prompt.groups)
     window.begin(replace(prompt, lengths=torch.tensor([33, 9, 32])))
-    assert "other inputs" in window.find_sharing_obstacle(prompt.groups)
+    assert "other inputs" in find_other_inputs(window, prompt.groups)
 
 
 def test_prompts_are_stored_and_processed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +280,7 @@ def test_auto_says_why_it_does_not(case: str, monkeypatch: pytest.MonkeyPatch) -
     """Without the passes of a self-check."""
     rows, reason = REASONS[case]
     model = build_lm("llama")
-    monkeypatch.setattr(CausalLMWindow, "find_sharing_obstacle", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(CausalLMWindow, "_lack_of_layers", lambda *_: pytest.fail("asked"))
     with mmaccel.attach(model, "jacobi", share_prefix="auto") as handle:
         model.generate(**left_padded(rows), max_new_tokens=3, do_sample=False)
     assert handle.stats is not None
@@ -295,7 +296,7 @@ def test_auto_gives_way_to_methods_of_layers() -> None:
     with mmaccel.attach(model, "jacobi", share_prefix="auto") as other:
         model.generate(**rows, max_new_tokens=3, do_sample=False)
     assert handle.stats is not None and other.stats is not None
-    assert any("kv_cache, by which each row" in note for note in handle.stats.notes)
+    assert any("leaves each row entries of its own" in note for note in handle.stats.notes)
     assert any("40 rows read 1 stored prompt" in note for note in other.stats.notes)
 
 

@@ -47,7 +47,7 @@ def find_path(row: int, entry: int) -> list[int]:
 def check_tree(name: str, **options: Any) -> None:
     prompts, tokens = draw_rows(11, 7), draw_tokens()
     window = open_window(name, prompts, **options)
-    assert window.takes_trees
+    assert not window.lack("trees")
     start = torch.tensor([10, 6])
     logits = window.forward(Pass(tokens, start, parents=PARENTS))
     model: Any = build_lm(name)
@@ -76,7 +76,7 @@ def test_a_tree_is_every_branch_alone(name: str, fused: bool, attention: str) ->
 
 
 def test_a_model_whose_layers_all_slide_takes_no_trees() -> None:
-    assert not CausalLMWindow(build_lm("mistral")).takes_trees
+    assert "every layer sees the last" in CausalLMWindow(build_lm("mistral")).lack("trees")
 
 
 def test_ancestors() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,8 @@ import mmaccel
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.errors import UnsupportedModelError
-from tests.architecture.source import ROOT
 from tests.fixtures.code import plant_code
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_model import build_tiny
 from tests.fixtures.video import build_video
 
 DOORS = {  # command -> arguments beside model and flag; families that load a causal LM by AutoModel
@@ -152,15 +149,3 @@ def test_no_node_has_the_flag() -> None:
     """A workflow comes from others too, so that it may not say whom to trust."""
     for node in NODES.values():
         assert not [widget.name for widget in node.inputs if "trust" in widget.name]
-
-
-def test_a_terminal_that_says_yes_is_not_asked(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    folder = plant_code(build_tiny(tmp_path / "tiny"), tmp_path / "planted", marker)
-    made = subprocess.run(
-        [sys.executable, "-m", "mmaccel.cli", "generate", "--model", str(folder), "--family",
-         "words", "--out", str(tmp_path / "o")],
-        input="y\n" * 9, capture_output=True, text=True, cwd=ROOT, timeout=100,
-    )  # fmt: skip
-    assert made.returncode == 1 and not marker.exists()
-    assert made.stderr.count("\n") == 1 and "--trust-remote-code" in made.stderr

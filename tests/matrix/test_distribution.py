@@ -23,8 +23,6 @@ import torch
 
 from mmaccel.catalog import POLICIES, load
 from mmaccel.errors import OptionError
-from mmaccel.kernels import coarse_sweep_numpy
-from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.tokenizers_vq.grid import Grid
@@ -76,12 +74,6 @@ def cells() -> Iterator[tuple[str, str, str, int]]:
             used[drafts] += 1
             has_drafts = has_field(policy, "drafts")
             yield policy, name, drafts if has_drafts else "", WINDOWS[(turn + number) % 4]
-
-
-@pytest.fixture(autouse=True)
-def _sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps of coarse drafts by their specification; `tests/kernels` compares the others."""
-    monkeypatch.setattr(coarse_sweep_numpy, "coarse_sweep", coarse_sweep)
 
 
 def check(policy: str, setting: Setting, drafts: str, folder: Path, **given: Any) -> None:

@@ -106,22 +106,18 @@ def _caller(line: str, code: int, loads: bool) -> Callable[[], None]:
 
 
 _GENERATE = (
-    ("--policy jacoby", "policy: expected one of autoregressive"),
     ("--policy jacoby", "received 'jacoby'; did you mean jacobi?"),
     ("--model scene", "received 'scene'; did you mean scenes?"),
     ("--guidence-scale 2", "Possible options: --guidance"),
     ("--policy autoregressive --window 3", "received 'window'"),
+    ("--dtype int8", "dtype: expected auto, float32, bfloat16, float16"),
+    ("--drafts tarot", "drafts: expected one of"),
     ("--temperature -0.1", "temperature: expected a finite number >= 0"),
+    ("--seed 18446744073709551616", "seed: expected a 64-bit integer"),
+    ("--device meta", "device: expected a device of this machine, received 'meta'"),
     ("--no-such-option", "--no-such-option"),
-    ("--model no-such-model", "model: expected a folder"),
     ("'a green dog'", "received 'green', 'dog'; it knows: a red"),
     ("'a a a a a a a a a a a a a'", "at most 12"),
-)
-_BOTH = (
-    ("--policy entropy-bounded", "policy: expected one of"),
-    ("--seed 18446744073709551616", "seed: expected a 64-bit integer"),
-    ("--set window", "--set: expected name=value"),
-    ("--set windw=3", "windw"),
 )
 _MEDIA = (
     ("speak '  '", "prompt: expected text to say, received ' '"),
@@ -130,8 +126,7 @@ _MEDIA = (
     ("speak", "TEXT: expected a text to say, received none"),
     ("speak fox --play --stdout", "--play: expected it or --stdout, received both"),
     ("speak fox --stdout --batch-size 2", "--batch-size: expected none with --stdout"),
-    ("speak fox --resume", "--resume: expected --prompts FILE with it"),
-    ("speak fox --prompts x.txt", "--prompts: expected no text with it"),
+    ("speak --prompts x.txt --play", "--prompts: expected no --play with it"),
     ("animate none.png", "start: expected a file, received 'none.png'"),
     ("animate words.txt", "which PyAV does not read"),
     ("animate 'a.png' --format avi", "--format: expected one of mp4, webp, gif"),
@@ -143,13 +138,12 @@ _MEDIA = (
 )
 _CLIPS = (
     ("'a rad circle'", "received 'rad' (nearest: 'red')"),
-    ("a.png", "PROMPT: expected prompts for"),
     ("a.png", "received the file 'a.png'; give a prompt and --start a.png"),
     ("'a circle' --codec y", "--codec: expected none with"),
-    ("'a circle' --resume", "--resume: expected --prompts FILE with it"),
-    ("'a circle' --prompts p.jsonl", "--prompts: expected no prompt with it"),
     ("--prompts p.jsonl --start a.png", "--prompts: expected no --start with it"),
-    ("--prompts none.jsonl", "--prompts: expected a file that can be read, received 'none.jsonl'"),
+    ("'a circle' --negative dragon", "negative prompt: expected words the model knows"),
+    ("'a circle' --guidance-scale 1 --negative red", "expected a guidance_scale other than 1"),
+    ("'a circle' --policy stepwise", "which decodes a canvas, not a window"),
 )
 _ANSWER = (
     ("answer 'what colour is the star?'", "image: expected at least one file before the question"),
@@ -160,10 +154,9 @@ _ANSWER = (
         "answer a.png 'what colour is the star?' --visual-tokens dart",
         "DART: expected one of keep and n_keep, received neither",
     ),
-    ("answer a.png 'what colour is the star?' --visual-tokens dart:depth=3", "received 'depth'"),
     (
-        "answer a.png 'what colour is the star?' --visual-tokens dart:layer",
-        "visual_tokens: expected name=",
+        "answer a.png 'what colour is the star?' --visual-tokens darts",
+        "one of downsample, downsample-pixels",
     ),
     (
         "answer a.png 'what colour?' --visual-tokens dart --visual-tokens fastv --keep 0.5",
@@ -179,19 +172,14 @@ _ANSWER = (
     ),
     ("answer a.png 'what colour is the star?' -o b.png", "--out: expected --visual-tokens with it"),
     (
-        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 -o a.jpg",
-        "--out: expected a name that",
+        "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 -o x/..",
+        "--out: expected a",
     ),
     ("answer a.png 'what colour is the star?' --json .", "--json: expected a file name"),
     (
         "answer a.png 'what colour is the star?' --policy stepwise",
         "policy: expected one of autoregressive",
     ),
-    (
-        "answer a.png 'what colour is the star?' --window 0",
-        "window: expected an integer in 1..4096",
-    ),
-    ("answer a.png 'what colour is the star?' --model none", "model: expected a folder"),
     ("answer a.png 'what colour is the star?' --model lm", "expected a vision-language model", 1),
 )
 _FAMILIES = (
@@ -205,6 +193,13 @@ _FAMILIES = (
         "generate 'a a a a a a a a a ' --model {llamagen-t2i} --size 64",
         "prompt: expected at most 8 tokens, received 9",
     ),
+    (
+        "generate {prompt} --model {janus}",
+        "positions: expected at most 128",
+    ),
+    ("generate ' ' --model {chameleon}", "prompt: expected a prompt"),
+    ("generate 'a fox' --model {emu3} --size 16384", "positions: expected at most 128"),
+    ("generate 'a fox' --model {emu3} --size 80000000", "--size: expected"),
     ("generate 'a <image> fox' --model {janus}", "prompt: expected words, received <image>"),
     ("generate '<boi>' --model {emu3} --size 64", "prompt: expected words, received <boi>"),
     ("generate 'a fox' --family imagegpt --model {janus}", "transformers refuses", 1),
@@ -241,8 +236,6 @@ CASES = (
     *_rows(_NEGATIVE, f"{_DRAWN} --model {{tiny}}", loads=True),
     *_rows(_MASKED, f"{_DRAWN} --model {{masked}}", loads=True),
     *_rows(_FAMILIES, after="--out out --seed 0", loads=True),
-    *_rows(_BOTH, "speak fox", "--model x --codec y --out out"),
-    *_rows(_BOTH, "animate a.png", "--model x --codec y --out out"),
     *_rows(_MEDIA, after="--model x --codec y --out out"),
     *_rows(_CLIPS, "animate", "--model {clips} --out out --seed 0", loads=True),
     *_rows(_ANSWER),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser
 from tests.fixtures import amused, diffusion_gemma
@@ -56,8 +57,11 @@ _BEAMS, _PENALTY = SimpleNamespace(num_beams=4), SimpleNamespace(repetition_pena
 _OPTIONS = tuple(
     Refused(f"a canvas with {name}", _generate(**options), says)
     for name, options, says in (
-        ("steps", {"steps": 8}, ("attach MaskedParallel(steps=)",)),
-        ("num_beams", {"num_beams": 2}, ("one canvas a row",)),
+        *(
+            (name, {name: 8}, (f"{name}: ", row.remedy.format(policy="EntropyBounded")))
+            for name, row in DENOISER.items()
+            if row.use == "refuse" and name not in ("temperature", "guidance_scale")
+        ),
         ("beams in a configuration", {"generation_config": _BEAMS}, ("one canvas a row",)),
         ("no length", {"max_new_tokens": None}, ("how many tokens",)),
         ("the mask as an end", {"eos_token_id": [3, MASK]},

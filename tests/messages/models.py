@@ -74,9 +74,12 @@ _SPEECH = (
                 (
                     f"the chat template {text!r}"[:60],
                     _speech("llasa", "llasa", _template(text)),
-                    ("chat template: expected one that renders a prompt",),
+                    says,
                 )
-                for text in (None, _ENDS_EARLY)
+                for text, says in (
+                    (None, ("chat_template is not set",)),
+                    (_ENDS_EARLY, ("received a prompt that ends otherwise",)),
+                )
             ),
         )
     ),
@@ -125,14 +128,14 @@ _COSMOS = tuple(
          ("Missing key", "layers.1")),
         *(
             (f"the shape {shape!r}", _video(_config({"video_latent_shape": shape})),
-             ("expected video_latent_shape",))
+             ("video_latent_shape",))
             for shape in ([3, 2],)
         ),
         *(
             (str(config), _video(_config({"video_latent_shape": SHAPE} | YARN | config)),
-             ("model: expected ", *says))
+             says)
             for config, says in (
-                ({"rope_theta": "500000"}, ("rope_theta as numbers", "received '500000'")),
+                ({"rope_theta": "500000"}, ("rope_theta in", "received '500000'")),
             )
         ),
     )

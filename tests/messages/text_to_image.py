@@ -202,7 +202,7 @@ CASES = (
     _open("emu3", "family: expected one of words, masked-words, janus", family="janos"),
     _open("llamagen-c2i", "decoder: expected a file", decoder="/no/such.pt", size=(64, 64)),
     _open("janus", "decoder: expected none for janus", decoder=__file__),
-    _open("emu3", "size: expected (width, height) in pixels, received 64", size=64),
+    _open("emu3", "size: expected a list, received 64", size=64),
     _spoilt("emu3", _drop("text_model.model.norm.weight"), "1 missing,  … norm"),
     _spoilt("janus", _without("chat_template.jinja"), "expected a chat template"),
     _spoilt(

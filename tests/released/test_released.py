@@ -19,7 +19,6 @@ from mmaccel.catalog import METHODS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import stores
 from mmaccel.reduction.kv_cache.contract import CacheMethod
-from mmaccel.samplers.drafting.lengths.pass_costs import CountedCosts
 from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
 from tests.matrix.examples import Target, make
@@ -76,7 +75,8 @@ def test_text_is_drafted_where_it_repeats_and_nowhere_else(
     smollm2: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a token more costs an eighth of a pass, whatever else the machine does."""
-    monkeypatch.setattr(suffix, "find_calibration", lambda *given: CountedCosts(0.125))
+    tuner = suffix.Suffix(token_cost=0.125).make_tuner()
+    monkeypatch.setattr(suffix, "keep", lambda *given: tuner)
     model, tokenizer = smollm2
     code = getsource(textwrap.indent)
     asked = {

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, UnsupportedModelError
-from mmaccel.batch.modalities import Images
-from mmaccel.cli import main
 from mmaccel.commands.doctor import check_devices
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError
@@ -27,8 +24,8 @@ from mmaccel.pipelines.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
+from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all
-from tests.fixtures.tiny_model import CAPTIONS
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
 COMPILED_SLOWLY = [
@@ -184,10 +181,9 @@ def test_one_function_serves_a_kind_and_a_trial_each_shape(made: Made) -> None:
 def test_a_shape_that_is_not_faster_compiled_runs_as_it_is(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = {(1, 4): [1.0, 0.5], (1, 2): [1.0, 0.98], (1, 1): [1.0, 2.0]}
-    monkeypatch.setattr(
-        compiled_passes, "_measure", lambda calls, given: times[tuple(given[1].shape[:2])]
-    )
+    costs = iter([0.98, 2.0, 0.5])  # of passes of 2, 1 and 4 tokens
+    monkeypatch.setattr(Tuner, "add", lambda *_: None)
+    monkeypatch.setattr(Tuner, "cost", lambda *_: next(costs))
     _, window = open_windows()
     run_passes(window, (2, 1))
     assert window.route == "fused"
@@ -202,7 +198,7 @@ def test_auto_waits_until_passes_took_as_long_as_compiling_may(
     window = CausalLMWindow(model, fused="auto", compile="auto")
     run_passes(window)
     assert not made and window.route == "fused"
-    passes_of(window).add_seconds((1, 4), 25.0)
+    passes_of(window).plain_passes[1, 4].add(1, 25.0)
     monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "no compiler")
     run_passes(window)
     assert not made
@@ -216,7 +212,7 @@ def test_passes_of_a_shape_run_in_one_way_through_a_run(made: Made) -> None:
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True, compile="auto")
     run_passes(window, (4,))
-    passes_of(window).add_seconds((1, 4), 25.0)
+    passes_of(window).plain_passes[1, 4].add(1, 25.0)
     window.forward(Pass(torch.zeros(1, 4, dtype=torch.int64), torch.full((1,), 8)))
     assert not made  # the run began before it was time
     run_passes(window, (4,))
@@ -334,26 +330,3 @@ def test_tokens_of_compiled_passes_are_those_of_the_fused_decoder_and_of_the_pla
             run.detach(keep_packed=True)
     assert torch.equal(made[0], made[1]) and torch.equal(made[1], made[2])
     assert passes[0] == passes[1] < passes[2]
-
-
-@needs_compiler
-@pytest.mark.usefixtures("always_faster")
-def test_the_command_and_its_python_give_the_same_picture(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, files = CAPTIONS[0], []
-    for compile in (False, True):
-        pipe = mmaccel.TextToImage.from_pretrained(tiny_folder, device="cpu", compile=compile)
-        output = pipe(prompt, seed=3, policy=Jacobi(8))
-        files.append(tmp_path / f"{compile}.png")
-        output.images[0].save(files[-1])
-        assert output.stats.route == ("compiled" if compile else "fused")
-    assert files[0].read_bytes() == files[1].read_bytes()
-    out, given = tmp_path / "out", ["--model", str(tiny_folder), "--seed", "3", "--compile"]
-    routes = []
-    serve = Images.serve
-    own = lambda *given: routes.append((made := serve(*given)).route) or made  # noqa: E731
-    monkeypatch.setattr(Images, "serve", own)
-    assert main(["generate", prompt, *given, "-o", str(out)]) == 0
-    (made,) = map(Image.open, out.glob("0003-*.png"))
-    assert routes == ["compiled"] and made.tobytes() == Image.open(files[0]).tobytes()

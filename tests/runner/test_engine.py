@@ -70,11 +70,14 @@ class Placed(TokenModel):
     """A model on a device, of which nothing is computed."""
 
     takes_runner = True
-    capture_obstacle = ""
+    own_lack = ""
     device = torch.device("cuda")
 
     def __init__(self, **facts: Any) -> None:
         vars(self).update({"model": object()} | facts)
+
+    def lack(self, word: str, part: Any = None) -> str:
+        return self.own_lack or super().lack(word, part)
 
     def reserve(self, rows: int, positions: int) -> None: ...
 
@@ -184,7 +187,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
         ("Speculative, whose passes synchronise", {"policy": Speculative()}),
         ("logits processors", {"params": SamplingParams(processor=lambda s, *_: s)}),
         (
-            "a Captureless, which takes no step runner",
+            "it takes no step runner",
             {"window": Captureless()},
         ),
         (
@@ -197,7 +200,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
         ),
         (
             "what the model says of itself",
-            {"window": window(capture_obstacle="what the model says of itself")},
+            {"window": window(own_lack="what the model says of itself")},
         ),
         ("a forward that synchronises", {"checked": "a forward that synchronises"}),
     ],

@@ -36,13 +36,9 @@ def test_every_number_is_measured_with_that_many_threads() -> None:
     measured = measure_threads(run, [1, 2, 4], budget=60)
     assert measured == {1: 1.0, 2: 0.5, 4: 9.0}
     assert used.count(1) == used.count(2) == 4 and used.count(4) == 1  # hopeless
-    assert torch.get_num_threads() == before
-
-
-def test_no_round_begins_after_the_budget() -> None:
-    used = []
-    measure_threads(lambda: used.append(1) or 1.0, [1, 2], budget=0)  # type: ignore[func-returns-value]
-    assert len(used) == 2
+    used.clear()
+    measure_threads(run, [1, 2], budget=0)
+    assert used == [1, 2] and torch.get_num_threads() == before
 
 
 def test_the_number_is_as_before_after_an_error() -> None:
@@ -84,13 +80,6 @@ def test_the_command_takes_the_fastest_and_says_so(
         assert "threads:" not in capsys.readouterr().out
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("threads", ["0", "-1", "1025", "many"])
-def test_bad_numbers_are_refused(threads: str, tiny_folder: Path, tmp_path: Path, capsys) -> None:
-    arguments = ["generate", CAPTIONS[0], "--model", str(tiny_folder), "--out", str(tmp_path / "x")]
-    assert main([*arguments, "--threads", threads]) == 2
-    assert "--threads" in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,14 @@ def test_clients_take_turns(
     assert begun == first.item and take(engine) == left
 
 
-def test_a_group_that_does_not_fit_keeps_its_turn() -> None:
+@pytest.mark.parametrize("lack", ["group", "width"])
+def test_what_does_not_fit_keeps_its_turn(lack: str) -> None:
     """A run begins with as many of its group as there are; then those passed over are next."""
     engine = open_queue(20)
-    for names, group in (("a1 a2", ""), ("b1 b2", "tall"), ("c1", "")):
+    for names, group in (("a1 a2", ""), ("b1 b2", "tall" if lack == "group" else ""), ("c1", "")):
         fill(engine, names, group)
+    for job in engine.waiting:
+        job.width += job.client == "b" and lack == "width"
     assert take(engine, 1) == "a1"
     assert take(engine) == ""  # the turn is that of b
     assert take(engine, passes_over=True) == "c1 a2"

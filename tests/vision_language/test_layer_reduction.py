@@ -197,9 +197,9 @@ def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
         own = OwnPrompt(mask, mask.sum(1), lambda sparse: None, is_cut=is_cut)
         window = CausalLMWindow(build_lm("llama"))
         window.own_prompt = own
-        assert ("cache fewer visual tokens" in window.capture_obstacle) == is_cut
+        assert ("cache fewer visual tokens" in window.lack("captured steps")) == is_cut
     window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda sparse: None)
-    assert "token types, or positions" in window.capture_obstacle
+    assert "token types, or positions" in window.lack("captured steps")
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

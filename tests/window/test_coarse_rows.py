@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts
-from mmaccel.kernels.coarse_sweep_numpy import RowSweep
+from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts, RowWindow
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import FOLDER
@@ -51,10 +50,6 @@ def source_of(tmp_path: Path) -> Callable[[bool], Any]:
     return make
 
 
-def in_rounds(source: Any, rounds: int) -> Any:
-    return replace(source, rounds=rounds)
-
-
 def decode(policy: Policy, *given: Any, **options: Any) -> Generation:
     return run(policy, *given, model=StateLanguage(5, depth=6), **options)
 
@@ -68,38 +63,18 @@ def assert_like(made: Generation, wanted: Generation) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [*zip(POLICIES, cycle(OPTIONS.values()))], ids=str)
-@pytest.mark.parametrize("has_grid", [False, True], ids=["text", "grid"])
+@pytest.mark.parametrize(
+    ("rounds", "has_grid"), [(None, False), (None, True), (1, True), (2, False), (3, True)]
+)
 def test_a_run_is_the_same(
-    name: str, options: dict[str, Any], has_grid: bool, source_of: Any, monkeypatch: Patch
-) -> None:
-    policy, sweep, swept = POLICIES[name](source_of(has_grid)), RowSweep.redraft, []
-    monkeypatch.setattr(
-        RowSweep, "redraft", lambda *given: (swept.append(found := sweep(*given)), found)[1]
-    )
-    settings: list[dict[str, Any]] = [{}, {"stop": [2]}, {"rows": [1]}]
-    given = [{"grid": GRID if has_grid else None, **others} for others in settings]
-    made = [decode(policy, options, **others) for others in given]
-    assert sum(map(len, swept)) > 100
-    monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    del swept[:]
-    for one, others in zip(made, given, strict=True):
-        assert_like(one, decode(policy, options, **others))
-    assert not swept
-
-
-@pytest.mark.parametrize(("name", "options"), [*zip(POLICIES, cycle(OPTIONS.values()))], ids=str)
-@pytest.mark.parametrize(("rounds", "has_grid"), [(1, True), (2, False), (3, True)])
-def test_a_run_in_rounds_is_the_same(
     name: str,
     options: dict[str, Any],
-    rounds: int,
+    rounds: int | None,
     has_grid: bool,
     source_of: Any,
     monkeypatch: Patch,
 ) -> None:
-    """And with a round for each slot it is the run of a sweep."""
-    source = source_of(has_grid)
-    policy = POLICIES[name](in_rounds(source, rounds))
+    policy = POLICIES[name](replace(source_of(has_grid), rounds=rounds))
     redraft, drafted = Rounds.redraft, []
 
     def count(*given: Any, **named: Any) -> RowDrafts:
@@ -110,15 +85,11 @@ def test_a_run_in_rounds_is_the_same(
     settings: list[dict[str, Any]] = [{}, {"stop": [2]}, {"rows": [1]}]
     given = [{"grid": GRID if has_grid else None, **others} for others in settings]
     made = [decode(policy, options, **others) for others in given]
-    whole = decode(POLICIES[name](in_rounds(source, 9)), options, **given[0])
     assert sum(len(each.at) for each in drafted) > 100
-    assert_like(whole, decode(POLICIES[name](source), options, **given[0]))
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     del drafted[:]
     for one, others in zip(made, given, strict=True):
         assert_like(one, decode(policy, options, **others))
-    whole = decode(POLICIES[name](in_rounds(source, 9)), options, **given[0])
-    assert_like(whole, decode(POLICIES[name](source), options, **given[0]))
     assert not drafted
 
 
@@ -133,25 +104,25 @@ def test_learned_drafts_are_the_same(monkeypatch: Patch) -> None:
 
 def take_the_slot_before(patch: Patch) -> None:
     """Stale scores, states and neighbours are those of the slot before."""
-    _alter(patch, lambda given: given | {"moved": max(given["moved"] - 1, 0)})
+    _alter(patch, lambda row: row._replace(moved=max(row.moved - 1, 0)))
 
 
 def see_the_new_slots(patch: Patch) -> None:
     """The last slot that a pass has seen counts as new."""
-    _alter(patch, lambda given: given | {"width": max(given["width"] - 1, given["moved"])})
+    _alter(patch, lambda row: row._replace(width=max(row.width - 1, row.moved)))
 
 
 def take_the_slot_behind(patch: Patch) -> None:
     """C is told the number of the next slot."""
-    _alter(patch, lambda given: given | {"slot": given["slot"] + 1})
+    _alter(patch, lambda row: row._replace(slot=row.slot + 1))
 
 
 def leave_noise_out(patch: Patch) -> None:
-    _alter(patch, lambda given: given | {"noise": np.zeros_like(given["noise"])})
+    _alter(patch, lambda row: row._replace(noise=np.zeros_like(row.noise)))
 
 
 def draft_one_less(patch: Patch) -> None:
-    _alter(patch, lambda given: given | {"neighbours": given["neighbours"][:-1]})
+    _alter(patch, lambda row: row._replace(neighbours=row.neighbours[:-1]))
 
 
 def keep_laws(patch: Patch) -> None:
@@ -164,15 +135,13 @@ def keep_laws(patch: Patch) -> None:
     patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
 
 
-def _alter(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    sweep = RowSweep.redraft
-    names = ("work", "column", "neighbours", "slot", "kept", "moved", "width", "noise")
+def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:
+    redraft = Rounds.redraft
 
-    def wrong(self: RowSweep, *given: Any) -> list[int]:
-        changed = change(dict(zip(names, given)))
-        return sweep(self, *changed.values(), *given[len(names) :])
+    def wrong(self: Rounds, windows: list[RowWindow], *given: Any, **named: Any) -> RowDrafts:
+        return redraft(self, [change(window) for window in windows], *given, **named)
 
-    patch.setattr(RowSweep, "redraft", wrong)
+    patch.setattr(Rounds, "redraft", wrong)
 
 
 BUGS = (

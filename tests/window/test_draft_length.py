@@ -32,7 +32,6 @@ from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
-from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, MeasuredCosts
 from mmaccel.samplers.drafting.memory.suffix import Suffix, SuffixDrafter
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -269,7 +268,7 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_last() -> None:
         buffer=SimpleNamespace(origin=4, tokens=rows, n_generated=made),
         rows=SimpleNamespace(ended=torch.zeros(40, dtype=torch.bool)),
     )
-    drafter = SuffixDrafter(Suffix(), MeasuredCosts())
+    drafter = SuffixDrafter(Suffix(), Suffix().make_tuner())
     drafter.choose_width(run, 8)
     assert drafter._first is not None
     found_by_row = zip(drafter._first.tolist(), drafter._lengths, strict=True)
@@ -369,38 +368,6 @@ def test_wide_windows_that_gain_nothing_are_named() -> None:
 
     assert "tokens a pass; give a narrower one" in notes(Jacobi(8, wrong_by(1)))[0]
     assert notes(Jacobi(8, wrong_by(0))) == notes(Autoregressive()) == []
-
-
-def test_a_cost_is_a_ratio_of_medians_of_late_passes() -> None:
-    costs = MeasuredCosts()
-    wide = Arm(0, 4)
-    for seconds in (9.0, 1.0, 1.0, 1.0):
-        assert costs.add(PLAIN, seconds) == 1.0
-    assert costs.add(wide, 8700.0) == 4.0  # it compiles, once: what was feared is charged
-    assert costs.expect(wide) == (1.0, 4.0)
-    assert [costs.add(wide, 2.0) for _ in range(2)] == [4.0, 2.0]
-    assert costs.expect(wide) == (2.0, 2.0)
-    assert costs.expect(Arm(0, 8)) == (2.0, 4.0)
-    assert costs.expect(Arm(0, 2)) == (1.0, 2.0)
-    assert costs.expect(Arm(1, 4)) == (1.0, 4.0)
-    assert MeasuredCosts().expect(wide) == (math.inf, math.inf)
-
-
-def test_costs_are_forgotten_with_those_of_plain_passes() -> None:
-    """Plain passes were slow, so that wide ones seem to pay, and no plain one is timed any more."""
-    costs, wide = MeasuredCosts(), Arm(0, 2)
-    for arm, seconds, times in ((PLAIN, 9.0, 3), (wide, 2.0, 60), (PLAIN, 9.0, 1)):
-        for _ in range(times):
-            costs.add(arm, seconds)
-    drafter = SuffixDrafter(Suffix(), costs)
-    assert drafter._choose([8], 2) == 2
-    for _ in range(129):
-        costs.add(wide, 2.0)
-    assert costs.find(wide) is None and costs.expect(wide) == (math.inf, math.inf)
-    assert drafter._choose([8], 2) == 1
-    for _ in range(2):
-        costs.add(PLAIN, 1.0)
-    assert costs.find(wide) == 2.0 and drafter._choose([8], 2) == 1
 
 
 def test_a_policy_says_that_its_model_drafts() -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import typer
 
 from mmaccel.commands.evaluate.answers import cache, visual_tokens
-from mmaccel.commands.evaluate.exactness import exactness
 from mmaccel.commands.evaluate.export import export
+from mmaccel.commands.evaluate.policies import exactness, speed
 from mmaccel.commands.evaluate.quality import clips, pictures, speech
-from mmaccel.commands.evaluate.speed import speed
 from mmaccel.commands.evaluate.words import words
 
 evaluate = typer.Typer(

@@ -4,9 +4,10 @@ attention cost in answers, and save.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -65,7 +66,7 @@ class Answers:
     suite: ClassVar[Suite | None] = None
 
     def check(self) -> None:
-        """Look at all that can be checked without a model.
+        """Look at what can be checked without a model.
 
         Raises:
             OptionError: a value outside its domain, or a file that cannot be written.
@@ -83,8 +84,20 @@ class Answers:
         if self.plot is not None:
             check_plots("--plot")
 
-    def ask(self, kind: type[AskedModel], levels: str, **facts: Any) -> None:
+    def ask(
+        self,
+        kind: type[AskedModel],
+        levels: str,
+        open_model: Callable[[str, Any], Any],
+        draw: Callable[[], list[Question]],
+        **facts: Any,
+    ) -> None:
         """Ask every side what the file lacks, write after every round, draw and print.
+
+        Args:
+            open_model: on a device, of a dtype.
+            draw: questions where no file has any.
+            **facts: further ones of the report.
 
         Raises:
             OptionError: a wrong option; a file of other questions, settings or weights.
@@ -104,6 +117,7 @@ class Answers:
         from mmaccel.outputs.whole_files import write_whole
         from mmaccel.pipelines.loading.placement import choose_dtype
 
+        self.check()
         load = place(LoadOptions(device=self.device, dtype=self.dtype))
         fractions = parse_levels(kind.option, shared.split_values(kind.option, levels))
         texts = list(map(TypedName, shared.split_values("--methods", self.methods)))
@@ -111,10 +125,15 @@ class Answers:
         given = None
         if self.data is not None:
             given = read_questions(self.data, self.questions, kind.fields)
-        asked = self.open(load.device, choose_dtype(load.dtype))
-        questions = given or self.draw(asked)
-        is_short = asked.is_demo or self.suite is not None
-        max_new_tokens = self.max_new_tokens or (kind.short if is_short else 16)
+        asked = open_model(load.device, choose_dtype(load.dtype))
+        is_own = asked.is_demo or self.suite is not None
+        if given is None and not is_own:
+            raise OptionError(
+                f"--data: expected questions for {self.model}, received none; only {kind.demo} "
+                "has its own. Write a JSON object a line and give the file"
+            )
+        questions = given or draw()
+        max_new_tokens = self.max_new_tokens or (kind.short if is_own else 16)
         seen = asked.look_at(questions, max_new_tokens)
         sides, left_out = try_sides(asked, wanted, seen.get("prompt_tokens", [0])[0])
         kinds = [question.kind for question in questions]
@@ -180,23 +199,6 @@ class Answers:
         if self.plot is not None:
             write_whole(self.plot, lambda path: draw_rows(kind, path, report))
         _print(kind, report, names)
-
-    def open(self, device: str, dtype: Any) -> Any:
-        """The model."""
-        raise NotImplementedError
-
-    def draw(self, asked: Any) -> list[Question]:
-        """Questions of its own.
-
-        Raises:
-            OptionError: it has none.
-        """
-        if not asked.is_demo:
-            raise OptionError(
-                f"--data: expected questions for {self.model}, received none; only {asked.demo} "
-                "has its own. Write a JSON object a line and give the file"
-            )
-        return []
 
 
 def _read_records(
@@ -266,20 +268,12 @@ class VisualTokens(Answers):
 
     def run(self) -> None:
         """Ask every side."""
-        from mmaccel.evaluation.visual_tokens import FORMULA, VisionModel
+        from mmaccel.evaluation import visual_tokens as topic
 
-        self.check()
-        self.ask(VisionModel, self.keep, seed=self.seed, flops_formula=FORMULA)
-
-    def open(self, device: str, dtype: Any) -> Any:
-        from mmaccel.evaluation.visual_tokens import open_model
-
-        return open_model(self.model, device, dtype)
-
-    def draw(self, asked: Any) -> list[Question]:
-        from mmaccel.evaluation.visual_tokens import draw_questions
-
-        return super().draw(asked) or draw_questions(self.questions)
+        open_model = partial(topic.open_model, self.model)
+        draw = partial(topic.draw_questions, self.questions)
+        facts = {"seed": self.seed, "flops_formula": topic.FORMULA}
+        self.ask(topic.VisionModel, self.keep, open_model, draw, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,27 +295,18 @@ class Cache(Answers):
         """Ask every side."""
         from mmaccel.checks import check_int
         from mmaccel.demo.recall.documents import SHORTEST
-        from mmaccel.evaluation.cache import TextModel
+        from mmaccel.evaluation import cache as topic
+        from mmaccel.evaluation.suite import draw_suite
 
-        self.check()
         if self.suite is not None and self.data is not None:
             raise OptionError("--suite, --data: expected one of them, received both; leave one out")
         check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
         shared.set_threads(self.threads)
-        self.ask(TextModel, self.budgets, suite=self.suite)
-
-    def open(self, device: str, dtype: Any) -> Any:
-        from mmaccel.evaluation.cache import open_model
-
-        return open_model(self.model, device, dtype, self.revision)
-
-    def draw(self, asked: Any) -> list[Question]:
-        from mmaccel.evaluation.cache import draw_questions
-        from mmaccel.evaluation.suite import draw_suite
-
+        open_model = partial(topic.open_model, self.model, revision=self.revision)
+        draw = partial(topic.draw_questions, self.questions, self.length)
         if self.suite is not None:
-            return draw_suite(self.questions)
-        return super().draw(asked) or draw_questions(self.questions, self.length)
+            draw = partial(draw_suite, self.questions)
+        self.ask(topic.TextModel, self.budgets, open_model, draw, suite=self.suite)
 
 
 visual_tokens = as_command(VisualTokens, pauses=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -25,9 +25,8 @@ ItemsFile = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speech:
-    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
-    with it."""
+class Compared:
+    """A folder, what it is compared with, and where the report goes."""
 
     folder: Annotated[Path, typer.Argument(help="WAV files, such as those of mmaccel speak")]
     against: Annotated[
@@ -41,7 +40,7 @@ class Speech:
     items_file: ClassVar[Path | None] = None
     weights: ClassVar[Path | None] = None
     clip: ClassVar[str | None] = None
-    kind: ClassVar[str] = "SPEECH"
+    kind: ClassVar[str]
     """Of `mmaccel.evaluation.quality.report`."""
 
     def run(self) -> None:
@@ -71,7 +70,9 @@ class Speech:
             if kind.judge is not None and self.against == kind.own:
                 n_others = self.count or len(items)
                 firsts = range(0, n_others, size)
-                parts = (draw_reference(kind.own, k, min(size, n_others - k)) for k in firsts)
+                parts: Iterable[Any] = (
+                    draw_reference(kind.own, k, min(size, n_others - k)) for k in firsts
+                )
             else:
                 others = list_items(Path(self.against), kind.suffixes)
                 n_others, parts = len(others), kind.read(others, size)
@@ -132,7 +133,7 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Speech):
+class Pictures(Compared):
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
 
@@ -148,7 +149,7 @@ class Pictures(Speech):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clips(Speech):
+class Clips(Compared):
     """FVD-own, the Fréchet distance over features trained here, and KID; prompts of moving scenes
     are read back where clips carry them. No published FVD compares with it."""
 
@@ -159,6 +160,14 @@ class Clips(Speech):
     batch_size: int = option(16, "clips extracted together")  # type: ignore[misc]
     items_file: ItemsFile = None  # type: ignore[misc]
     kind: ClassVar[str] = "CLIPS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech(Compared):
+    """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
+    with it."""
+
+    kind: ClassVar[str] = "SPEECH"
 
 
 pictures = as_command(Pictures, pauses=False)

@@ -19,8 +19,7 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.g_test import combine, compare_counts, pool_cells
-from mmaccel.evaluation.exactness.identity import Check
-from mmaccel.evaluation.exactness.report import judge
+from mmaccel.evaluation.exactness.report import Check, judge
 from mmaccel.samplers.sampling_params import SamplingParams
 
 Loop = Callable[[Any, int], Any]

@@ -5,26 +5,245 @@ transformers' own `generate`; rows of a batch against rows made alone; the distr
 sequences against a toy that can be enumerated, by a G-test; and images of the model itself against
 the plain loop's, by a permutation test of their features. Each test states how much it would have
 seen.
+
+A window's pass adds in another order than a pass of one token, so its logits differ in their last
+bits. That explains a divergence where the token taken was below the best one by no more than these
+differences; a wider gap is a bug. Both are measured on the model itself, by forwarding the plain
+loop's tokens again, one by one and in windows. Differences of more than half of the digits are a
+bug themselves, such as a window that attends to later tokens, and explain nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.exactness.g_test import GTest, import_stats, power
-from mmaccel.evaluation.exactness.identity import Check, Plan, compare_rows
+from mmaccel.evaluation.exactness.g_test import GTest, first_divergence, import_stats, power
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
 from mmaccel.evaluation.quality.distances import Array
 from mmaccel.evaluation.quality.features import Extract, extract_all
-from mmaccel.pipelines.text_to_image.outputs import ImageOutput
+from mmaccel.pipelines.text_to_image.outputs import ImageOutput, join
+from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.noise import Noise, spread_seeds
+from mmaccel.samplers.run_lock import alone
+from mmaccel.samplers.sampling_params import SamplingParams
+
+_MAX_GAP = 4  # a gap of so many times the largest difference seen still counts as rounding
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        pipe: a `TextToImage`, of images or of `ContinuedTexts`.
+        policy: to be reported on.
+        plain: what it is compared with.
+        captions: B prompts.
+        seed: of the first; prompt k has seed + k.
+        params: of the sampled checks.
+        batch_size: rows decoded together.
+        dtype: of the generator, as on the command line.
+        samples: sequences of the toy; 0 leaves the test out.
+        extract: features of images; None leaves the permutation test out.
+        library: a `BaselineDecoding` to compare with; None leaves the comparison out.
+    """
+
+    pipe: Any
+    policy: Any
+    plain: Any
+    captions: Sequence[str]
+    seed: int
+    params: SamplingParams
+    batch_size: int
+    dtype: str = EXACT_DTYPE
+    samples: int = 50_000
+    extract: Extract | None = None
+    library: Any = None
+
+    @property
+    def width(self) -> int:
+        """Of a window's pass."""
+        window = getattr(self.policy, "window", None)
+        return window if isinstance(window, int) and window > 1 else 16
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
+        alone, because rounding cannot be told from a mistake there.
+        """
+        is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
+        return self.policy.exactness == "bitwise" and is_decidable
+
+    def seeds(self, shift: int = 0) -> list[int]:
+        """One per prompt, of 64 bits."""
+        return [(seed + shift) % 2**64 for seed in spread_seeds(self.seed, len(self.captions))]
+
+    def run(self, policy: Any, batch_size: int, shift: int = 0) -> ImageOutput:
+        """All prompts under a policy, or by the library, with seeds moved by `shift`."""
+        seeds = self.seeds(shift)
+        source, own = (self.library, None) if policy is self.library else (self.pipe, policy)
+        made = source.stream(
+            self.captions, self.params, policy=own, seed=seeds, batch_size=batch_size
+        )
+        return join(list(made))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One guarantee, or a measurement without one.
+
+    Attributes:
+        name: of the check.
+        guaranteed: whether the policy guarantees that it holds.
+        holds: whether it does.
+        said: in words.
+        figures: what was measured, ready for JSON.
+    """
+
+    name: str
+    guaranteed: bool
+    holds: bool
+    said: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_broken(self) -> bool:
+        """A guarantee that does not hold."""
+        return self.guaranteed and not self.holds
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and `is_broken`, ready for JSON."""
+        return {**asdict(self), "is_broken": self.is_broken}
+
+
+def compare_rows(
+    name: str,
+    plan: Plan,
+    plain: ImageOutput,
+    made: ImageOutput,
+    *,
+    guaranteed: bool,
+    explain: bool = True,
+) -> Check:
+    """Tokens of two runs of the same prompts and seeds.
+
+    A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
+    canvas, where there is no next slot, nothing explains one.
+
+    Args:
+        explain: whether the draws of both come from the plain loop's noise, so that rounding can
+            explain a divergence.
+    """
+    total, length = plain.tokens.shape
+    parts = first_divergence(made.tokens, plain.tokens)
+    rows = (parts < length).nonzero()[:, 0].tolist()
+    can_explain = explain and plan.pipe.model.kind == "window" and plan.params.processor is None
+    found = []
+    for row in rows if can_explain else []:
+        slot, seed = int(parts[row]), plan.seeds()[row]
+        caption, other = plain.prompts[row], int(made.tokens[row, slot])
+        parting = explain_divergence(plan, caption, plain.tokens[row], slot, other=other, seed=seed)
+        found.append({"row": row, "caption": caption, "seed": seed, **parting})
+    is_rounding = bool(found) and all(parting["is_rounding"] for parting in found)
+    said = f"{total - len(rows)} of {total} rows the same"
+    if rows:
+        said += f", the others up to token {int(parts[rows].min())}"
+    if found:  # the row that rounding explains least
+        worst = next((parting for parting in found if not parting["is_rounding"]), found[0])
+        gap = "a token of probability 0" if worst["gap"] is None else f"gap {worst['gap']:.2g}"
+        is_wide = worst["rounding"] > worst["limit"]
+        over = f", more than {worst['limit']:.2g}: no rounding" if is_wide else ""
+        said += f" ({gap} there, rounding {worst['rounding']:.2g}{over})"
+    said += ": rounding explains it" if is_rounding else ""
+    figures = {
+        "rows": total,
+        "same": total - len(rows),
+        "length": length,
+        "first_divergence": [None if p == length else p for p in parts.tolist()],
+        "partings": found,
+        "passes": float(made.passes.double().mean()),
+        "tokens_per_pass": made.stats.tokens_per_pass,
+    }
+    return Check(name, guaranteed, not rows or is_rounding, said, figures)
+
+
+def explain_divergence(
+    plan: Plan, caption: str, tokens: Tensor, slot: int, *, other: int, seed: int
+) -> dict[str, Any]:
+    """Where a row of a run over a window, without a processor, diverges from the plain loop, and
+    whether rounding explains it.
+
+    Args:
+        tokens: `[L]` int64, of the plain loop.
+        other: the run's token at `slot`.
+
+    Returns:
+        `slot`; `gap`, by which the worse of both tokens was below the best there, in the units of
+        the scores (noise included), None where truncation rules it out; `rounding`, the largest
+        difference of a score between passes of one token and of a window; `limit`, above which
+        such a difference is no rounding: half of the digits; `is_rounding`.
+
+    Cost: L passes of one token and L / width of a window.
+    """
+    single = forced_scores(plan, caption, tokens[: slot + 1], seed, 1)
+    wide = forced_scores(plan, caption, tokens, seed, min(plan.width, len(tokens)))[: slot + 1]
+    both = single.isfinite() & wide.isfinite()
+    rounding = float((single - wide)[both].abs().max())
+    digits = math.sqrt(torch.finfo(getattr(torch, plan.dtype)).eps)
+    limit = digits * float(single[both].abs().max())
+    pair = [other, int(tokens[slot])]
+    gaps = [float(scores[slot].max() - scores[slot, pair].min()) for scores in (single, wide)]
+    gap = next((own for own in gaps if math.isfinite(own)), None)  # cut by one of them alone
+    is_rounding = gap is not None and rounding <= limit and gap <= _MAX_GAP * rounding
+    figures = {"slot": slot, "gap": gap, "rounding": rounding, "limit": limit}
+    return figures | {"is_rounding": is_rounding}
+
+
+@torch.no_grad()
+def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: int) -> Tensor:
+    """Scores plus frozen noise at every slot of tokens `[L]`, the last of which is not processed,
+    in passes of `width` tokens.
+
+    Returns:
+        `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
+        the params leave one token, before truncation.
+    """
+    params, model, images = plan.params, plan.pipe.model, plan.pipe.image_model
+    noise = Noise.from_seed([seed], 1, model.device)
+    temperature = params.temperature  # 0 draws no noise
+    if temperature == 0:
+        params = SamplingParams(params.guidance_scale)
+    found = []
+    with alone(model):
+        prompt = images.prompt([images.encode(caption)], params.guidance_scale != 1)
+        rows, longest = prompt.tokens.shape
+        model.reserve(rows, longest + len(tokens))
+        if longest > 1:
+            model.prefill(Pass(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths)))
+        last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
+        own = tokens.to(last.device)
+        entered = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
+        for first in range(0, len(tokens), width):
+            part = entered[:, first : first + width].contiguous()
+            logits = model.forward(Pass(part, prompt.lengths - 1 + first))
+            slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
+            none = torch.zeros_like(slots[:, :0])  # which no processor reads
+            scores = params.apply(logits, prompt.branches, none, slots, slots, prompt.layout)
+            drawn = noise.frozen(slots, scores.shape[-1], temperature)
+            found.append((scores + drawn)[0].cpu())  # [W, V]
+    return torch.cat(found)
+
 
 LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
 MMD_LEVEL = 0.01

@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, within
 from mmaccel.contracts import Method
 from mmaccel.errors import OptionError
@@ -106,12 +107,29 @@ class CachedLayer:
         return mass
 
 
+OTHER_READS = ("trees", "step blocks", "prompt blocks", "draft canvas", "draft passes")
+"""Words of passes that read more than whole prompts and the newest chain."""
+
+
 @dataclass(frozen=True)
 class KVCacheMethod(Method):
     """Base of all methods of caches: those that evict, and those that quantise."""
 
     exactness: ClassVar[Exactness] = "relaxed"
-    slot: ClassVar[str] = "kv_cache"
+    slot = "kv_cache"
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        own_entries = "leaves each row entries of its own"
+        return {
+            "attentions": "leaves entries out",
+            "caller's cache": "changes the cache",
+            "captured steps": "allocates while a run goes on",
+            "copied entries": own_entries,
+            "own chunks": "looks at a prompt when its last chunk is processed",
+            "shared prompts": own_entries,
+        }
 
     @property
     def name(self) -> str:
@@ -178,6 +196,37 @@ class CacheMethod(KVCacheMethod, ABC):
     turns_queries: ClassVar[bool] = False
     pools_layers: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        asked = {
+            "rounds": self.every is not None,
+            "uneven heads": self.is_headwise,
+            "turned keys": self.rerotates,
+            "hidden states": self.reads_hidden,
+            "prompt keys": self.reads_keys,
+            "repeated prompts": self.repeated > 0,
+        }
+        return frozenset({"own attention", "eviction"} | {w for w, is_so in asked.items() if is_so})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        found = dict(super().excludes)
+        if self.every is not None:
+            found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
+        if self.is_headwise:
+            why = "leaves heads different numbers of entries; take SnapKV"
+            found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
+        if self.repeated:
+            found |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
+        return found
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """See `mmaccel.capabilities.Capable`: drafts stay in the cache for a round."""
+        return {} if self.every is None else {"window": self.every}
 
     @property
     def observed(self) -> int:
@@ -374,10 +423,27 @@ class CacheQuantizer(KVCacheMethod, ABC):
                 f"of entries, received {self.over!r}; take SnapKV, or None"
             )
 
+    needs = frozenset({"own attention", "packed entries", "rounds"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return dict(super().excludes) | dict.fromkeys(OTHER_READS, "packs entries of a chain")
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """See `mmaccel.capabilities.Capable`: drafts are never quantised."""
+        return {"window": self.widest}
+
     @property
     def widest(self) -> int:
         """The widest window whose drafts are never quantised."""
         return min(self.group, self.residual)
+
+    @property
+    def parts(self) -> tuple[CacheMethod | None, ...]:
+        """See `mmaccel.capabilities.Capable`."""
+        return (self.over,)
 
     def count(self, lengths: Tensor) -> Tensor:
         """`[R]` int64, how many of a row's entries are in fewer bits for a query.

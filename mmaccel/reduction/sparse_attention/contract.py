@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, check_kind, within
 from mmaccel.contracts import Method
 from mmaccel.reduction.ranking import choose_highest
@@ -159,11 +160,37 @@ class AttentionMethod(Method, ABC):
     first_layer: int = within(2, hint="2 suits most models")
 
     exactness: ClassVar[Exactness] = "relaxed"
-    slot: ClassVar[str] = "attention"
+    slot = "attention"
     shares_layers: ClassVar[bool] = False
     """Whether layers read what another has chosen: then all must hold the same entries."""
     chooses_prompts: ClassVar[bool] = False
     """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        return frozenset(
+            {"own attention", "prompt blocks" if self.chooses_prompts else "step blocks"}
+        )
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        own_entries = "lets each row read entries of its own"
+        found = {
+            "attentions": "leaves entries out",
+            "captured steps": "allocates while a run goes on",
+            "copied entries": own_entries,
+            "draft canvas": "chooses for a chain of tokens",
+            "draft passes": "chooses for every pass",
+        }
+        if not self.chooses_prompts:
+            found |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
+        if self.shares_layers:
+            found |= {"eviction": "reads in a layer what another has chosen; take Quest"}
+        if self.chooses_prompts:
+            found |= {"chunked prompts": "chooses for all queries of a prompt at once"}
+        return found
 
     @property
     def name(self) -> str:

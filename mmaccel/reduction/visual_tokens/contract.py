@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import Exclusions
 from mmaccel.checks import (
     check_answer,
     check_int,
@@ -66,7 +67,7 @@ class TokenReducer(Method):
 
     stage: ClassVar[Stage] = "encoder_exit"
     exactness: ClassVar[Exactness] = "relaxed"
-    slot: ClassVar[str] = "visual_tokens"
+    slot = "visual_tokens"
     needs_budget: ClassVar[bool] = True
     revives: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
@@ -91,6 +92,20 @@ class TokenReducer(Method):
     def needs(self) -> frozenset[str]:
         """What the context must have, out of `context.NEEDS`."""
         return frozenset()
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        if self.stage != "llm_layer":
+            return {}
+        why = (
+            "drops visual tokens inside the language model; take a method at the encoder's exit, "
+            "such as DivPrune"
+        )
+        found = dict.fromkeys(("eviction", "packed entries"), why)
+        if self.revives:
+            found |= {"drafts": "revives tokens for every generated one"}
+        return found
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
+from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
@@ -231,7 +231,9 @@ class GemmaService(PolicyService):
         n_ids: int = self._model.get_output_embeddings().weight.shape[0]
         return n_ids
 
-    def find_layer_obstacle(self) -> str:
+    def lack(self, word: str, part: Any = None) -> str:
+        if word not in LAYER_METHODS:
+            return ""
         return "its prompt is in the library's own cache, and its canvas is computed whole"
 
     def find_model(self) -> Any:

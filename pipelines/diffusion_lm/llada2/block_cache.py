@@ -48,6 +48,9 @@ class CachedBlocks(Checked):
         OptionError: another mask.
     """
 
+    excludes = {  # noqa: RUF012
+        "own attention": "computes a block anew where its tokens change, from all before it"
+    }
     mask: str = one_of("pipeline", MASKS)
     exactness: ClassVar[Exactness] = "bitwise"
 

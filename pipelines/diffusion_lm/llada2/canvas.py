@@ -25,7 +25,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class BlockDenoiser(CachedDenoiser):
-    """A model that passed `check_block_mask`, as a `Denoiser`.
+    """A model that passed `find_fault`, as a `Denoiser`.
 
     Args:
         passes: of a model that takes 4-D masks and has a KV cache.
@@ -44,6 +44,7 @@ class BlockDenoiser(CachedDenoiser):
             max_positions=getattr(config, "max_position_embeddings", None),
             block=block,
         )
+        self.n_ids = config.vocab_size
 
 
 REFERENCE = "one commit a pass over the model's own 4-D block mask"

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasInterrupt
+from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
+from mmaccel.pipelines.diffusion_lm.cached import lack_of_blocks
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
     CALLBACK_TENSORS,
@@ -28,8 +29,9 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
 )
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
-from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
+from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
@@ -62,13 +64,10 @@ class LLaDA2Service(PolicyService):
         config = getattr(self._model, "config", None)
         return getattr(config, "vocab_size", None)
 
-    def find_layer_obstacle(self) -> str:
-        if isinstance(self.policy, CachedBlocks):
-            return (
-                "CachedBlocks computes a block anew where its tokens change, from all that stood "
-                "before it; take a canvas policy"
-            )
-        return self._undeclared or self._make_cached_model().find_obstacle()
+    def lack(self, word: str, part: Any = None) -> str:
+        if word not in LAYER_METHODS:
+            return ""
+        return self._undeclared or lack_of_blocks(self._make_cached_model(), word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         of_pipe: Methods = {
@@ -179,8 +178,15 @@ class LLaDA2Service(PolicyService):
         """
         model = self._make_cached_model()
         key = (block, model.dtype)
+        if self._undeclared:
+            return self._refuse(self._undeclared)
         if key not in self._reasons:
-            self._reasons[key] = self._undeclared or check_block_mask(model, block)
+            fault = find_fault(BlockDenoiser(model, 0, block))
+            said = (
+                f"the model does not follow a 4-D mask of blocks of {block} of form {model.form!r} "
+                f"(it gives {fault})"
+            )
+            self._reasons[key] = said if fault else ""
         return self._refuse(self._reasons[key])
 
     def _refuse(self, reason: str) -> str:

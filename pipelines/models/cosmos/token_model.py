@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmaccel.checks import show
-from mmaccel.config_files import Range, check_ranges, read_json
+from mmaccel.checks import show, within
+from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
@@ -144,11 +144,21 @@ _NAMES = {  # of a layer, here and in transformers
     "ffn_norm": "post_attention_layernorm",
 }
 _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-_RANGES = {  # of config.json
-    "(video|original)_latent_shape": Range(1, 4096, length=3, product=2**16),
-    "rope_theta|norm_eps|yarn_(scale|beta_fast|beta_slow)": Range(1e-12, 1e12, is_whole=False),
-}
 _YARN_LAYERS = 40  # number of layers of the published model with YaRN
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What `config.json` may have, under the names of the authors' configuration."""
+
+    video_latent_shape: tuple[int, int, int] = within(_SHAPE, 1, 4096)
+    original_latent_shape: tuple[int, int, int] = within((3, *_SHAPE[1:]), 1, 4096)
+    rope_theta: float = within(500000.0, 0, 1e12, above_low=True)
+    norm_eps: float = within(1e-5, 0, 1, above_low=True)
+    apply_yarn: bool | None = None
+    yarn_scale: float = within(2.0, 0, 1e12, above_low=True)
+    yarn_beta_fast: float = within(4.0, 0, 1e12, above_low=True)
+    yarn_beta_slow: float = within(1.0, 0, 1e12, above_low=True)
 
 
 def load_cosmos_window(
@@ -165,7 +175,7 @@ def load_cosmos_window(
         UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    config = read_json(folder / "config.json", may_lack=True)
     if file is None:
         kind = config.get("model_type")
         named = f", whose config.json names the type {show(kind)}" if kind else ""
@@ -175,18 +185,23 @@ def load_cosmos_window(
         )
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
-    check_ranges(config, _RANGES, folder / "config.json")
-    shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
+    settings = read_settings(_Settings, config, folder / "config.json")
+    shape = settings.video_latent_shape
+    if shape[0] < 2:
+        raise UnsupportedModelError(
+            f"model: expected video_latent_shape of 2 or more frames in {folder / 'config.json'}, "
+            f"received {shape}; copy the folder again"
+        )
     context = read_context(weights)
-    model = _build(_sizes(weights, file), config, shape, has_first=context > 0)
+    model = _build(_sizes(weights, file), settings, shape, has_first=context > 0)
     if context:
         add_reading(model, context, len(weights["tok_embeddings.weight"]))
     fill(model, {_rename(name): value for name, value in weights.items()})
     angles = clip_angles(
         shape,
         int(model.config.head_dim),
-        _number(config, "rope_theta", 500000),
-        yarn=_yarn_of(config, len(model.model.layers)),
+        float(settings.rope_theta),
+        yarn=_yarn_of(settings, len(model.model.layers)),
         has_first=context > 0,
     )
     model.model.rotary_emb = ClipRotary(angles)
@@ -201,24 +216,6 @@ def load_cosmos_window(
         window.read(torch.zeros(0, context, dtype=torch.float32))
     check_windows(model, window)
     return window, shape
-
-
-def _shape_of(
-    config: Mapping[str, Any], name: str, default: tuple[int, int, int], least: int
-) -> tuple[int, int, int]:
-    value = config.get(name, default)
-    if not isinstance(value, (list, tuple)) or len(value) != 3 or value[0] < least:
-        raise UnsupportedModelError(
-            f"model: expected {name} of frames ({least} or more), rows and columns in its "
-            f"config.json, received {value!r}; copy the folder again"
-        )
-    frames, rows, columns = value
-    return frames, rows, columns
-
-
-def _number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A number of the configuration; null means the default."""
-    return float(default if config.get(name) is None else config[name])
 
 
 def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
@@ -247,7 +244,7 @@ def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
 
 def _build(
     sizes: dict[str, Any],
-    config: Mapping[str, Any],
+    settings: _Settings,
     shape: tuple[int, int, int],
     *,
     has_first: bool,
@@ -257,7 +254,7 @@ def _build(
     frames, rows, columns = shape
     made = Qwen3Config(
         **sizes,
-        rms_norm_eps=_number(config, "norm_eps", 1e-5),
+        rms_norm_eps=settings.norm_eps,
         tie_word_embeddings=False,
         max_position_embeddings=frames * rows * columns + has_first,
         attention_bias=False,
@@ -269,27 +266,17 @@ def _build(
         return Qwen3ForCausalLM(made)
 
 
-def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
-    wanted = config.get("apply_yarn")
-    if wanted is None:
-        wanted = n_layers == _YARN_LAYERS
-    if not isinstance(wanted, bool):
-        raise UnsupportedModelError(
-            f"model: expected apply_yarn true or false in its config.json, received {wanted!r}; "
-            "copy the folder again"
-        )
-    if not wanted:
+def _yarn_of(settings: _Settings, n_layers: int) -> Yarn | None:
+    wanted = settings.apply_yarn
+    if not (n_layers == _YARN_LAYERS if wanted is None else wanted):
         return None
-    known = {name: value for name, value in config.items() if value is not None}
-    shape = _shape_of(known, "original_latent_shape", (3, *_SHAPE[1:]), 1)
-    scale = _number(config, "yarn_scale", 2)
-    fast, slow = _number(config, "yarn_beta_fast", 4), _number(config, "yarn_beta_slow", 1)
+    fast, slow = float(settings.yarn_beta_fast), float(settings.yarn_beta_slow)
     if fast <= slow:
         raise UnsupportedModelError(
             f"model: expected yarn_beta_fast above yarn_beta_slow in its config.json, received "
             f"{fast:g} and {slow:g}; copy the folder again"
         )
-    return Yarn(shape, scale, fast, slow)
+    return Yarn(settings.original_latent_shape, float(settings.yarn_scale), fast, slow)
 
 
 def _rename(name: str) -> str:

@@ -31,7 +31,6 @@ from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, refuse_device_map
-from mmaccel.pipelines.loading.headers import check_memory
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.cosmos.text import LENGTH, ReadingWindow
@@ -40,6 +39,7 @@ from mmaccel.pipelines.models.t5 import load_t5
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.grid import Grid
+from mmaccel.weight_folders import check_memory
 
 FILES = ("encoder.jit", "decoder.jit")
 _CODE_LIMIT = 64 * 2**20  # bytes

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import GLOSSARY
 from mmaccel.contracts import Pass, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
@@ -20,11 +21,17 @@ from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
 from mmaccel.pipelines.layers.attention import find_ancestors
-from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+
+_LACKS = {
+    "hidden states": "its layers hand out no hidden states; leave scorer out",
+    "packed entries": "its cache stays as it is after the prompt",
+    "prompt blocks": "its prompt is a condition, and such methods are for long prompts",
+    "turned keys": "its positions are those of a grid; leave rerotate out",
+}
 
 
 class LlamaGenWindow(StaticModelBuffers, TokenModel):
@@ -43,6 +50,9 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         OptionError: another attention.
     """
 
+    offers = frozenset(GLOSSARY) - {
+        "draft canvas", "fused decoder", "layer states", "shared prompts",
+    }  # fmt: skip
     max_positions: int
     row_inputs = ("_conditions", "_lengths")
     constants = ("_rotations",)
@@ -145,38 +155,22 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     def output_matrix(self) -> Tensor:
         return self.model.output.weight
 
-    @property
-    def takes_trees(self) -> bool:
-        return self.methods.attention is None and not self.methods.goes_on
-
-    def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        if methods.attention is not None and methods.attention.chooses_prompts:
-            return f"its prompt is a condition, and {methods.attention.name} is for long prompts"
-        if methods.quantizer is not None:
-            return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
-        evicting = methods.evictor
-        if evicting is None:
-            return ""
-        if methods.rerotates:
-            return "its positions are those of a grid; leave rerotate out"
-        if methods.reads_hidden:
-            return "its layers hand out no hidden states; leave scorer out"
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
         n_first = self.model.config.cls_token_num
-        if n_first == 1:  # it is processed with the first window, and rounds begin behind a prompt
+        if word == "eviction" and n_first == 1:  # which the first window processes
             return "its prompt is one class label, of which nothing can be evicted"
-        if not evicting.reads_keys:
-            return ""
-        if evicting.every is None:
+        if word == "prompt keys" and part.every is None:
             return (
-                f"the queries and keys of its prompt are zero, and {evicting.name} goes by them; "
-                "give every, by which entries of the image go"
+                "the queries and keys of its prompt are zero; give every, by which entries of the "
+                "image go"
             )
-        if evicting.budget < n_first:
+        if word == "prompt keys" and part.budget < n_first:
             return (
-                f"the queries and keys of its prompt are zero, and {evicting.name} goes by them; "
-                f"give a budget of at least the {n_first} entries of a prompt"
+                "the queries and keys of its prompt are zero; give a budget of at least the "
+                f"{n_first} entries of a prompt"
             )
-        return ""
+        return _LACKS.get(word, "") or super().lack(word, part)
 
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
@@ -83,6 +84,7 @@ class HeadSource(DraftSource):
     A child implements `load_head`.
     """
 
+    needs = frozenset({"layer states"})
     keeps_predictions: ClassVar[bool] = False
     reads_last_scores: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = True
@@ -99,7 +101,7 @@ class HeadSource(DraftSource):
         """See `DraftSource.open`.
 
         Raises:
-            OptionError: a model that hands out no hidden states; see also `load_head`.
+            OptionError: see `load_head`.
             UnsupportedModelError: see `load_head`.
         """
         model = check_states(run, self)
@@ -119,19 +121,11 @@ class HeadSource(DraftSource):
 
 
 def check_states(run: OpenRun, source: DraftSource) -> LayerStates:
-    """The model of a run; raises OptionError unless a head may read its states."""
-    model = run.model
-    if not isinstance(model, LayerStates):
-        raise OptionError(
-            f"drafts: expected a model that hands out its hidden states for {source!r}, "
-            f"received a {type(model).__name__}; use drafts='ngram'"
-        )
-    if model.state_obstacle:
-        raise OptionError(
-            f"drafts: expected a model whose layers a head reads for {source!r}, received one "
-            f"{model.state_obstacle}; draft by another source"
-        )
-    return model
+    """The model of a run; raises UnsupportedModelError unless a head may read its states."""
+    model: Any = run.model
+    refuse(explain(source, model))
+    states: LayerStates = model
+    return states
 
 
 def open_once(source: Any, model: LayerStates) -> Any:
@@ -166,11 +160,9 @@ class Eagle(HeadSource):
     name = "eagle"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def file_time(self) -> float:
-        """See `HeadSource.file_time`."""
         return find_file_time(self.folder)
 
     def load_head(self, model: LayerStates) -> EagleModel:
@@ -287,7 +279,6 @@ class EagleDrafter(Drafter):
         return Children(best.indices, self.gaps.log_chances(best.values, paths.depths))
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """See `Drafter.distributions`."""
         paths = TreeEntries(tokens, parents, run.width).paths()
         paths = Paths(paths.tokens[:, first:], paths.depths[:, first:])
         return self._score(run, paths).softmax(-1)

@@ -7,9 +7,8 @@ long it is says how likely its continuation is right.
 Departures: a suffix counts up to eight tokens and is looked for anew in each pass. The paper drafts
 where a match is long enough. Here a pass covers the width with the most tokens for its cost:
 chances by the length of the match, begun at those of `_CHANCES` and corrected by what the call
-accepts, and costs as they are measured. A pass of one token is always among them, and comes first
-where its cost is not known. Widths depend on
-all rows and on the clock: the source goes with bitwise policies alone.
+accepts, and costs as a `Tuner` measures them. Widths depend on all rows and the clock: the source
+goes with bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
-from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, CountedCosts, MeasuredCosts
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
-from mmaccel.samplers.window.window_size import find_calibration
+from mmaccel.samplers.tuner import STALE, Tuner, keep
 
 # That the next token is the one that followed a match of 0 … 8 tokens: means over copying, code,
 # summaries and stories by SmolLM2-135M and Gemma 3 270M at temperatures 0 and 0.7.
 _CHANCES = (0.0, 0.22, 0.45, 0.62, 0.7, 0.75, 0.78, 0.82, 0.92)
 _WEIGHT = 6.0  # drafts that these count for
 _KEPT = 0.97  # of what was counted before a draft: texts change
-_WIDTHS = (2, 4, 8, 16, 32, 64)
-_MARGIN = 1.1  # tokens for its cost that a pass has to gain: clocks are noisy
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,13 @@ class Suffix(DraftSource):
 
     def open(self, run: OpenRun) -> Drafter:
         if self.token_cost is not None:
-            return SuffixDrafter(self, CountedCosts(self.token_cost))
+            return SuffixDrafter(self, self.make_tuner())
         kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
-        return SuffixDrafter(self, find_calibration(run.model, kind, MeasuredCosts))
+        return SuffixDrafter(self, keep(run.model, kind, self.make_tuner))
+
+    def make_tuner(self) -> Tuner:
+        """Of the widths of a model's passes."""
+        return Tuner(_WIDTHS, self.token_cost, margin=1.1, risk=0.02, loan=4.0, stale=STALE)
 
 
 @dataclass(eq=False)
@@ -63,18 +64,18 @@ class SuffixDrafter(Drafter):
     """The source in one run.
 
     Args:
-        costs: of the model's passes, from earlier runs too.
+        tuner: of the model's passes, from earlier runs too.
     """
 
-    costs: CountedCosts | MeasuredCosts
+    tuner: Tuner
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _first: Tensor | None = field(default=None, init=False)  # [B, 1], what followed the matches
     _lengths: list[int] = field(default_factory=list, init=False)  # of the matches, by row
     _width: int = field(default=1, init=False)
+    _gain: float = field(default=1.0, init=False)  # tokens of a row in the last pass
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """See `Drafter.choose_width`."""
         filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1]
         tokens = run.buffer.tokens[:, : int(filled.max())]
         columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -88,9 +89,6 @@ class SuffixDrafter(Drafter):
         return self._width
 
     def _choose(self, lengths: list[int], most: int) -> int:
-        best, chosen = _MARGIN, 1
-        if self.costs.find(PLAIN) is None:
-            return chosen
         chances = [self._chance(n) for n in range(len(_CHANCES))]
         gained = [0.0] * most  # by slots: tokens of a row in the mean
         for length in lengths:
@@ -98,39 +96,14 @@ class SuffixDrafter(Drafter):
             for slot in range(1, most):
                 right *= chances[min(length + slot - 1, len(chances) - 1)] if length else 0.0
                 gained[slot] += right / len(lengths)
-        for width, cost in self._costs(most).items():
-            worth = (1 + sum(gained[:width])) / cost
-            if worth > best:
-                best, chosen = worth, width
-        return chosen
+        return self.tuner.choose(most, lambda width: (1 + sum(gained[:width])) * (width <= most))
 
     def _chance(self, length: int) -> float:
         """That the draft behind a match of a length is right."""
         right = _WEIGHT * _CHANCES[length] + self._right[length]
         return right / (_WEIGHT + self._judged[length])
 
-    def _costs(self, most: int) -> dict[int, float]:
-        """Of passes by width, in plain passes; the narrowest that was not timed is guessed, as the
-        two before it go on, and wider ones wait for it.
-        """
-        costs: dict[int, float] = {}
-        for width in _WIDTHS:
-            if width > most:
-                break
-            cost = self.costs.find(Arm(0, width))
-            known = list(costs.values())
-            if cost is not None:
-                costs[width] = cost
-                continue
-            if len(known) < 2:
-                costs[width] = 1.1 * known[0] if known else 1.5
-            else:
-                costs[width] = known[-1] + 2 * max(known[-1] - known[-2], 0.0)
-            break
-        return costs
-
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         frontier = run.frontier()
         assert self._first is not None
         filled = frontier.filled[:, None]
@@ -139,8 +112,10 @@ class SuffixDrafter(Drafter):
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`: drafts up to the first wrong one are judged."""
+        self._gain = 1.0
         if self._width == 1:
             return
+        self._gain = float(n_new.sum() / (n_new > 0).sum().clamp(min=1))
         for n, length in zip(n_new.tolist(), self._lengths, strict=True):
             for slot in range(min(n, self._width - 1) if length > 0 else 0):
                 at = min(length + slot, len(_CHANCES) - 1)
@@ -148,4 +123,4 @@ class SuffixDrafter(Drafter):
                 self._right[at] = _KEPT * self._right[at] + (slot < n - 1)
 
     def timed(self, run: OpenRun, seconds: float) -> None:
-        self.costs.add(Arm(0, self._width), seconds)
+        self.tuner.add(self._width, seconds, self._gain)

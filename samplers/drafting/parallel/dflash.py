@@ -42,6 +42,7 @@ class DFlash(DraftSource):
 
     folder: str = within(MISSING, hint="give the folder of a network")
 
+    needs = frozenset({"layer states"})
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import Domain, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
@@ -44,6 +45,7 @@ class OwnCanvas(DraftSource):
     mask_token: int = field(metadata={"domain": Domain(hint="it is an id of a mask")})
     shift: int = within(1, 0, 1, "1 suits models made from causal ones")
 
+    needs = frozenset({"draft canvas"})
     keeps_predictions = False
     reads_last_scores = False
     needs_layers = True
@@ -61,12 +63,7 @@ class OwnCanvas(DraftSource):
                 f"drafts: expected a mask token in 0..{model.n_inputs - 1}, received {self!r}; "
                 "take that of this model"
             )
-        obstacle = model.find_canvas_obstacle()
-        if obstacle:
-            raise OptionError(
-                f"drafts: expected a model whose entries can see each other for {self!r}, "
-                f"received one where {obstacle}; draft by another source"
-            )
+        refuse(explain(self, model))
         return CanvasDrafter(self)
 
 
