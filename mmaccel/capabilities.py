@@ -227,7 +227,7 @@ def slot_of(part: Any) -> str:
 
 
 def refuse(reasons: Iterable[Reason]) -> None:
-    """Raise an error with all reasons, a line each.
+    """Raise an error with all reasons.
 
     Raises:
         UnsupportedModelError: only another model would do.
@@ -236,4 +236,4 @@ def refuse(reasons: Iterable[Reason]) -> None:
     found = list(reasons)
     if found:
         kind = UnsupportedModelError if all(each.is_of_model for each in found) else OptionError
-        raise kind("\n".join(map(str, found)))
+        raise kind("; also ".join(map(str, found)))

@@ -101,6 +101,11 @@ class PolicyService(Capable):
         """
         raise NotImplementedError
 
+    @property
+    def model(self) -> Any:
+        """What is attached to."""
+        return self._target
+
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
         return "every pass computes the whole canvas" if word in LAYER_METHODS else ""

@@ -25,8 +25,8 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer(
-        "errors capabilities checks limits config_files weight_folders results contracts catalog options "
-        "own_code",
+        "errors capabilities checks limits config_files weight_folders results contracts catalog "
+        "options own_code",
         "torch",
     ),
     Layer("kernels", "torch numpy"),

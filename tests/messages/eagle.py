@@ -75,6 +75,7 @@ CASES = (
     Refused(
         "a model whose layers are no list",
         lambda: _decode(CausalLMWindow(build_lm("gpt2")), Eagle("head")),
-        says=("whose decoder has no list of its layers", "another source"),
+        says=("its decoder has no list of its layers", "another source"),
+        error=UnsupportedModelError,
     ),
 )

@@ -78,7 +78,7 @@ _SPEECH = (
                 )
                 for text, says in (
                     (None, ("chat_template is not set",)),
-                    (_ENDS_EARLY, ("received a prompt that ends otherwise",)),
+                    (_ENDS_EARLY, ("continue_final_message",)),
                 )
             ),
         )

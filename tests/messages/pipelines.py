@@ -212,7 +212,7 @@ _QUESTIONS = tuple(
          ("images: expected 2, one for each <image>",)),
         ("5000 tokens", _ask(max_new_tokens=5000), ("positions: expected at most 2048",)),
         ("revival under Jacobi", _vqa_with(mmaccel.LazyLLM(keep=0.5)),
-         ("expected Autoregressive() with LazyLLM",)),
+         ("expected no drafts", "LazyLLM", "Autoregressive()")),
     )
 )  # fmt: skip
 _NO_READERS = tuple(

@@ -60,7 +60,7 @@ CASES = (
               says=("seed: expected", "received"))
       for seed, rows in (([1, 2], 3), (2**64, 1), (-(2**63) - 1, 1), ([0, 2**64], 2))),
     _bad(Jacobi, ("drafts: expected one of auto", "'up'"), drafts="up"),
-    _bad(SpeculativeJacobi, ("drafts='online'", "expected a bitwise policy", "coarse"),
+    _bad(SpeculativeJacobi, ("drafts: expected no fixed noise", "Online(", "Jacobi()"),
          drafts="online"),
     _bad(mmaccel.Speculative, ("draft_model", "AutoModelForCausalLM.from_pretrained"), 4, [1]),
     Refused(

@@ -157,7 +157,7 @@ _WINDOWS = tuple(
     Refused(
         f"revival under {policy!r}",
         _attach("llava", LazyLLM(keep=0.5), policy=policy),
-        ("Autoregressive() with LazyLLM", "PyramidDrop"),
+        ("Autoregressive()", "LazyLLM", "revives"),
     )
     for policy in (mmaccel.Jacobi(4), mmaccel.Speculative(), "jacobi")
 )

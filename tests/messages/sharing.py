@@ -60,19 +60,10 @@ def _serve_kept(name: str = "scenes", tree: Any = None, **options: Any) -> Calla
 
 CASES = (
     Refused(
-        "sharing beside eviction",
-        _attach(kv_cache="snapkv"),
-        says=("share_prefix=True", "kv_cache", "leave one of them out"),
-    ),
-    Refused(
-        "sharing beside chosen blocks",
-        _draw("scenes", attention="quest"),
-        says=("share_prefix=True", "attention", "leave one of them out"),
-    ),
-    Refused(
         "sharing beside drafts of the model itself",
         _generate(mmaccel.Speculative(4, drafts="vegas")),
         says=("drafts", "Vegas", "one stored prompt", "leave share_prefix out"),
+        error=UnsupportedModelError,
     ),
     Refused(
         "sharing in passes over a canvas",
@@ -83,7 +74,7 @@ CASES = (
     Refused(
         "a tree beside eviction",
         _serve_kept(kv_cache="snapkv"),
-        says=("prefix_tree", "kv_cache", "leave it out"),
+        says=("prefix_tree", "SnapKV", "entries of its own", "leave"),
         error=UnsupportedModelError,
     ),
     Refused(

@@ -100,7 +100,8 @@ CASES = (
     Refused(
         "a tree for a model without trees",
         _run(Jacobi(8, "token-recycling", Comb(3, 4))),
-        says=("take trees",),
+        says=("tree: expected", "do not cache and attend"),
+        error=UnsupportedModelError,
     ),
     Refused(
         "scores of NaN",
