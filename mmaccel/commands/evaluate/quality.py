@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -70,7 +70,9 @@ class Compared:
             if kind.judge is not None and self.against == kind.own:
                 n_others = self.count or len(items)
                 firsts = range(0, n_others, size)
-                parts = (draw_reference(kind.own, k, min(size, n_others - k)) for k in firsts)
+                parts: Iterable[Any] = (
+                    draw_reference(kind.own, k, min(size, n_others - k)) for k in firsts
+                )
             else:
                 others = list_items(Path(self.against), kind.suffixes)
                 n_others, parts = len(others), kind.read(others, size)
