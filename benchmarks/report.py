@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import METHODS, Entry, load, make
-from mmaccel.errors import OptionError
+from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import (
     CACHE_COLUMNS,
@@ -25,7 +27,9 @@ from mmaccel.evaluation.tables import (
     grid,
     kind_cells,
 )
+from mmaccel.pipelines.runner.engine import GRAPHS, SHARING, Engine, chunks_of
 from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from scripts.size import make_table, read_budget
 
 Report = dict[str, Any]
@@ -869,7 +873,50 @@ def compatibility_tables(reports: Reports) -> Iterator[Block]:
                 yield Block("; ".join(f"({n}) {text}" for n, text in enumerate(reasons, 1)) + ".")
 
 
+_OPTIONS = (GRAPHS, SHARING, chunks_of(512), PREFIX_TREE, *Engine(fused=True).parts)
+
+
+def capabilities_table(_: Reports) -> Iterator[Block]:
+    """The words by which parts of a run say what they do, and which do it or exclude it."""
+    slots = {
+        slot: {public: named_part(entry.target) for public, (_, entry) in classes(slot).items()}
+        for slot in METHODS
+    }
+    slots["options"] = {repr(option): option for option in _OPTIONS}
+
+    def list_parts(word: str, which: str) -> str:
+        """Those that have a word; a slot's as one where all of them have it."""
+        found = []
+        for slot, parts in slots.items():
+            having = [
+                f"`{name}`" for name, part in parts.items() if word in getattr(part, which, ())
+            ]
+            found += [f"every `{slot}`"] if len(having) == len(parts) else having
+        return ", ".join(found)
+
+    rows = [
+        (word, known.meaning, list_parts(word, "needs"), list_parts(word, "excludes"))
+        for word, known in GLOSSARY.items()
+    ]
+    yield Block("", ("word", "what a run does", "done by", "not beside"), rows)
+
+
+def named_part(target: str) -> Any:
+    """A method with its default fields; where it has none, its class with class variables alone."""
+    cls = load(target)
+    try:
+        return cls()
+    except (MMAccelError, TypeError):
+        fixed = {
+            name: value
+            for name in ("needs", "excludes")
+            if isinstance(value := getattr(cls, name, ()), frozenset | dict)
+        }
+        return SimpleNamespace(**({"needs": (), "excludes": ()} | fixed))
+
+
 TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in the mark
+    "capabilities": capabilities_table,
     "jacobi": partial(policy_tables, policies=("autoregressive", "jacobi")),
     "speculative-jacobi": partial(policy_tables, policies=("sjd", "mc-sjd", "gumbel-sjd")),
     "speculative": partial(policy_tables, policies=("autoregressive", "prompt-lookup")),

@@ -15,10 +15,14 @@ from torch import Tensor
 
 from mmaccel.kernels.accept_prefix import RowState
 from mmaccel.kernels.build import Build
+from mmaccel.kernels.takes import Takes
 
 SLOTS = 1024  # at a time
 ROWS = 256  # at a time, at most
 WARPS = 8
+
+
+TAKES = {name: Takes() for name in ("new", "peak", "variation", "state.tokens")}
 
 
 @triton.jit
@@ -91,25 +95,6 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
         tl.store(summary + 1, n_open)
         tl.store(summary + 2, made)
         tl.store(summary + 3, n_bad)
-
-
-def refuse_accept_prefix(
-    new: Tensor,
-    kept: Tensor,
-    peak: Tensor,
-    variation: Tensor | None,
-    state: RowState,
-    limit: Tensor,
-    stops: Tensor | None,
-    *,
-    origin: int,
-    counts: bool,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    rows = (new, peak, state.tokens) if variation is None else (new, peak, state.tokens, variation)
-    if any(tensor.stride(1) != 1 for tensor in rows if tensor.shape[1] > 1):
-        return "slots of a row that are apart; they must stand side by side"
-    return None
 
 
 def accept_prefix(

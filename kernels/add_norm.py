@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
 from mmaccel.kernels.norm import Norm, normalise
 
 
@@ -35,33 +34,11 @@ def add_norm(
         The sum `hidden + scale * post(update)`, `hidden` itself without an update, and the norm of
         it; both of the dtype of `hidden`.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: about six operations in torch, ten with two norms; one launch in Triton; no host
     synchronisation.
     """
-    check_add_norm(hidden, update, norm, post)
     total = hidden
     if update is not None:
         added = update if post is None else normalise(update, post)
         total = torch.add(hidden, added, alpha=scale)
     return total, total if norm is None else normalise(total, norm)
-
-
-def check_add_norm(
-    hidden: Tensor, update: Tensor | None, norm: Norm | None, post: Norm | None
-) -> None:
-    """Raise ShapeError unless the arguments of `add_norm` fit each other."""
-    if update is not None and update.shape != hidden.shape:
-        raise ShapeError(
-            f"add_norm: expected an update {list(hidden.shape)}, received {list(update.shape)}; "
-            "give both the same shape"
-        )
-    for own in (norm, post):
-        for tensor in () if own is None else (own.weight, own.bias):
-            if tensor is not None and tensor.shape != hidden.shape[-1:]:
-                raise ShapeError(
-                    f"add_norm: expected a weight and a bias [{hidden.shape[-1]}], received "
-                    f"{list(tensor.shape)}; pass those of a norm of hidden states"
-                )

@@ -7,18 +7,20 @@ Departures: none; a mean is summed in another order than torch's.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmaccel.kernels.add_norm import check_add_norm
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.norm import Norm, NormKind
 from mmaccel.kernels.norm_triton import measure, weigh
+from mmaccel.kernels.takes import COMMON, Takes
 
 WIDEST = 16_384  # numbers of a row, all in a program's registers
 PER_WARP = 512  # numbers of a row for each warp
+
+
+TAKES = {"hidden": Takes(COMMON, axes=2, widest=WIDEST), "update": Takes()}
 
 
 @triton.jit
@@ -47,24 +49,6 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(normed + row * width + c, y.to(x.dtype), mask=is_own)
 
 
-def refuse_add_norm(
-    hidden: Tensor,
-    update: Tensor | None,
-    norm: Norm | None,
-    *,
-    post: Norm | None = None,
-    scale: float = 1.0,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    if hidden.dtype == torch.float64:
-        return "hidden states in float64, which the kernel sums in float32"
-    if hidden.ndim != 2 or hidden.shape[-1] > WIDEST:
-        return f"hidden states {list(hidden.shape)}; two axes, at most {WIDEST} wide"
-    if any(tensor is not None and tensor.stride(-1) != 1 for tensor in (hidden, update)):
-        return "numbers that are apart; they must stand side by side"
-    return None
-
-
 def add_norm(
     hidden: Tensor,
     update: Tensor | None,
@@ -74,7 +58,6 @@ def add_norm(
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.add_norm`. Cost: one launch; reads and writes a row once."""
-    check_add_norm(hidden, update, norm, post)
     total = hidden if update is None else hidden.new_empty(hidden.shape)
     normed = total if norm is None else hidden.new_empty(hidden.shape)
     if hidden.numel() == 0 or normed is hidden:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
-from mmaccel.kernels.window_attention import check_window, find_seen, score
+from mmaccel.kernels.window_attention import find_seen, score
 
 
 def column_mass(
@@ -41,12 +40,8 @@ def column_mass(
         `[R, Hkv, S]` float32; 0 at positions no query sees. Without weights a head's masses add up
         to its number of queries.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: float32 scores `[R, Hq, W, S]` and a float32 copy of the keys; no host sync.
     """
-    check_mass(q, k, lse, start, weights)
     heads, width = k.shape[1], q.shape[2]
     total = lse.unflatten(1, (heads, -1))[..., None]  # [R, Hkv, G, W, 1]
     seen = find_seen(width, k, start)[:, :, None] & total.isfinite()
@@ -54,18 +49,3 @@ def column_mass(
     if weights is not None:
         attention = attention * weights.float()[:, None, None, :, None]
     return attention.sum((2, 3))
-
-
-def check_mass(q: Tensor, k: Tensor, lse: Tensor, start: Tensor, weights: Tensor | None) -> None:
-    """Raise ShapeError unless the arguments of `column_mass` fit each other."""
-    check_window(q, k, start)
-    if lse.shape != q.shape[:3]:
-        raise ShapeError(
-            f"column mass: expected log-sum-exps {list(q.shape[:3])}, received {list(lse.shape)}; "
-            "pass those of window_attention"
-        )
-    if weights is not None and weights.shape != (q.shape[0], q.shape[2]):
-        raise ShapeError(
-            f"column mass: expected weights {[q.shape[0], q.shape[2]]}, received "
-            f"{list(weights.shape)}; give each query of each row one"
-        )

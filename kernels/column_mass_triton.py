@@ -8,7 +8,7 @@ Departures: none.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,8 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.column_mass import check_mass
+from mmaccel.kernels.takes import COMMON, Takes
 from mmaccel.kernels.window_attention_triton import LOG2E, refuse_cache
+
+TAKES = {"q": Takes(COMMON, adjacent=False), "k": Takes()}
+
+
+def refuse_column_mass(q: Tensor, k: Tensor, lse: Tensor, start: Tensor, **_: Any) -> str | None:
+    """Why this version cannot take such arguments beside what `TAKES` says; None if it can."""
+    return refuse_cache(q, k)
 
 
 class Shape(NamedTuple):
@@ -84,19 +91,6 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + pair.to(tl.int64) * room + n, mass, mask=n < room)
 
 
-def refuse_column_mass(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    start: Tensor,
-    *,
-    scale: float,
-    weights: Tensor | None = None,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    return refuse_cache(q, k)
-
-
 def column_mass(
     q: Tensor,
     k: Tensor,
@@ -107,7 +101,6 @@ def column_mass(
     weights: Tensor | None = None,
 ) -> Tensor:
     """See `mmaccel.kernels.column_mass`. Cost: one launch, one read of the keys."""
-    check_mass(q, k, lse, start, weights)
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
     block = max(16, triton.next_power_of_2(head))

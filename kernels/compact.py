@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
-
 
 def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     """Move position `keep[..., i]` to position `start + i`, in place.
@@ -28,12 +26,8 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
         `store` `[R, S, H, D]`. Positions outside `start ... start+n-1`, n being the length of a
         list, are as they were.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: a copy of the positions to keep; no host synchronisation.
     """
-    check_compact(store, keep, start)
     _, size, heads, width = store.shape
     if keep.numel() == 0 or store.numel() == 0:
         return store
@@ -49,17 +43,3 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
         for index in (source, target)
     )
     return store.scatter_(1, target, store.gather(1, source))
-
-
-def check_compact(store: Tensor, keep: Tensor, start: Tensor | None) -> None:
-    """Raise ShapeError unless the arguments of `compact` fit each other."""
-    rows, _, heads, _ = store.shape
-    if tuple(keep.shape[:-1]) not in [(rows,), (rows, heads)]:
-        raise ShapeError(
-            f"compact: expected lists [{rows}, K] or [{rows}, {heads}, K] for a store "
-            f"{list(store.shape)}, received {list(keep.shape)}; list positions by row or by head"
-        )
-    if start is not None and start.shape != (rows,):
-        raise ShapeError(
-            f"compact: expected starts [{rows}], received {list(start.shape)}; give each row one"
-        )

@@ -15,11 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.compact import check_compact
+from mmaccel.kernels.takes import Takes
 
 POSITIONS = 64  # moved at a time
 BYTES = 64  # of a position's numbers, a program's share
 WARPS = 4
+
+
+TAKES = {"store": Takes()}
 
 
 @triton.jit
@@ -59,18 +62,8 @@ def _compact_kernel(  # type: ignore[no-untyped-def]
         tl.store(store + target[:, None] * step + d[None, :], moved, mask=mask)
 
 
-def refuse_compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    if store.stride(-1) != 1:
-        return f"numbers that are {store.stride(-1)} apart; they must stand side by side"
-    if store.element_size() not in _INTEGERS or store.is_complex():
-        return f"a store in {store.dtype}; numbers of 1, 2, 4 or 8 bytes"
-    return None
-
-
 def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     """See `mmaccel.kernels.compact`. Cost: one launch; one copy of the positions to keep."""
-    check_compact(store, keep, start)
     rows, room, heads, width = store.shape
     if keep.numel() == 0 or store.numel() == 0:
         return store

@@ -21,11 +21,15 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.couple import Coupled
+from mmaccel.kernels.takes import Takes
 
 CHUNK = tl.constexpr(4096)  # tokens a program reads
 BLOCK = tl.constexpr(512)  # of them at a time
 PART = tl.constexpr(64)  # splits merged at a time
 WARPS = 4
+
+
+TAKES = {"scores": Takes((torch.float32,)), "p_draft": Takes((torch.float32,))}
 
 
 @triton.jit
@@ -186,21 +190,6 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         tl.store(kept + at, stays.to(tl.uint8))
         token = tl.where(stays, draft, token)
     tl.store(verified + entry, token)
-
-
-def refuse_couple(
-    scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    for name, value in (("scores", scores), ("p_draft", p_draft)):
-        if value.dtype != torch.float32:
-            return f"{name}: expected float32, received {value.dtype}; call float()"
-        if value.shape[-1] > 1 and value.stride(-1) != 1:
-            return (
-                f"{name}: expected neighbouring tokens side by side in memory, received a stride "
-                f"of {value.stride(-1)}; call contiguous()"
-            )
-    return None
 
 
 def couple(

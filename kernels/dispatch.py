@@ -1,9 +1,10 @@
 """Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
-signature in `kernels/x_triton.py`, next to a function `refuse_<name>` that says which arguments it
-cannot take. Its numpy version, for few rows on a CPU, has the same name and signature in
-`kernels/x_numpy.py`; a run decides once whether its steps take those (`Backend`).
+signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes, and a
+function `refuse_<name>` where tensors must fit each other. Its numpy version, for few rows on a
+CPU, has the same name and signature in `kernels/x_numpy.py`; a run decides once whether its steps
+take those (`Backend`).
 
 The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
 run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -118,7 +120,7 @@ def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Cho
     if obstacle is None and is_bfloat16 and is_interpreted():
         obstacle = "bfloat16, which Triton's interpreter computes wrongly"
     if obstacle is None:
-        obstacle = _refusal(specification)(*args, **options)
+        obstacle = refuse(specification, args, options)
     if obstacle is not None:
         return Choice("torch", obstacle)
     return Choice("triton", "interpreted" if is_interpreted() else "the tensors are on a GPU")
@@ -261,8 +263,23 @@ def _triton_module(specification: Callable[..., Any]) -> ModuleType:
 
 
 @cache
-def _refusal(specification: Callable[..., Any]) -> Callable[..., str | None]:
-    """The Triton version's `refuse_<name>`: why it cannot take such arguments, or None."""
+def _names(specification: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(signature(specification).parameters)
+
+
+def refuse(
+    specification: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> str | None:
+    """Why the Triton version cannot take such arguments; None if it can."""
     module = _triton_module(specification)
-    found: Callable[..., str | None] = getattr(module, f"refuse_{specification.__name__}")
-    return found
+    given = dict(zip(_names(specification), args)) | options
+    for path, takes in getattr(module, "TAKES", {}).items():
+        name, *inner = path.split(".")
+        value = given.get(name)
+        for part in inner:
+            value = getattr(value, part)
+        reason = None if value is None else takes.refuse(path, value)
+        if reason is not None:
+            return str(reason)
+    more = getattr(module, f"refuse_{specification.__name__}", None)
+    return None if more is None else more(*args, **options)

@@ -13,8 +13,6 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.errors import ShapeError
-
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -28,22 +26,9 @@ def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
     Returns:
         `[..., C]` of the same dtype.
 
-    Raises:
-        ShapeError: an odd last axis.
-
     Cost: two operations in torch, one launch in Triton; no host synchronisation.
     """
-    check_gated_act(packed)
     gate, up = packed.chunk(2, -1)
     if kind == "silu":
         return F.silu(gate).mul_(up)
     return F.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none").mul_(up)
-
-
-def check_gated_act(packed: Tensor) -> None:
-    """Raise ShapeError unless `gated_act` can halve the last axis."""
-    if packed.shape[-1] % 2:
-        raise ShapeError(
-            f"gated_act: expected a last axis of even length, received {list(packed.shape)}; "
-            "pack gate and up, of equal width"
-        )

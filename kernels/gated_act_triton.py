@@ -7,17 +7,20 @@ Departures: none; in half precision the activation is not rounded before the pro
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.gated_act import Activation, check_gated_act
+from mmaccel.kernels.gated_act import Activation
+from mmaccel.kernels.takes import COMMON, Takes
 
 BLOCK = 1024
 WARPS = 4
 KINDS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+TAKES = {"packed": Takes(COMMON, axes=2)}
 
 
 @triton.jit
@@ -44,18 +47,8 @@ def _gated_act_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + row * width + c, made.to(out.dtype.element_ty), mask=is_own)
 
 
-def refuse_gated_act(packed: Tensor, kind: Activation = "silu") -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    if packed.dtype == torch.float64:
-        return "numbers in float64, which the kernel computes in float32"
-    if packed.ndim != 2 or packed.stride(1) != 1:
-        return f"numbers {list(packed.shape)} that are apart; two axes, the last side by side"
-    return None
-
-
 def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
     """See `mmaccel.kernels.gated_act`. Cost: one launch; one read and half a write."""
-    check_gated_act(packed)
     rows = packed.shape[0]
     width = packed.shape[1] // 2
     out = packed.new_empty(rows, width)

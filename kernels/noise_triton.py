@@ -15,9 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
+from mmaccel.kernels.takes import Takes
 
 BLOCK = 256  # Philox blocks a program, four values each
 WARPS = 4
+
+
+TAKES: dict[str, Takes] = {}
 
 
 @triton.jit
@@ -89,13 +93,6 @@ def _uniforms_kernel(  # type: ignore[no-untyped-def]
     value = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
     index = tl.program_id(1) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     tl.store(out + entry.to(tl.int64) * n_values + index, value, mask=index < n_values)
-
-
-def refuse_uniforms(
-    seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    return None
 
 
 def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:

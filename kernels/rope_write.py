@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
 from mmaccel.kernels.norm import HeadNorms, standardise, weigh_
 
 
@@ -53,13 +52,9 @@ def rope_write(
     Returns:
         The queries `[T, Hq, D]`.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
     synchronisation.
     """
-    check_rope_write(qkv, cos, sin, keys, values, index, norms)
     kv_heads, width = keys.shape[1:]
     if grouped and norms is None:
         heads = qkv.view(len(qkv), kv_heads, -1, width)
@@ -126,54 +121,3 @@ def turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     if turned.dtype != heads.dtype:
         turned = turned.to(heads.dtype)
     return turned if some is heads else torch.cat([turned, heads[..., n_turned:]], -1)
-
-
-def check_rope_write(
-    qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    index: Tensor,
-    norms: HeadNorms | None,
-) -> None:
-    """Raise ShapeError unless the arguments of `rope_write` fit each other."""
-    n_tokens, packed = qkv.shape
-    kv_heads, width = keys.shape[1:]
-    if values.shape != keys.shape or packed % width or packed // width <= 2 * kv_heads:
-        raise ShapeError(
-            f"rope_write: expected keys and values [N, Hkv, D] and (Hq + 2 Hkv) D packed numbers, "
-            f"received {list(keys.shape)}, {list(values.shape)} and {packed}; "
-            "pack queries, keys and values in this order"
-        )
-    if index.shape != (n_tokens,):
-        raise ShapeError(
-            f"rope_write: expected cache indices [{n_tokens}], received "
-            f"{list(index.shape)}; give every token of the pass one"
-        )
-    for angles in (cos, sin):
-        if angles is not None and (
-            len(angles) != n_tokens or angles.shape[1] > width or angles.shape[1] % 2
-        ):
-            raise ShapeError(
-                f"rope_write: expected angles [{n_tokens}, P] with P even and at most {width}, "
-                f"received {list(angles.shape)}; prepare them for this pass"
-            )
-    if norms is not None:
-        _check_norms(norms, packed // width - 2 * kv_heads, kv_heads, width)
-
-
-def _check_norms(norms: HeadNorms, n_queries: int, n_keys: int, width: int) -> None:
-    flat = is_flat(norms, n_queries, width)
-    by_head = is_by_head(norms)
-    for name, n_heads, tensors in (
-        ("queries", n_queries, (norms.q_weight, norms.q_bias)),
-        ("keys", n_keys, (norms.k_weight, norms.k_bias)),
-    ):
-        shape = (n_heads * width,) if flat else (n_heads, width) if by_head else (width,)
-        for tensor in tensors:
-            if tensor is not None and tensor.shape != shape:
-                raise ShapeError(
-                    f"rope_write: expected a weight and a bias {list(shape)} for the norm of "
-                    f"{name}, received {list(tensor.shape)}; give norms of one form"
-                )

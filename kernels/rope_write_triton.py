@@ -9,7 +9,6 @@ number of that place is one of theirs.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,10 +16,14 @@ from torch import Tensor
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.norm import HeadNorms, NormKind
 from mmaccel.kernels.norm_triton import measure, weigh
-from mmaccel.kernels.rope_write import check_rope_write, is_by_head, is_flat
+from mmaccel.kernels.rope_write import is_by_head, is_flat
+from mmaccel.kernels.takes import COMMON, Takes
 
 WIDEST = 8192  # numbers of all query heads of a token, where a norm is over them
 PER_WARP = 256  # numbers of a program for each warp
+
+
+TAKES = {name: Takes(COMMON) for name in ("qkv", "keys", "values")}
 
 
 @triton.jit
@@ -121,12 +124,8 @@ def refuse_rope_write(
     norms: HeadNorms | None = None,
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
-    if qkv.dtype == torch.float64:
-        return "heads in float64, which the kernel turns in float32"
     if not qkv.dtype == keys.dtype == values.dtype:
         return f"heads in {qkv.dtype} for a cache in {keys.dtype} and {values.dtype}"
-    if any(tensor.stride(-1) != 1 for tensor in (qkv, keys, values)):
-        return "numbers that are apart; they must stand side by side"
     n_queries = _count_queries(qkv, keys)
     width = keys.shape[2]
     if norms is not None and is_flat(norms, n_queries, width):
@@ -150,7 +149,6 @@ def rope_write(
     norms: HeadNorms | None = None,
 ) -> Tensor:
     """See `mmaccel.kernels.rope_write`. Cost: one launch; one read and one write of all heads."""
-    check_rope_write(qkv, cos, sin, keys, values, index, norms)
     n_tokens, (kv_heads, width) = len(qkv), keys.shape[1:]
     heads = _count_queries(qkv, keys)
     queries = qkv.new_empty(n_tokens, heads, width)

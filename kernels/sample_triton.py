@@ -56,11 +56,15 @@ from mmaccel.kernels.sample_threshold_triton import (
     stays,
     to_key,
 )
+from mmaccel.kernels.takes import COMMON, Takes
 
 BLOCK = tl.constexpr(512)  # tokens at a time
 WARPS = 4
 PLAIN: dict[str, Any] = {"num_warps": WARPS, "enable_fp_fusion": False}  # guidance rounds as torch
 WIDE: dict[str, Any] = {**PLAIN, "num_warps": 2 * WARPS}
+
+
+TAKES = {"logits": Takes(COMMON)}
 
 
 @triton.jit
@@ -162,13 +166,6 @@ def refuse_sample_frozen(
     last: Tensor | None = None,
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
-    if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"logits: expected float32, float16 or bfloat16, received {logits.dtype}"
-    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
-        return (
-            "logits: expected neighbouring tokens side by side in memory, received a stride of "
-            f"{logits.stride(-1)}; call contiguous()"
-        )
     if not 1 <= branches <= 3:
         return f"branches: expected 1, 2 or 3, received {branches}"
     if last is not None and settings.cuts:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
 from mmaccel.kernels.noise import to_gumbel, uniforms
 
 _INFINITY = float("inf")
@@ -74,13 +73,9 @@ def unmask(
     Returns:
         See `Unmasked`; what closed positions hold in `logits` is of no consequence.
 
-    Raises:
-        ShapeError: the shapes do not go together.
-
     Cost: float32 copies of the logits and, with a temperature, of their noise; on a CPU those of
         open positions alone, elsewhere of all, as counting them would wait for the device.
     """
-    check_canvas(logits, masked, slots)
     if logits.device.type == "cpu" and not bool(masked.all()):
         return _unmask_open(logits, masked, temperature, seeds, items, slots, purpose)
     scores = logits.float()  # [B, N, V]
@@ -132,14 +127,3 @@ def _unmask_open(
     for part, own in zip(whole, found):
         part[masked] = own[:, 0]
     return whole
-
-
-def check_canvas(logits: Tensor, masked: Tensor, slots: Tensor) -> None:
-    """Raises ShapeError unless logits are `[B, N, V]` with V at least 1, the others `[B, N]`."""
-    fits = logits.ndim == 3 and logits.shape[:2] == masked.shape == slots.shape
-    if not fits or logits.shape[2] == 0 or masked.dtype != torch.bool:
-        raise ShapeError(
-            "canvas: expected logits [B, N, V] with V >= 1, masked [B, N] bool and slots [B, N], "
-            f"received {list(logits.shape)}, {list(masked.shape)} {masked.dtype} and "
-            f"{list(slots.shape)}; reshape them"
-        )

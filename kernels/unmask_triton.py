@@ -21,14 +21,17 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.noise_triton import interleave, to_gumbel, to_uniform, words
-from mmaccel.kernels.unmask import Unmasked, check_canvas
+from mmaccel.kernels.takes import COMMON, Takes
+from mmaccel.kernels.unmask import Unmasked
 
 BLOCK = 1024  # logits at a time, four for each Philox block
 PART = 8192  # logits a program, unless that makes more than PARTS of a row
 PARTS = 64
 ROWS = 8  # rows a program of the second kernel
 WARPS = 4
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+TAKES = {"logits": Takes(COMMON)}
 
 
 @triton.jit
@@ -150,26 +153,6 @@ def _join_kernel(  # type: ignore[no-untyped-def]
     tl.store(entropies + rows, tl.where(is_open, entropy, -none), mask=inside)
     tl.store(gaps + rows, tl.where(is_open, gap, none), mask=inside)
     tl.store(peaks + rows, tl.where(is_open, peak, none), mask=inside)
-
-
-def refuse_unmask(
-    logits: Tensor,
-    masked: Tensor,
-    temperature: float,
-    seeds: Tensor,
-    items: Tensor,
-    slots: Tensor,
-    purpose: Tensor,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    check_canvas(logits, masked, slots)
-    if logits.dtype not in _DTYPES:
-        return f"logits: float32, float16 or bfloat16 wanted, {logits.dtype} given"
-    if logits.shape[2] > 1 and logits.stride(2) != 1:
-        return f"logits: a last axis of stride 1 wanted, {logits.stride(2)} given"
-    if logits.shape[2] > 2**31 - 2 * PART:
-        return f"logits: a vocabulary below 2^31 wanted, {logits.shape[2]} given"
-    return None
 
 
 def unmask(

@@ -18,8 +18,6 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
-
 
 @dataclass(frozen=True)
 class Blocks:
@@ -119,12 +117,8 @@ def window_attention(
     Returns:
         `[R, Hq, W, Dv]` of q's dtype, and with `lse` also `[R, Hq, W]` float32.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """
-    check_window(q, k, start, v, tree, blocks, grid)
     heads = k.shape[1]
     seen = find_seen(q.shape[2], k, start, window=window, tree=tree, blocks=blocks, grid=grid)
     scores = score(q, k, scale, softcap).where(seen[:, :, None], float("-inf"))
@@ -184,42 +178,3 @@ def find_seen(
     )  # the surplus block takes entries out of range
     listed = listed[..., :n_blocks].repeat_interleave(blocks.size, 2)[..., :capacity]
     return seen[:, None] & listed[:, :, None]
-
-
-def check_window(
-    q: Tensor,
-    k: Tensor,
-    start: Tensor,
-    v: Tensor | None = None,
-    tree: Tensor | None = None,
-    blocks: Blocks | None = None,
-    grid: Grid | None = None,
-) -> None:
-    """Raise ShapeError unless queries, cache and restrictions fit each other."""
-    rows, heads, width, _ = q.shape
-    kv_heads, capacity = k.shape[1:3]
-    expected: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
-        ("keys", tuple(k.shape), [(rows, kv_heads, capacity, q.shape[3])]),
-        ("start", tuple(start.shape), [(rows,)]),
-    ]
-    if v is not None:
-        expected += [("values", tuple(v.shape[:3]), [(rows, kv_heads, capacity)])]
-    if tree is not None:
-        expected += [("tree", tuple(tree.shape), [(width, width), (rows, width, width)])]
-    if blocks is not None:
-        expected += [("index of blocks", tuple(blocks.index.shape[:2]), [(rows, kv_heads)])]
-        expected += [("count of blocks", tuple(blocks.count.shape), [(rows, kv_heads)])]
-    if grid is not None:
-        expected += [("text", tuple(grid.text.shape), [(rows,)])]
-    for name, received, allowed in expected:
-        if received not in allowed:
-            fits = " or ".join(str(list(each)) for each in allowed)
-            raise ShapeError(
-                f"window attention, {name}: expected {fits} with queries {list(q.shape)}, "
-                f"received {list(received)}; give both the same rows, heads and width"
-            )
-    if heads % kv_heads:
-        raise ShapeError(
-            f"window attention: expected query heads that are a multiple of {kv_heads} key heads, "
-            f"received {heads}; repeat the key heads"
-        )

@@ -27,7 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.window_attention import Blocks, Grid, check_window
+from mmaccel.kernels.takes import COMMON, Takes
+from mmaccel.kernels.window_attention import Blocks, Grid
 from mmaccel.kernels.window_attention_even_triton import (
     Launch,
     attend_evenly,
@@ -40,6 +41,9 @@ from mmaccel.kernels.window_attention_tiles_triton import LOG2E, attend_to_tiles
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 LEAST_KEYS = 128  # a split's share of the cache is not smaller
 MOST_SPLITS = 32
+
+
+TAKES = {"q": Takes(COMMON, adjacent=False), "k": Takes(), "v": Takes()}
 
 
 class Shape(NamedTuple):
@@ -136,46 +140,22 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     )
 
 
-def refuse_window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
-    tree: Tensor | None = None,
-    blocks: Blocks | None = None,
-    grid: Grid | None = None,
-    lse: bool = False,
-    ragged: bool = False,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    reason = refuse_cache(q, k)
-    if reason is None and v.shape[2] * v.stride(2) >= 2**31:
-        return f"values of a head that reach {v.shape[2] * v.stride(2)} numbers far; 2^31 at most"
-    if reason is None and (v.dtype != q.dtype or v.stride(-1) != 1):
-        return f"values must be {q.dtype} with their numbers side by side, not {v.dtype}"
-    most = 128 if q.dtype == torch.float32 else 256
-    if reason is None and v.shape[-1] > most:
-        return f"values of {v.shape[-1]} numbers; {most} at most in {q.dtype}"
-    return reason
+def refuse_window_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, **_: Any) -> str | None:
+    """Why this version cannot take such arguments beside what `TAKES` says; None if it can."""
+    return refuse_cache(q, k, v)
 
 
-def refuse_cache(q: Tensor, k: Tensor) -> str | None:
-    """What keeps kernels from such queries and keys; None if nothing does."""
-    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or k.dtype != q.dtype:
-        return f"queries in {q.dtype} on keys in {k.dtype}; one of the three common floats for both"
+def refuse_cache(q: Tensor, *stores: Tensor) -> str | None:
+    """What keeps kernels from such queries and a cache; None if nothing does."""
     most = 128 if q.dtype == torch.float32 else 256
-    if q.shape[-1] > most:
-        return f"heads of {q.shape[-1]} numbers; {most} at most in {q.dtype}"
-    if k.stride(-1) != 1:
-        return f"keys whose numbers are {k.stride(-1)} apart; they must stand side by side"
-    if k.shape[2] * k.stride(2) >= 2**31:
-        return f"keys of a head that reach {k.shape[2] * k.stride(2)} numbers far; 2^31 at most"
-    if q.shape[0] * k.shape[1] * k.shape[2] == 0:
-        return "an empty cache"
+    for each in (q, *stores):
+        if each.dtype != q.dtype or each.shape[-1] > most:
+            return f"heads {list(each.shape)} in {each.dtype}; {most} numbers at most in {q.dtype}"
+    for each in stores:
+        if each.shape[2] * each.stride(2) >= 2**31:
+            return f"a head's entries that reach {each.shape[2] * each.stride(2)} numbers far"
+        if each.numel() == 0:
+            return "an empty cache"
     return None
 
 
@@ -199,7 +179,6 @@ def window_attention(
     Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
     Hq, Dv]`. For ragged rows see `attend_evenly`.
     """
-    check_window(q, k, start, v, tree, blocks, grid)
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     group = query_heads // heads
     value_head = v.shape[-1]

@@ -13,9 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
+from mmaccel.kernels.takes import Takes
 from mmaccel.kernels.window_inputs import WindowInputs
 
 WARPS = 1
+
+
+TAKES = {"tokens": Takes()}
 
 
 @triton.jit
@@ -47,22 +51,6 @@ def _window_inputs_kernel(  # type: ignore[no-untyped-def]
         read = tl.where(column < origin, last, token)
         tl.store(inputs + entry.to(tl.int64) * width + j, read, mask=j < width)
         tl.store(start + entry, tl.load(lengths + entry) - 1 + n_tokens)
-
-
-def refuse_window_inputs(
-    tokens: Tensor,
-    n_generated: Tensor,
-    filled: Tensor,
-    last_of_prompt: Tensor,
-    lengths: Tensor,
-    proposed: Tensor | None,
-    forced: Tensor | None,
-    *,
-    origin: int,
-    width: int,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    return None if tokens.stride(1) == 1 else "a token buffer whose columns are apart"
 
 
 def window_inputs(

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -54,39 +54,14 @@ def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
 
 def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: str) -> None:
     """Raise OptionError unless `value` is an integer in low..high."""
-    is_int = is_one(value, int)
-    if not is_int or not low <= value <= high:
-        is_open = high >= MANY and not (is_int and value > high)
-        domain = f" >= {low}" if is_open else f" in {low}..{high}"
-        domain = "" if is_open and low <= -MANY else domain
-        raise OptionError(f"{name}: expected an integer{domain}, received {show(value)}; {hint}")
+    check_value(name, value, int, Domain(low, high, hint))
 
 
 def check_number(
     name: str, value: Any, low: float, high: float, hint: str, *, above_low: bool = False
 ) -> None:
-    """Raise OptionError unless `value` is a finite number in low..high.
-
-    Args:
-        name: the option's name.
-        value: what the caller gave.
-        low: the least value.
-        high: the greatest value, `math.inf` for no limit.
-        hint: how to repair the call.
-        above_low: `low` itself is refused too.
-    """
-    is_number = is_one(value, float) and _is_finite(value)
-    if is_number and low <= value <= high:
-        if not above_low or value > low:
-            return
-    is_open = high >= MANY and not (is_number and math.inf > high < value)
-    if low <= -MANY:
-        expected = "a finite number"
-    elif is_open:
-        expected = f"a finite number {'>' if above_low else '>='} {low:g}"
-    else:
-        expected = f"a number {f'in ({low:g}, {high:g}]' if above_low else f'in {low:g}..{high:g}'}"
-    raise OptionError(f"{name}: expected {expected}, received {show(value)}; {hint}")
+    """Raise OptionError unless `value` is a finite number in low..high, or above `low`."""
+    check_value(name, value, float, Domain(low, high, hint, above_low))
 
 
 def _is_finite(value: Any) -> bool:
@@ -135,17 +110,61 @@ class Domain:
     """What a field takes of its type.
 
     Attributes:
-        low, high: of its numbers.
+        low, high: of its numbers; a text names attributes of the same object whose sum it is, as
+            "sinks + recent".
         hint: how to repair a call.
-        above_low: `low` itself is refused too.
-        choices: its texts, where they are listed.
+        above_low, below_high: the end itself is refused too.
+        choices: its values, where they are listed.
+        words: texts that it takes beside numbers.
+        multiple_of: what divides its integers, or the attribute that does.
+        odd: its integers are odd.
+        fewest: of a tuple's values.
+        ascends: a tuple's values do, and none is there twice.
     """
 
-    low: float = 0
-    high: float = MANY
+    low: float | str = 0
+    high: float | str = MANY
     hint: str = "give another value"
     above_low: bool = False
+    below_high: bool = False
     choices: Collection[Any] = ()
+    words: tuple[str, ...] = ()
+    multiple_of: int | str = 1
+    odd: bool = False
+    fewest: int = 0
+    ascends: bool = False
+
+    @property
+    def related(self) -> dict[str, str]:
+        """Which numbers are those of other attributes."""
+        numbers = {name: getattr(self, name) for name in ("low", "high", "multiple_of")}
+        return {name: text for name, text in numbers.items() if isinstance(text, str)}
+
+    def resolve(self, owner: Any) -> Domain:
+        """The same with an object's numbers in place of the names of its attributes."""
+        values = {
+            name: sum(getattr(owner, part) for part in text.split(" + "))
+            for name, text in self.related.items()
+        }
+        said = ", ".join(f"{text} is {values[name]}" for name, text in self.related.items())
+        return replace(self, **values, hint=f"{said}; {self.hint}")
+
+    def describe(self, kind: type, *, is_open: bool) -> str:
+        """Its numbers in words; open: without an end that is only there for safety."""
+        show_end = str if kind is int else "{:g}".format
+        low, high = show_end(self.low), show_end(self.high)
+        noun = "an integer" if kind is int else "a finite number" if is_open else "a number"
+        if self.odd:
+            noun = "an odd integer"
+        elif self.multiple_of != 1:
+            noun = f"a multiple of {self.multiple_of}"
+        if is_open:
+            is_any = isinstance(self.low, int | float) and self.low <= -MANY
+            return noun if is_any else f"{noun} {'>' if self.above_low else '>='} {low}"
+        if self.above_low or self.below_high:
+            opening, closing = "[("[self.above_low], "])"[self.below_high]
+            return f"{noun} in {opening}{low}, {high}{closing}"
+        return f"{noun} in {low}..{high}"
 
 
 ANY = Domain(-ANY_INT, ANY_INT)  # of a field that declares none
@@ -153,16 +172,17 @@ ANY = Domain(-ANY_INT, ANY_INT)  # of a field that declares none
 
 def within(
     default: Any,
-    low: float = 0,
-    high: float = MANY,
+    low: float | str = 0,
+    high: float | str = MANY,
     hint: str = Domain.hint,
     *,
-    above_low: bool = False,
-    **options: Any,
+    repr: bool = True,
+    kw_only: Any = MISSING,
+    **domain: Any,
 ) -> Any:
-    """A field with a domain; `options` are those of `dataclasses.field`."""
-    domain = Domain(low, high, hint, above_low)
-    return field(default=default, metadata={"domain": domain}, **options)
+    """A field with a domain; further options are those of `Domain`."""
+    metadata = {"domain": Domain(low, high, hint, **domain)}
+    return field(default=default, repr=repr, kw_only=kw_only, metadata=metadata)
 
 
 def one_of(default: Any, choices: Collection[Any], hint: str = "choose one of these") -> Any:
@@ -191,12 +211,19 @@ def check_fields(owner: Any, prefix: str = "") -> None:
     """
     cls: Any = type(owner)
     kinds, known = field_types(cls), domains(cls)
+    related = []
     for each in fields(owner):
-        given = getattr(owner, each.name)
         domain = known.get(each.name, ANY)
+        if domain.related:
+            related.append(each.name)
+            domain = replace(domain, low=-MANY, high=MANY, multiple_of=1)
+        given = getattr(owner, each.name)
         value = check_value(prefix + each.name, given, kinds.get(each.name, Any), domain)
         if value is not given:
             object.__setattr__(owner, each.name, value)
+    for name in related:  # whose domains depend on other fields, which are numbers by now
+        domain = known[name].resolve(owner)
+        check_value(prefix + name, getattr(owner, name), kinds.get(name, Any), domain)
 
 
 @cache
@@ -225,7 +252,7 @@ def members(kind: Any) -> list[Any]:
 
 
 def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
-    """A value of a type, lists as tuples.
+    """A value of a type, lists and tensors as tuples, paths as texts.
 
     Raises:
         OptionError: another one, or one outside the domain.
@@ -233,33 +260,61 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
     kinds = members(kind)
     if value is None and NoneType in kinds:
         return value
-    kinds = [each for each in kinds if each is not NoneType]
+    kinds = [each for each in kinds if each is not NoneType] or kinds
+    if get_origin(kinds[0]) is tuple and hasattr(value, "flatten"):  # a tensor or an array
+        value = value.flatten().tolist()
     kind = next((each for each in kinds if is_one(value, each)), kinds[0])
+    if str in kinds and isinstance(value, Path):
+        return str(value)
+    if kind is str and domain.words:
+        if value in domain.words:
+            return value
+        kind = next(each for each in kinds if each is not str)
     if get_origin(kind) is Literal or kind is bool or domain.choices:
         known = domain.choices or get_args(kind) or (False, True)
         check_choice(name, value, known, hint=domain.hint)
-    elif kind is int:
-        check_int(name, value, domain.low, domain.high, hint=domain.hint)
-    elif kind is float:
-        check_number(name, value, domain.low, domain.high, domain.hint, above_low=domain.above_low)
+    elif kind in (int, float):
+        _check_number(name, value, kind, domain)
     elif not is_one(value, kind):
-        names = ("list" if get_origin(each) is tuple else each.__name__ for each in kinds)
-        known = " or ".join(names)
+        names = {tuple: "list", NoneType: "None"}
+        known = " or ".join(names.get(get_origin(each) or each, each.__name__) for each in kinds)
         raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
     elif get_origin(kind) is tuple:
         check_length(name, value)
         inner, *more = get_args(kind)
-        if more != [...] and len(value) != len(more) + 1:
+        if len(value) < domain.fewest or more != [...] and len(value) != len(more) + 1:
+            count = f"at least {domain.fewest}" if more == [...] else len(more) + 1
             raise OptionError(
-                f"{name}: expected {len(more) + 1} values, received {show(value)}; {domain.hint}"
+                f"{name}: expected {count} values, received {show(value)}; {domain.hint}"
             )
-        if inner is int and {int} == set(map(type, value)):  # ids, of which there may be a million
+        if inner is int and {int} == set(map(type, value)) and not domain.odd:
+            # ids, of which there may be a million
             check_value(name, min(value), int, domain)
             check_value(name, max(value), int, domain)
-            return value if isinstance(value, tuple) else tuple(value)
-        made = tuple(check_value(name, each, inner, domain) for each in value)
+            made = tuple(value)
+        else:
+            made = tuple(check_value(name, each, inner, domain) for each in value)
+        if domain.ascends and list(made) != sorted(set(made)):
+            raise OptionError(
+                f"{name}: expected ascending values, received {show(value)}; {domain.hint}"
+            )
         return value if made == value else made
     return value
+
+
+def _check_number(name: str, value: Any, kind: type, domain: Domain) -> None:
+    low: Any = domain.low
+    high: Any = domain.high
+    is_number = is_one(value, kind) and (kind is int or _is_finite(value))
+    if is_number:
+        is_above = value > low if domain.above_low else value >= low
+        is_below = value < high if domain.below_high else value <= high
+        divides = kind is float or value % domain.multiple_of == 0
+        if is_above and is_below and divides and (not domain.odd or value % 2 == 1):
+            return
+    is_open = high >= MANY and not (is_number and value > high)
+    expected = domain.describe(kind, is_open=is_open)
+    raise OptionError(f"{name}: expected {expected}, received {show(value)}; {domain.hint}")
 
 
 def is_one(value: Any, kind: Any) -> bool:

@@ -92,7 +92,7 @@ class SamplingParams:
     top_n_sigma: float | None = within(None, hint="1 is usual, None turns it off", above_low=True)
     top_h: float | None = within(None, 0, 1, "0.4 is usual, None turns it off", above_low=True)
     eta_cutoff: float | None = within(
-        None, 0, 1, "0.0003 to 0.004 is usual, None turns it off", above_low=True
+        None, 0, 1, "0.0003 to 0.004 is usual, None turns it off", above_low=True, below_high=True
     )
     entropy_temperature: float | None = within(
         None, hint="0.1 to 1 is usual, None turns it off", above_low=True
@@ -109,10 +109,6 @@ class SamplingParams:
             raise OptionError(
                 f"temperature: expected 0 or a number >= {_COLDEST:g}, received "
                 f"{self.temperature!r}, by which scores cannot be divided; 0 is greedy"
-            )
-        if self.eta_cutoff == 1:
-            raise OptionError(
-                "eta_cutoff: expected a number below 1, received 1; 0.0003 to 0.004 is usual"
             )
         for name in ("guidance_scale", "temperature", "top_p", "min_p", *ADAPTIVE):
             value = getattr(self, name)

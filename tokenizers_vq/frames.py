@@ -8,7 +8,7 @@ Lanzendörfer, "SNAC: Multi-Scale Neural Audio Codec", 2024 (arXiv 2410.14411).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from numbers import Integral
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import check_fields, within
 from mmaccel.errors import OptionError
 
 
@@ -38,39 +38,23 @@ class Frames:
             a range.
     """
 
-    ranges: tuple[tuple[int, int], ...]
-    vocab_size: int
-    ends: tuple[int, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = within(
+        MISSING, 0, "vocab_size", "give a pair (lowest, highest + 1) for each slot", fewest=1
+    )
+    vocab_size: int = within(MISSING, 1, hint="give the model's")
+    ends: tuple[int, ...] = within(
+        (), 0, "vocab_size", "write a single end token as (id,)", below_high=True
+    )
 
     def __post_init__(self) -> None:
-        pairs = self.ranges
-        ends = self.ends
-        size = self.vocab_size
-        if not _is_list(pairs) or not pairs or not all(is_pair(pair) for pair in pairs):
+        check_fields(self, "Frames.")
+        wrong: list[Any] = [pair for pair in self.ranges if pair[0] >= pair[1]]
+        wrong += [end for end in self.ends if any(low <= end < high for low, high in self.ranges)]
+        if wrong:
             raise OptionError(
-                "frames: expected one pair (lowest, highest + 1) of ids for each slot of a frame, "
-                f"received {show(pairs)}; give at least one"
+                f"Frames.ranges: expected pairs (lowest, highest + 1), and ends outside them, "
+                f"received {wrong[0]}; check the model's vocabulary"
             )
-        if not _is_list(ends) or not all(_is_int(end) for end in ends) or not _is_int(size):
-            raise OptionError(
-                f"frames: expected a list of ids and a size, received ends {show(ends)} and "
-                f"vocab_size {show(size)}; write a single end token as (id,)"
-            )
-        outside: list[Any] = [pair for pair in pairs if not 0 <= pair[0] < pair[1] <= size]
-        outside += [end for end in ends if not 0 <= end < size]
-        if outside:
-            raise OptionError(
-                f"frames: expected ids within 0..{size - 1} and no empty range, received "
-                f"{outside[0]!r}; check the model's vocabulary"
-            )
-        inside = [end for end in ends if any(low <= end < high for low, high in pairs)]
-        if inside:
-            raise OptionError(
-                f"frames: expected end tokens outside the ranges, received {inside[0]}, which is a "
-                "code; check the ranges"
-            )
-        object.__setattr__(self, "ranges", tuple((int(low), int(high)) for low, high in pairs))
-        object.__setattr__(self, "ends", tuple(int(end) for end in ends))
         object.__setattr__(self, "_tables", {})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -162,14 +146,5 @@ def _table(frames: Frames, device: torch.device) -> Tensor:
     return table.to(device)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_pair(value: Any) -> bool:
-    """Whether a value is a list of two integers."""
-    return _is_list(value) and len(value) == 2 and all(_is_int(bound) for bound in value)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
-from mmaccel.errors import OptionError
-from mmaccel.tokenizers_vq.frames import is_pair
+from mmaccel.checks import Checked, within
+
+_IDS = "check the model's vocabulary"
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Checked):
     """Raster order, with an optional row-end token per row and image-end token per image.
 
     Args:
@@ -28,30 +28,12 @@ class Grid:
         OptionError: an empty grid, or ids outside the vocabulary.
     """
 
-    rows: int
-    width: int
-    vocab_size: int
-    tokens: tuple[int, int] | None = None
-    row_end: int | None = None
-    image_end: int | None = None
-
-    def __post_init__(self) -> None:
-        check_int("Grid.rows", self.rows, 1, hint="give the token grid")
-        check_int("Grid.width", self.width, 1, hint="give the token grid")
-        check_int("Grid.vocab_size", self.vocab_size, 1, hint="give the model's")
-        hint = "check the model's vocabulary"
-        for name, end in (("row_end", self.row_end), ("image_end", self.image_end)):
-            if end is not None:
-                check_int(f"Grid.{name}", end, 0, self.vocab_size - 1, hint=hint)
-        if self.tokens is not None and not (is_pair(self.tokens) and self._has(*self.tokens)):
-            raise OptionError(
-                f"Grid.tokens: expected (lowest, highest + 1) within 0..{self.vocab_size}, "
-                f"received {show(self.tokens)}; {hint}"
-            )
-
-    def _has(self, low: int, high: int) -> bool:
-        """Whether a range of ids is one of the vocabulary."""
-        return 0 <= low < high <= self.vocab_size
+    rows: int = within(MISSING, 1, hint="give the token grid")
+    width: int = within(MISSING, 1, hint="give the token grid")
+    vocab_size: int = within(MISSING, 1, hint="give the model's")
+    tokens: tuple[int, int] | None = within(None, 0, "vocab_size", _IDS, ascends=True)
+    row_end: int | None = within(None, 0, "vocab_size", _IDS, below_high=True)
+    image_end: int | None = within(None, 0, "vocab_size", _IDS, below_high=True)
 
     @property
     def columns(self) -> int:

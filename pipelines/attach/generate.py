@@ -177,7 +177,7 @@ class GenerateService:
             return self._run_original(call, [str(error)])
         task = self.family.sample_loop(call)
         if task is not None:
-            self._check("a model of several codebooks a step")
+            self._refuse("a model of several codebooks a step")
             return self._run_original(call, task.reasons) if task.reasons else self._run(task)
         reasons = find_obstacles(call, facts, self.family.takes_own_prompt)
         reasons += self.family.obstacles(call)
@@ -202,10 +202,10 @@ class GenerateService:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
         n_before = self.series.n_calls
         if options.get("custom_generate") is not None:
-            self._check(_CALLERS_LOOP, [_CALLERS_LOOP])
+            self._refuse(_CALLERS_LOOP, [_CALLERS_LOOP])
         task = self.family.own_loop(model, args, options)
         if task is not None:
-            self._check("a decoding loop of the model's own", task.reasons)
+            self._refuse("a decoding loop of the model's own", task.reasons)
             if not task.reasons:
                 return self._run(task, model)
         began = time.perf_counter()
@@ -213,7 +213,7 @@ class GenerateService:
         with self._reducing(model, inputs):
             out = original(model, "generate")(*args, **options)
         if self.series.n_calls == n_before:  # `generate` reached no loop of `methods`
-            self._check(_UNKNOWN_LOOP)
+            self._refuse(_UNKNOWN_LOOP)
             self._record_fallback([_UNKNOWN_LOOP] if task is None else task.reasons, began)
         return out
 
@@ -239,7 +239,7 @@ class GenerateService:
 
     # ------------------------------------------------------------------ what no policy serves
 
-    def _check(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
+    def _refuse(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
         """Refuse a call that the original would have to run.
 
         Args:
@@ -271,7 +271,7 @@ class GenerateService:
         return self._fall_back(model, name, [_OTHER_LOOPS[name]], *args, **options)
 
     def _run_batches(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
-        self._check(_BATCH, [_BATCH])
+        self._refuse(_BATCH, [_BATCH])
         warn_once(_BATCH, self.warned)
         return original(model, name)(*args, **options)
 
@@ -279,15 +279,15 @@ class GenerateService:
         self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
     ) -> Any:
         """Run one of transformers' own decoding loops; warn once, and record the reasons."""
-        self._check(name, reasons, is_held=True)
+        self._refuse(name, reasons, is_held=True)
         options = dict(zip(_SAMPLE, args)) | options
         options = self.series.visuals.encode_whole(model, options["input_ids"], options)
         if self.layout is not None:
             given = options["logits_processor"]
             if type(given).__name__ != "LogitsProcessorList":
-                self._check(f"a {type(given).__name__} in place of a LogitsProcessorList")
+                self._refuse(f"a {type(given).__name__} in place of a LogitsProcessorList")
             if getattr(options["generation_config"], "is_assistant", False):
-                self._check("a model that drafts for another one")
+                self._refuse("a model that drafts for another one")
             n_prompt = options["input_ids"].shape[1]
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
         warn_once("; ".join(reasons), self.warned)

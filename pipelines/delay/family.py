@@ -50,7 +50,6 @@ class CodeDecoder(OwnPasses):
         """
 
     def facts(self, model: Any) -> ModelFacts:
-        """See `OwnPasses.facts`."""
         config = self.decoder(model).config
         rope = vars(config).get("rope_parameters") or {}
         attention = config._attn_implementation
@@ -72,7 +71,6 @@ class CodeDecoder(OwnPasses):
         return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_books(model))
 
     def wrap(self, model: Any) -> Any:
@@ -81,7 +79,6 @@ class CodeDecoder(OwnPasses):
         return DelayWindow(model, steps, cells, codes)
 
     def sample_loop(self, call: GenerateCall) -> Task | None:
-        """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
         return Task(reasons) if reasons else self.read(call)
 

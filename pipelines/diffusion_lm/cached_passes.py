@@ -23,7 +23,6 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.layers.attention import window_attention_in
@@ -33,7 +32,7 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache, mask_reads
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
-from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.samplers.compare_logits import Tolerance, same_logits
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _CHECKED = 6  # entries of a self-check
@@ -197,7 +196,6 @@ class CachedPasses:
         mask = mask_reads(reads, entries.cache_indices, self.form, self.dtype)
         return self._call(entries, mask, None, self._plain_options)
 
-    @torch.no_grad()
     def find_obstacle(self, *, reads_hidden: bool = False) -> str:
         """Why the layers do not attend by a function of ours; empty where they do.
 
@@ -215,23 +213,25 @@ class CachedPasses:
             tokens=index % 2, positions=index, cache_indices=index, reads=reads, queries=index
         )
         called = _Called(reads_hidden)
-        try:
+
+        def run() -> list[Tensor]:
             self.reserve(1, _CHECKED + 1)
-            own = self.run(entries)
-            received = self._run(entries, by_pass=True, watcher=called)
-        except Exception as error:  # the model's own attention serves, unless the device failed
-            if is_device_error(error):
-                raise
-            return f"under it a {type(error).__name__} ({' '.join(str(error).split())[:80]})"
+            return [self.run(entries)]
+
+        def attend() -> list[Tensor]:
+            return [self._run(entries, by_pass=True, watcher=called)]
+
+        try:
+            reason = same_logits(run, attend, Tolerance.of(self.dtype))
+        except UnsupportedModelError as error:
+            return str(error)
         n_layers = self._n_layers or 0
         if called.layers != list(range(n_layers)):
-            return (
-                f"{len(called.layers)} of {n_layers} layers asked transformers for an attention "
-                "function by name"
+            reason = (
+                f"{reason or 'logits'} where {len(called.layers)} of {n_layers} layers asked "
+                "transformers for an attention function by name"
             )
-        difference = compare_logits(own, received)
-        is_same = difference.within(Tolerance.of(self.dtype))
-        return "" if is_same else f"logits under it are {difference}"
+        return f"under it {reason}" if reason else ""
 
     def _run(self, entries: CanvasPass, *, by_pass: bool, **fields: Any) -> Tensor:
         """A pass over the cache; fields of its `WindowPass`, which the layers follow or not."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.checks import check_block
 
 
 def check_options(shift: int, block: int | None, mask_token: int | None, n_ids: int) -> None:
@@ -19,7 +19,8 @@ def check_options(shift: int, block: int | None, mask_token: int | None, n_ids: 
             f"shift: expected 0 or 1, received {shift!r}; 1 where logits are those of the next "
             "position"
         )
-    check_block(block)
+    if block is not None:
+        check_int("block", block, 1, hint="leave it out for the model's own")
     if mask_token is not None and not 0 <= mask_token < n_ids:
         raise OptionError(
             f"mask_token: expected an id in 0..{n_ids - 1}, received {mask_token}; see the "

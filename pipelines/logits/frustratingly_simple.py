@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.kernels.truncation import NEVER
 from mmaccel.pipelines.logits.repetition import WindowRule
 
@@ -45,16 +45,10 @@ class FrustratinglySimple(WindowRule):
         OptionError: for a value outside its domain.
     """
 
-    alpha: float = 0.4
-    top_k: int = 3
-    n: int = 2
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, 0, 1, "0.4 is usual")
-        check_int("top_k", self.top_k, 1, hint="3 is usual")
-        check_int("n", self.n, 1, hint="2 or 3 is usual")
-        check_number("beta", self.beta, 0, 1, "0.9 is usual")
+    alpha: float = within(0.4, 0, 1, "0.4 is usual")
+    top_k: int = within(3, 1, hint="3 is usual")
+    n: int = within(2, 1, hint="2 or 3 is usual")
+    beta: float = within(0.9, 0, 1, "0.9 is usual")
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).

@@ -10,18 +10,18 @@ Departures: none; both run before the temperature, as in `SamplingParams`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import Checked, within
 from mmaccel.kernels.adaptive import cool_by_entropy, keep_above_noise
 
 _COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
 
 
 @dataclass(frozen=True)
-class TopNSigma:
+class TopNSigma(Checked):
     """Top-n-sigma, arXiv 2411.07641.
 
     Args:
@@ -31,10 +31,7 @@ class TopNSigma:
         OptionError: for a value outside its domain.
     """
 
-    n_sigma: float
-
-    def __post_init__(self) -> None:
-        check_number("n_sigma", self.n_sigma, 0, math.inf, "1 is usual", above_low=True)
+    n_sigma: float = within(MISSING, 0, math.inf, "1 is usual", above_low=True)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""
@@ -42,7 +39,7 @@ class TopNSigma:
 
 
 @dataclass(frozen=True)
-class EntropyTemperature:
+class EntropyTemperature(Checked):
     """EDT, arXiv 2403.14541: divides scores by ``0.8 ** (theta / H)``; a temperature follows.
 
     Args:
@@ -52,10 +49,7 @@ class EntropyTemperature:
         OptionError: for a value outside its domain.
     """
 
-    theta: float
-
-    def __post_init__(self) -> None:
-        check_number("theta", self.theta, 0, math.inf, "0.1 to 1 is usual", above_low=True)
+    theta: float = within(MISSING, 0, math.inf, "0.1 to 1 is usual", above_low=True)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""

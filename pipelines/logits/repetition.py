@@ -32,19 +32,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import ANY_INT, check_choice, check_int, check_number
+from mmaccel.checks import ANY_INT, Checked, within
 
 _WINDOW_HINT = "it counts recent tokens"
 
 
-class WindowRule(ABC):
+class WindowRule(Checked, ABC):
     """A logits processor for transformers that is defined over windows; a call is a window of 1."""
 
     @abstractmethod
@@ -58,7 +58,11 @@ class WindowRule(ABC):
 
 
 def recent_tokens(
-    tokens: Tensor, columns: Tensor, window: int, size: int, start: int = 0
+    tokens: Tensor,
+    columns: Tensor,
+    window: int,
+    size: int,
+    start: int = 0,
 ) -> Tensor:
     """The last tokens of the prefix of every window position.
 
@@ -102,20 +106,12 @@ class RepetitionAwareSampling(WindowRule):
         OptionError: for a value outside its domain.
     """
 
-    top_p: float = 0.8
-    top_k: int = 25
-    window: int = 10
-    share: float = 0.1
-    start: int = 0
+    top_p: float = within(0.8, 0, 1, "1 keeps all", above_low=True)
+    top_k: int = within(25, 1, hint="the vocabulary's size keeps all")
+    window: int = within(10, 1, ANY_INT, _WINDOW_HINT)
+    share: float = within(0.1, 0, 1, "1 requires a full window", above_low=True)
+    start: int = within(0, hint="the prompt's length leaves the prompt out")
     redraw: Literal["all", "others"] = "all"
-
-    def __post_init__(self) -> None:
-        for name, hint in (("top_p", "1 keeps all"), ("share", "1 requires a full window")):
-            check_number(name, getattr(self, name), 0, 1, hint, above_low=True)
-        check_int("top_k", self.top_k, 1, hint="the vocabulary's size keeps all")
-        check_int("window", self.window, 1, ANY_INT, hint=_WINDOW_HINT)
-        check_int("start", self.start, 0, hint="the prompt's length leaves the prompt out")
-        check_choice("redraw", self.redraw, ("all", "others"), hint="'all' is VALL-E 2's")
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
@@ -185,12 +181,8 @@ class WindowedRepetitionPenalty(WindowRule):
         OptionError: for a value outside its domain.
     """
 
-    penalty: float
-    window: int
-
-    def __post_init__(self) -> None:
-        check_number("penalty", self.penalty, 0, math.inf, "1 turns it off", above_low=True)
-        check_int("window", self.window, 1, ANY_INT, hint=_WINDOW_HINT)
+    penalty: float = within(MISSING, 0, math.inf, "1 turns it off", above_low=True)
+    window: int = within(MISSING, 1, ANY_INT, _WINDOW_HINT)
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mmaccel.capabilities import Option, Reason, explain, refuse
-from mmaccel.checks import check_int, show
+from mmaccel.checks import check_fields, check_int, one_of, within
 from mmaccel.contracts import Pass, Policy, PrefixGroups, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch
@@ -29,6 +29,7 @@ UseSharing = Literal["auto"] | bool
 GRAPHS = Option("cuda_graphs=True", frozenset({"captured steps"}))
 SHARING = Option("share_prefix=True", frozenset({"shared prompts"}))
 _FUSED = frozenset({"fused decoder"})
+SWITCH = ("auto", True, False)
 _LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
 
@@ -71,30 +72,16 @@ class Engine:
             `sync_every` or `prefill_chunk_size` below 1.
     """
 
-    cuda_graphs: UseGraphs = "auto"
-    sync_every: int = 1
-    fused: UseFused = "auto"
-    compile: UseCompile = "auto"
-    prefill_chunk_size: int | None = None
-    share_prefix: UseSharing = False
+    cuda_graphs: UseGraphs = one_of("auto", SWITCH, "auto uses them where that works")
+    sync_every: int = within(1, 1, hint="try 4")
+    fused: UseFused = one_of("auto", (*SWITCH, "exact"), "auto takes it where it serves")
+    compile: UseCompile = one_of("auto", SWITCH, "auto compiles where long runs pay for it")
+    prefill_chunk_size: int | None = within(None, 1, hint="try 512")
+    share_prefix: UseSharing = one_of(False, SWITCH, "auto shares where rows have the same prompt")
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, why in (
-            ("cuda_graphs", "auto uses them where that works"),
-            ("fused", "auto takes the fused decoder where it serves"),
-            ("compile", "auto compiles where long runs pay for it"),
-            ("share_prefix", "auto shares where rows have the same prompt"),
-        ):
-            value = getattr(self, name)
-            words = ("auto", "exact") if name == "fused" else ("auto",)
-            if not isinstance(value, bool) and not (isinstance(value, str) and value in words):
-                raise OptionError(
-                    f"{name}: expected {', '.join(map(repr, words))}, True or False, received "
-                    f"{show(value)}; {why}"
-                )
-        check_int("sync_every", self.sync_every, 1, hint="try 4")
-        check_chunk_size(self.prefill_chunk_size)
+        check_fields(self)
         if self.compile is True and self.fused in (False, "exact"):
             raise OptionError(
                 "compile=True: expected the fused decoder, whose passes are compiled, received "
@@ -184,7 +171,8 @@ class Engine:
                 model that the fused decoder cannot serve; `share_prefix=True` for a call that
                 cannot share; and as `runner`.
         """
-        check_chunk_size(prefill_chunk_size)
+        if prefill_chunk_size is not None:
+            check_int("prefill_chunk_size", prefill_chunk_size, 1, hint="try 512")
         chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
         if window.kind == "canvas":
             dispatch.check(window.device.type)
@@ -254,12 +242,6 @@ class Engine:
         if self.cuda_graphs is True:
             refuse([Reason(GRAPHS, window, "captured steps", str(reason))])
         return EagerRunner(self.sync_every, reason)
-
-
-def check_chunk_size(size: int | None) -> None:
-    """Raise OptionError for a chunk size below 1."""
-    if size is not None:
-        check_int("prefill_chunk_size", size, 1, hint="try 512")
 
 
 def chunks_of(size: int | None) -> Option:

@@ -14,7 +14,7 @@ Departures: what is laid out is a copy, since no view can have its order.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,6 @@ _GAIN = 1.05  # by how much it must be faster
 _TRIALS = 6  # of either way at a shape
 _SAMPLES = 64  # entries by which a weight is known again
 _UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
-
-Multiply = Callable[[Tensor], Tensor]
-Ways = tuple[Multiply, Multiply, Tensor]
-"""A product by its weight as it is and in oneDNN's order, and an input `[C]`."""
 
 
 class ReorderedWeight:
@@ -91,34 +87,40 @@ class Trials:
         self.faster: dict[tuple[int, int], set[tuple[int, ...]]] = {}
         self._passes = Counter[tuple[int, int]]()
 
-    def are_due(self, n_rows: int, *, at_once: bool) -> bool:
-        """Count a pass of so many rows; whether its products are to be tried before it."""
+    def prepare(self, linears: Sequence[Any], n_rows: int, *, at_once: bool) -> bool:
+        """Find out, once, which products of so many rows are faster; whether any are.
+
+        Args:
+            linears: `PackedLinear`s, all of the model.
+            n_rows: of the next pass.
+            at_once: whether that is found out at the first pass of so many rows.
+        """
         key = find_key(n_rows)
         self._passes[key] += 1
-        return key not in self.faster and (at_once or self._passes[key] > _UNTRIED)
+        if key not in self.faster and (at_once or self._passes[key] > _UNTRIED):
+            self._run(linears, n_rows)
+        return bool(self.faster.get(key))
 
     @torch.no_grad()
-    def run(self, products: Iterable[tuple[tuple[int, ...], Ways]], n_rows: int) -> None:
-        """Find out which products of so many rows are faster.
-
-        Both ways take turns over weights of different layers, which no cache holds from before, and
-        have to give the same numbers.
+    def _run(self, linears: Sequence[Any], n_rows: int) -> None:
+        """Both ways take turns over weights of different layers, which no cache holds from before,
+        and have to give the same numbers.
         """
         by_shape = defaultdict(list)
-        for shape, ways in products:
-            by_shape[shape].append(ways)
+        for linear in linears:
+            by_shape[linear.reorder(self).shape].append(linear)
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
             chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
             tuner = Tuner((1, 2))
             is_same = True
-            for number, (*calls, x) in enumerate([found[0], *chosen]):  # the first makes its code
-                inputs = x.expand(n_rows, -1).contiguous()
-                made = [inputs, inputs]
-                for by in (0, 1) if number % 2 else (1, 0):
-                    made[by] = tuner.time(by + 1, partial(calls[by], inputs))
-                tolerance = Tolerance(max(1e-5, torch.finfo(x.dtype).eps))
-                is_same &= compare_logits(made[0][None], made[1][None]).within(tolerance)
+            for number, linear in enumerate([found[0], *chosen]):  # the first makes its code
+                inputs = linear.weight[0].expand(n_rows, -1).contiguous()
+                ways = [(1, linear.multiply), (2, linear.multiply_reordered)]
+                turns = ways if number % 2 else ways[::-1]
+                made = {by: tuner.time(by, partial(way, inputs)) for by, way in turns}
+                tolerance = Tolerance(max(1e-5, torch.finfo(inputs.dtype).eps))
+                is_same &= compare_logits(made[1][None], made[2][None]).within(tolerance)
             if is_same and _GAIN * (tuner.cost(2) or 1.0) < 1:
                 faster.add(shape)
 

@@ -192,25 +192,10 @@ class Products:
             self.reordered_bytes = sum(one.nbytes for one in made)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """Find out, once for a model, by which way products of so many rows run.
-
-        Args:
-            n_rows: of the next pass.
-            at_once: whether that is found out at the first pass of so many rows.
-
-        Returns:
-            Whether any takes oneDNN's order.
-        """
+        """See `Trials.prepare`; whether any product takes oneDNN's order."""
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
-        trials = self._trials
-        if trials.are_due(n_rows, at_once=at_once):
-            products = [
-                (x.reorder(trials).shape, (x.multiply, x.multiply_reordered, x.weight[0]))
-                for x in self.linears
-            ]
-            trials.run(products, n_rows)
-        return bool(trials.faster.get(onednn.find_key(n_rows)))
+        return self._trials.prepare(self.linears, n_rows, at_once=at_once)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again, and drop copies."""

@@ -82,7 +82,7 @@ def check_encoder(model: Any, method: TokenReducer) -> None:
     reduced by a method.
     """
     method.check(find_offered(model), f"the encoder of a {type(model).__name__}")
-    method.layers_in(find_depth(model, {}))
+    method.layers_of(find_depth(model, {}))
     if getattr(method, "features", "auto") == "merged" and not has_tower_tokens(model):
         raise UnsupportedModelError(
             f"{method!r}: expected features that are tokens of the encoder, received a "
@@ -242,7 +242,7 @@ class EncoderReduction(TowerReduction):
         self.method, self._model, self._inputs, self._seeds = method, model, inputs, seeds
         self._tower = find_tower(model)
         self._depth = find_depth(model, inputs)
-        self._before = method.layers_in(self._depth)
+        self._before = method.layers_of(self._depth)
         self._n_special = int(has_class_token(model))
         self._modalities = [
             name

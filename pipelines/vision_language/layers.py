@@ -112,7 +112,7 @@ class DecoderLayers:
         self._model = call.model
         self._method = method
         self._layers = list(call.model.get_decoder().layers)
-        self.before = method.layers_in(len(self._layers))
+        self.before = method.layers_of(len(self._layers))
         self.mask, self.is_visual = find_columns(call)
         self._seeds = torch.tensor(
             [seed % 2**63 for seed in seeds], device=self.mask.device, dtype=torch.int64

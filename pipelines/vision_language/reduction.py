@@ -87,4 +87,4 @@ class VisualReduction:
             else:  # whose layers have no keys and attention of all tokens
                 method.check(offered(model) - OF_TOWER, f"{name} whose encoder {first!r} reduces")
             if method.stage == "llm_layer":
-                method.layers_in(len(model.get_decoder().layers))
+                method.layers_of(len(model.get_decoder().layers))

@@ -48,10 +48,6 @@ class AdaptiveBlock(SelectorPolicy):
     tau: float = within(0.3, 0, 1, "0.3 to 0.5 is usual")
     threshold: float = within(0.9, 0, 1, "0.9 is usual")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Threshold(self.threshold)
-
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return AtLeast(1, Threshold(self.threshold))
 

@@ -67,8 +67,22 @@ def check_run(
             f"{params.spread}; leave it out"
         )
     params.check_branches(prompt.branches)
-    _check_positions(model.max_positions, prompt, length)
-    _check_mask(model.mask_token, prompt)
+    most = model.max_positions
+    longest = int(prompt.lengths.max()) + length
+    if most is not None and longest > most:
+        raise OptionError(
+            f"length: expected at most {most} positions, which the model was made for, received "
+            f"{longest} for the longest prompt and its canvas; ask for fewer tokens or shorten the "
+            "prompt"
+        )
+    index = torch.arange(prompt.tokens.shape[1], device=prompt.tokens.device)
+    is_mask = (prompt.tokens == model.mask_token) & (index < prompt.lengths[:, None])
+    if model.mask_token is not None and bool(is_mask.any()):
+        raise OptionError(
+            f"prompt: expected no mask token, received id {model.mask_token} in row "
+            f"{int(is_mask.any(1).nonzero()[0])}; leave open slots to the canvas, and give known "
+            "ones by a layout"
+        )
     _check_blocks(model, prompt, length, block)
     if (cache.reuses or layout == "entries") and not model.supports_kv_cache:
         reason = model.kv_cache_reason
@@ -100,38 +114,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def check_block(block: Any) -> None:
-    """Raises OptionError unless `block` is None or an integer of at least 1."""
-    if block is not None:
-        hint = "None takes the whole canvas, or a block-causal model's own"
-        check_int("block", block, 1, hint=hint)
-
-
-def _check_positions(most: int | None, prompt: Prompt, length: int) -> None:
-    longest = int(prompt.lengths.max()) + length
-    if most is not None and longest > most:
-        raise OptionError(
-            f"length: expected at most {most} positions, which the model was made for, received "
-            f"{longest} for the longest prompt and its canvas; ask for fewer tokens or shorten the "
-            "prompt"
-        )
-
-
-def _check_mask(mask_token: int | None, prompt: Prompt) -> None:
-    if mask_token is None:
-        return
-    index = torch.arange(prompt.tokens.shape[1], device=prompt.tokens.device)
-    found = (prompt.tokens == mask_token) & (index < prompt.lengths[:, None])
-    if bool(found.any()):
-        row = int(found.any(1).nonzero()[0])
-        raise OptionError(
-            f"prompt: expected no mask token, received id {mask_token} in row {row}; leave open "
-            "slots to the canvas, and give known ones by a layout"
-        )
-
-
 def _check_blocks(model: Denoiser, prompt: Prompt, length: int, block: int | None) -> None:
-    check_block(block)
     if model.block is None:
         if block is not None and length % block and block < length:
             raise OptionError(

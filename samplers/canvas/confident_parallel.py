@@ -51,10 +51,6 @@ class ConfidentParallel(SelectorPolicy):
     rule: str = one_of("threshold", ("threshold", "frechet"))
     factor: float = within(1.0, hint="1 is the theorem's")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        FrechetProfile(self.factor)
-
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         if self.rule == "frechet":
             return FrechetProfile(self.factor)
@@ -65,7 +61,7 @@ class ConfidentParallel(SelectorPolicy):
 class Threshold(LogitsOnly):
     """Slots of `least` probability or more; possibly none."""
 
-    least: float = within(0.9, 0, 1, "0.9 is usual")
+    least: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         return predictions.is_open & (predictions.peak >= self.least)
@@ -78,7 +74,7 @@ class FrechetProfile(LogitsOnly):
     Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
     """
 
-    factor: float = within(1.0, hint="1 is the theorem's")
+    factor: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

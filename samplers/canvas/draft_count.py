@@ -1,10 +1,10 @@
 """Draft counts: how many canvases the next pass of nested drafts computes.
 
 A pass over K canvases gains 1 to K slots. How much longer than a pass over one canvas it takes
-depends on the machine: hardly where arithmetic is idle, K times where it is not. A fixed number
-stays. A measured one is the number with the most slots per second, found out by a `Tuner` in passes
-that decode real slots; decoding takes longer than with one canvas a pass by two passes and 2 % at
-most, up to the noise of the clock. Only a policy whose tokens do not depend on it may use it.
+depends on the machine: hardly where arithmetic is idle, K times where it is not. A measured number
+is the one with the most slots per second, found out by a `Tuner` in passes that decode real slots;
+decoding takes longer than with one canvas a pass by two passes and 2 % at most, up to the noise of
+the clock. Only a policy whose tokens do not depend on it may use it.
 
 Drafts are nested, so that a pass of K canvases also tells what fewer would have gained.
 """
@@ -12,7 +12,7 @@ Drafts are nested, so that a pass of K canvases also tells what fewer would have
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from mmaccel.samplers.tuner import Tuner, keep
 from mmaccel.samplers.window.window_size import lag_of_slowest
@@ -20,36 +20,12 @@ from mmaccel.samplers.window.window_size import lag_of_slowest
 CANDIDATES = (1, 2, 4, 8)
 
 
-class FixedDrafts:
-    """The same number at every pass."""
-
-    is_measured: ClassVar[bool] = False
-
-    def __init__(self, number: int) -> None:
-        self.most = number
-
-    def choose(self, rows: int) -> int:
-        """Canvases of the next pass.
-
-        Args:
-            rows: rows that a pass over one canvas computes.
-        """
-        return self.most
-
-    def observe(self, number: int, gains: Sequence[float], seconds: float) -> None:
-        """A fixed number learns nothing from a pass."""
-
-    def describe(self) -> str:
-        """What was chosen, for `Stats.drafts`; nothing was."""
-        return ""
-
-
 def make_tuner() -> Tuner:
     """Of measured numbers."""
     return Tuner(CANDIDATES, margin=1.04, risk=0.02, loan=2.0, n_untimed=0)
 
 
-class MeasuredDrafts(FixedDrafts):
+class MeasuredDrafts:
     """The number with the most slots per second.
 
     Passes are measured while they compute as many rows as the widest one so far; a pass of fewer
@@ -61,14 +37,10 @@ class MeasuredDrafts(FixedDrafts):
         length: slots of a row.
 
     Attributes:
-        most: the largest number there is.
         tuner: of the present number of rows.
     """
 
-    is_measured = True
-
     def __init__(self, model: Any, conditions: Hashable, length: int) -> None:
-        super().__init__(CANDIDATES[-1])
         self.tuner = make_tuner()
         self._model, self._conditions, self._length = model, conditions, length
         self._rows = 0
@@ -76,12 +48,17 @@ class MeasuredDrafts(FixedDrafts):
         self._is_observed = False
 
     def choose(self, rows: int) -> int:
+        """Canvases of the next pass.
+
+        Args:
+            rows: rows that a pass over one canvas computes.
+        """
         if rows > self._rows:
             self.tuner = keep(self._model, (self._conditions, rows), make_tuner)
             self._rows = rows
             self._lag = lag_of_slowest(rows, self._length)
         self._is_observed = rows == self._rows
-        return self._find_best(self.most if self._is_observed else 1)
+        return self._find_best(CANDIDATES[-1] if self._is_observed else 1)
 
     def _find_best(self, most: int) -> int:
         return self.tuner.choose(most, lag=self._lag)

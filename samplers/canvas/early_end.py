@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import LogitsOnly, SelectorState
@@ -33,7 +32,7 @@ class EosThreshold(LogitsOnly):
     where none has.
     """
 
-    threshold: float = within(0.9, 0, 1, "0.9 is usual, None turns it off")
+    threshold: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         ends = state.run.canvas.stop_tokens
@@ -54,7 +53,7 @@ class ConvergedBlock(LogitsOnly):
     before and the slots' entropies are below `entropy` nats on average; none otherwise.
     """
 
-    entropy: float = within(0.005, hint="0.005 is usual, None turns it off")
+    entropy: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

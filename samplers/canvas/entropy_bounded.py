@@ -86,7 +86,7 @@ class EntropyBounded(SelectorPolicy):
 class EntropyBound(LogitsOnly):
     """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
 
-    gamma: float = within(0.1, hint="0.1 is usual, 0 is exact")
+    gamma: float = 0.1
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         index, costs = prefix_costs(predictions)
@@ -126,7 +126,7 @@ class BudgetBound(LogitsOnly):
     is always taken, so that a budget below what two slots cost commits one slot a pass.
     """
 
-    nats: float = within(1.0, hint="0 is exact")
+    nats: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         index, costs = prefix_costs(predictions)

@@ -40,10 +40,6 @@ class KLStable(SelectorPolicy):
     kl: float = within(0.01, hint="0.01 is usual")
     steps: int = within(2, 1, hint="2 is usual")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Stable(self.kl, self.steps)
-
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return AtLeast(1, And(Threshold(self.threshold), Stable(self.kl, self.steps)))
 
@@ -56,8 +52,8 @@ class Stable(LogitsOnly):
     Memory: the log-probabilities of the active block, `[B, Q, V]` float32, between two passes.
     """
 
-    kl: float = within(0.01, hint="0.01 is usual")
-    steps: int = within(2, 1, hint="2 is usual")
+    kl: float
+    steps: int
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         now = predictions.logits.log_softmax(-1)  # [B, Q, V]

@@ -39,10 +39,6 @@ class LocalLeap(SelectorPolicy):
     radius: int = within(4, hint="0 takes the anchors alone")
     relaxed: float = within(0.75, 0, 1, "0.75 is usual, `anchor` turns it off")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Local(self.anchor, self.radius, self.relaxed)
-
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return AtLeast(1, Local(self.anchor, self.radius, self.relaxed))
 
@@ -51,9 +47,9 @@ class LocalLeap(SelectorPolicy):
 class Local(LogitsOnly):
     """Anchors, slots of probability `anchor`, and slots of `relaxed` at most `radius` from one."""
 
-    anchor: float = within(0.9, 0, 1, "0.9 is usual")
-    radius: int = within(4, hint="0 takes the anchors alone")
-    relaxed: float = within(0.75, 0, 1, "0.75 is usual, `anchor` turns it off")
+    anchor: float
+    radius: int
+    relaxed: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, one_of, show, within
+from mmaccel.checks import one_of, show, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.draft_count import CANDIDATES, FixedDrafts, MeasuredDrafts
+from mmaccel.samplers.canvas.draft_count import CANDIDATES, MeasuredDrafts
 from mmaccel.samplers.canvas.orders import ORDERS, Order
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -42,6 +42,7 @@ from mmaccel.samplers.canvas.state import Canvas
 _STRETCH = 64  # columns within which passes are taken to cost the same
 
 
+_ORDERS = tuple(order for order in ORDERS if order != "sampled")
 _HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 
@@ -58,21 +59,14 @@ class LosslessUnmask(RunPolicy):
             what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
-    drafts: int | str = within("auto", 1, 256, _HINT)
-    order: str = one_of("auto", ORDERS)
-    block: int | None = None
+    drafts: int | str = within("auto", 1, 256, _HINT, words=("auto",))
+    order: str = one_of("auto", _ORDERS, "what was drawn must not decide it; choose 'confidence'")
+    block: int | None = within(None, 1, hint="None takes the whole canvas, or the model's own")
     cache: CachePlan | str = "none"
     layout: str | None = one_of(None, ("rows", "entries"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drafts != "auto":
-            check_int("drafts", self.drafts, 1, 256, hint=_HINT)
-        if self.order == "sampled":
-            raise OptionError(
-                "order: expected one that does not depend on what was drawn, received 'sampled'; "
-                "choose 'confidence', or decode with Stepwise"
-            )
         if self.layout == "rows" and as_plan(self.cache).reuses:
             raise OptionError(
                 "layout: expected 'entries', 'rows' (without a cache) or None, received "
@@ -94,10 +88,10 @@ class LosslessUnmask(RunPolicy):
         most = CANDIDATES[-1] if self.drafts == "auto" else int(self.drafts)
         return super().open(model, prompt, length, copies=most, layout=layout, **options)
 
-    def draft_counts(self, run: CanvasRun) -> FixedDrafts:
-        """How many canvases each pass of a run computes."""
+    def draft_counts(self, run: CanvasRun) -> MeasuredDrafts | None:
+        """What measures how many canvases each pass of a run computes; None where it is fixed."""
         if self.drafts != "auto":
-            return FixedDrafts(int(self.drafts))
+            return None
         model_pass = run.model_pass
         columns = model_pass.columns
         conditions = (self, model_pass.params, columns.branches, columns.n // _STRETCH)
@@ -119,7 +113,8 @@ class LosslessUnmask(RunPolicy):
                     predictions = run.forward()
                     carried = None
                     continue
-                number = counts.choose(run.model_pass.n_rows)
+                rows = run.model_pass.n_rows
+                number = int(self.drafts) if counts is None else counts.choose(rows)
                 began = time.perf_counter()
                 n_right = torch.zeros_like(run.canvas.limit)
                 if number == 1:
@@ -128,10 +123,10 @@ class LosslessUnmask(RunPolicy):
                 else:
                     chain = DraftChain(run, order, predictions, carried, number)
                     predictions, carried, n_right = chain.verify()
-                if counts.is_measured:
+                if counts is not None:
                     gains = run.mean_gains(number, n_right)  # waits for the pass
                     counts.observe(number, gains, time.perf_counter() - began)
-        run.stats.drafts = counts.describe()
+        run.stats.drafts = "" if counts is None else counts.describe()
         return run.generation()
 
 

@@ -17,7 +17,6 @@ from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.checks import check_block
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold, check_ends
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
@@ -54,7 +53,6 @@ class RunPolicy(Capable, CanvasPolicy):
         return CanvasRun
 
     def __post_init__(self) -> None:
-        check_block(self.block)
         check_fields(self)
         object.__setattr__(self, "cache", as_plan(self.cache))
 
@@ -104,7 +102,7 @@ class SelectorPolicy(RunPolicy):
             of the policy's own.
     """
 
-    block: int | None = None
+    block: int | None = within(None, 1, hint="None takes the whole canvas, or the model's own")
     cache: CachePlan | str = "none"
     end_threshold: float | None = within(None, 0, 1, "0.9 is usual, None turns it off")
     drop_suffix: bool = False

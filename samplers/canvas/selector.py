@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, Domain, check_answer
+from mmaccel.checks import check_answer
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -107,7 +107,7 @@ class Selector(Protocol):
         """`[B, Q]` float, the highest first."""
 
 
-class LogitsOnly(Checked):
+class LogitsOnly:
     """Base of selectors that do not receive what was drawn and rank by confidence."""
 
     @property
@@ -193,10 +193,10 @@ class Or(_Pair):
 
 
 @dataclass(frozen=True)
-class _Counted(Checked):
+class _Counted:
     """A number of slots, from the top of a selector's rank."""
 
-    n: int = field(metadata={"domain": Domain(1, hint="1 slot is the least")})
+    n: int
     selector: Selector
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmaccel.checks import one_of
+from mmaccel.checks import one_of, within
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.orders import ORDERS
@@ -35,7 +35,7 @@ class Stepwise(RunPolicy):
     """
 
     order: str = one_of("auto", ORDERS)
-    block: int | None = None
+    block: int | None = within(None, 1, hint="None takes the whole canvas, or the model's own")
     cache: CachePlan | str = "none"
 
     @property

@@ -57,9 +57,9 @@ class BanditSpec(DraftSource):
     """
 
     sources: tuple[DraftSource, ...] = within(
-        (NGram(), TokenRecycling()), hint="give draft sources such as (ADED(), STAND())"
+        (NGram(), TokenRecycling()), hint="give draft sources such as (ADED(), STAND())", fewest=1
     )
-    widths: tuple[int, ...] = within((2, 4, 8, 16, 32), 2, 1024, "give (2, 4, 8, 16, 32)")
+    widths: tuple[int, ...] = within((2, 4, 8, 16, 32), 2, 1024, "give (2, 4, 8, 16, 32)", fewest=1)
     risk: float = within(0.03, 0, 1, "try 0.03")
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
 
@@ -72,13 +72,11 @@ class BanditSpec(DraftSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.sources or len({type(each) for each in self.sources}) < len(self.sources):
+        if len({type(each) for each in self.sources}) < len(self.sources):
             _refuse("sources of different classes", self.sources)
         for each in self.sources:
             if each.reads_last_scores or each.corrects or each.needs_layers or each.other_model:
                 _refuse("sources that read tokens and the scores of passes alone", each)
-        if not self.widths:
-            raise OptionError("BanditSpec.widths: expected a width, received none; give (2, 8, 32)")
 
     def open(self, run: OpenRun) -> Drafter:
         kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
@@ -209,12 +207,10 @@ class BanditDrafter(Drafter):
                 judged.tuner.add(self._width, seconds, self._gain)
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`."""
         for drafter in self.drafters:
             drafter.close(run)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         for drafter in self.drafters:
             drafter.begin_rows(run, batch_slots)
 

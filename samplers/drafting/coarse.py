@@ -55,13 +55,7 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
@@ -114,7 +108,6 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -139,7 +132,6 @@ class Auto(DraftSource):
     name = "auto"
 
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:

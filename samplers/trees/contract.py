@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Exclusions, Words
-from mmaccel.checks import Checked, check_answer, check_int, check_kind, show
+from mmaccel.checks import Checked, check_answer, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
@@ -144,9 +144,6 @@ def check_tree(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
             f"{show(tree)}; give one, or leave tree out"
         )
-    name = type(tree).__name__
-    check_int(f"{name}.nodes", tree.nodes, 1, hint="count the nodes beside the window")
-    check_int(f"{name}.depth", tree.depth, 0, hint="count the nodes of the longest path")
     if not isinstance(window, int) or window <= tree.depth:
         raise OptionError(
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
@@ -180,13 +177,11 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         check_answer(name, tensor, (rows, n), "int64", hint)
     if shape.is_capturable or not n:
         return
-    number = torch.arange(width, width + nodes.parents.shape[1], device=drafts.device)
-    is_wrong = (nodes.parents < 0) | (nodes.parents >= number)
-    is_strange = (nodes.tokens < 0) | (nodes.tokens >= vocab_size)
-    if bool((is_wrong | is_strange).any()):
+    check_answer(f"{name} tokens", nodes.tokens, (rows, n), "int64", within=(0, vocab_size - 1))
+    number = torch.arange(width, width + n, device=drafts.device)
+    if bool(((nodes.parents < 0) | (nodes.parents >= number)).any()):
         raise ShapeError(
-            f"{name}: expected tokens in 0..{vocab_size - 1} and parents before their nodes, which "
-            f"begin at entry {width}, received tokens {nodes.tokens[0].tolist()} and parents "
+            f"{name}: expected parents before their nodes, which begin at entry {width}, received "
             f"{nodes.parents[0].tolist()} in row 0; put each node behind the one that it follows"
         )
     deepest = int(TreeEntries.of(drafts, nodes).depths().max())

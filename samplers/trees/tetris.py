@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, within
+from mmaccel.checks import within
 from mmaccel.samplers.trees.dyspec import DySpec
 
 
@@ -35,14 +35,10 @@ class TETRIS(DySpec):
     """
 
     nodes: int = within(48, 1, 1024, "48 suits a window of 32")
-    budget: int = 24
+    budget: int = within(24, 1, "nodes", "half of nodes suits most")
 
     name = "tetris"
     only_bitwise = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("TETRIS.budget", self.budget, 1, self.nodes, hint="half of nodes suits most")
 
     def is_needed(self, chances: Tensor) -> Tensor:
         """See `DySpec.is_needed`: the likeliest of the batch, parents before their children."""

@@ -15,7 +15,7 @@ from mmaccel.samplers.drafting.contract import Drafts, Frontier, check_proposed
 from mmaccel.samplers.drafting.copying import last_known
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.run import RunParts, WindowRun
 
 
 def propose_drafts(run: WindowRun) -> Drafts:
@@ -37,7 +37,7 @@ def propose_drafts(run: WindowRun) -> Drafts:
     return found
 
 
-def make_frontier(run: WindowRun) -> Frontier:
+def make_frontier(run: RunParts) -> Frontier:
     """What is known where the window's drafts begin."""
     buffer = run.buffer
     return Frontier(

@@ -84,7 +84,7 @@ def test_only_selectors_that_declare_it_see_samples() -> None:
             return super().select(predictions, state)
 
     run = open_run()
-    SelectorState.of(run).choose(AtLeast(1, Spy()), run.forward())
+    SelectorState.of(run).choose(AtLeast(1, Spy(0.9)), run.forward())
 
 
 def factor(peak: Tensor, f: float) -> int:

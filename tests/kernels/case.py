@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.dispatch import KERNELS
+from mmaccel.kernels.dispatch import KERNELS, refuse
 from tests.kernels import plain
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,9 +56,9 @@ class Lane:
         """A value with its tensors on the lane's device."""
         return _map(value, lambda tensor: tensor.to(self.device))
 
-    def find(self, specification: Callable[..., Any], prefix: str = "") -> Callable[..., Any]:
-        """The function of the lane's version, or another one of its module by a prefix."""
-        name = prefix + specification.__name__
+    def find(self, specification: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of the lane's version."""
+        name = specification.__name__
         if self.version == "plain":
             return getattr(plain, name)
         return getattr(import_module(f"{specification.__module__}_{self.version}"), name)
@@ -66,7 +66,7 @@ class Lane:
     def call(self, specification: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """What the version makes of these arguments, which Triton must not refuse."""
         if self.version == "triton":
-            refusal = self.find(specification, "refuse_")(*args, **options)
+            refusal = refuse(specification, args, options)
             assert refusal is None, f"{specification.__name__}: refused: {refusal}"
         return self.find(specification)(*args, **options)
 

@@ -40,7 +40,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    caches = (dispatch.find_obstacle, dispatch._refusal, dispatch._triton_module)
+    caches = (dispatch.find_obstacle, dispatch._names, dispatch._triton_module)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,7 @@ from torch import nn
 import mmaccel
 from mmaccel import Frames, Grid, UnsupportedModelError
 from mmaccel.errors import AttachError
-from mmaccel.pipelines.attach.patching import Injection
-from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded, shared_lm
-from tests.fixtures.windows import build_janus, janus_prompts
+from tests.fixtures.tiny_lms import VOCAB, build_lm, left_padded, shared_lm
 from tests.messages.case import Refused
 
 Call = Callable[[], Any]
@@ -24,7 +21,6 @@ SHORT: dict[str, Any] = dict(max_new_tokens=4, do_sample=False)
 STATES: dict[str, Any] = dict(
     output_hidden_states=True, use_cache=False, return_dict_in_generate=True
 )
-FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
 
 
 def _attach(policy: Any = "jacobi", **options: Any) -> Call:
@@ -81,39 +77,12 @@ def _batch(model: Any) -> Any:
     )
 
 
-def _odd_processors(model: Any) -> Any:
-    from transformers import LogitsProcessorList
-
-    model._get_logits_processor = lambda **_: type("Odd", (LogitsProcessorList,), {})()
-    return model.generate(**PROMPTS, **SHORT)
-
-
-def _foreign() -> Any:
-    model = build_lm("llama")
-    own = {"generate": lambda self, input_ids, **options: input_ids}
-    model.__class__ = type("Foreign", (type(model),), own)
-    with mmaccel.attach(model, "jacobi", layout=FRAMES):
-        return model.generate(**PROMPTS, **SHORT)
-
-
-def _janus() -> Any:
-    model = build_janus()
-    with mmaccel.attach(model, "jacobi", layout=FRAMES):
-        return model.generate(**janus_prompts([[5, 6]]), generation_mode="image", do_sample=False)
-
-
 def _used_handle() -> Any:
     handle = mmaccel.attach(build_lm("llama"), "jacobi")
     with handle:
         pass
     with handle:
         pass
-
-
-def _unheld() -> Any:
-    model = build_lm("llama")
-    mmaccel.attach(model, "jacobi")
-    return mmaccel.attach(model, "jacobi")
 
 
 def _pipeline(**parts: Callable[[], Any]) -> Call:
@@ -124,35 +93,22 @@ def _pipeline(**parts: Callable[[], Any]) -> Call:
     return call
 
 
-def _exchanged() -> Any:
-    """The class of an attached object was exchanged by somebody else."""
-    layer, injection = nn.Linear(2, 2), Injection()
-    injection.add(layer, {"forward": lambda self, x: x})
-    layer.__class__ = type("Foreign", (type(layer),), {})
-    return injection.remove()
-
-
 _POLICIES = (
     *(
         Refused(f"the policy {policy!r}"[:40], _attach(policy), ("policy: expected",))
-        for policy in ("warp", mmaccel.Jacobi, None, 32, nn.Linear(1, 1))
+        for policy in ("warp", mmaccel.Jacobi)
     ),
-    Refused("a decoder of an unknown policy", _decoder("warp"), ("policy: expected",)),
-    Refused("drafts from above", _attach(mmaccel.Jacobi(drafts="above")), ("use drafts='left'",)),
     *(
         Refused(f"seed={seed!r}", _attach(seed=seed), ("seed: expected",))
-        for seed in (1.5, "7", 2**64, [1, 2**70])
+        for seed in (1.5, 2**64)
     ),
-    Refused("a decoder with half a seed", _decoder(seed=1.5), ("seed: expected",)),
     *(
         Refused(f"{make.__name__.strip('_')} with {name}={value!r}", make(**{name: value}),
                 (f"{name}: expected True or False, received",))
         for make in (_attach, _decoder)
         for name in ("strict", "assume_stateless")
-        for value in ("no", 1, None)  # "no" would silently count as true
+        for value in ("no",)  # it would silently count as true
     ),
-    Refused("a list of processors that is marked", lambda: mmaccel.stateless([print]),  # type: ignore[type-var]
-            ("stateless: expected a logits processor", "of a list")),
 )  # fmt: skip
 _LAYOUTS = (
     *(
@@ -163,12 +119,11 @@ _LAYOUTS = (
         for name, options, says in (
             ("no layout", {}, ("or give a layout",)),
             ("numbers", {"layout": ((4, 12),)}, ("layout: expected one such as mmaccel.Frames",)),
-            ("a class", {"layout": Frames}, ("layout: expected one such as mmaccel.Frames",)),
         )
     ),
     *(
         Refused(f"{name}: {layout!r}"[:60], call, (said,))
-        for size in (VOCAB - 1, VOCAB + 1)
+        for size in (VOCAB + 1,)
         for layout in (Frames(((4, 12),), size), Grid(2, 2, size))
         for name, call, said in (
             ("attach", _attach(layout=layout),
@@ -177,7 +132,6 @@ _LAYOUTS = (
         )
     ),
 )  # fmt: skip
-_held = partial(_attached, layout=FRAMES)
 _STRICT = tuple(
     Refused(name, call, says, AttachError)
     for name, call, says in (
@@ -189,33 +143,12 @@ _STRICT = tuple(
         ),
         ("dropout in training", _attached(_training, strict=True), ("training mode with dropout",)),
         ("a loop of the caller's", _attached(_other_loop, strict=True), ("custom_generate",)),
-        ("continuous batching", _attached(_batch, strict=True), ("continuous batching",)),
-        ("a layout for a loop of the caller's",
-         _held(_other_loop),
-         ("held to a layout, received custom_generate",)),
-        ("a layout for a model that drafts",
-         _held(lambda m: build_lm("llama").generate(**ALONE, **SHORT, assistant_model=m)),
-         ("a model that drafts for another",)),
-        ("a layout for another list of processors", _held(_odd_processors),
-         ("a Odd in place of a LogitsProcessorList",)),
-        ("a layout for a `generate` of the model's own", _foreign,
-         ("held to a layout, received", "not transformers' own")),
-        ("a layout for images of Janus", _janus,
-         ("held to a layout, received a", "the model's own")),
         ("a handle that was used", _used_handle, ("call mmaccel.attach again",)),
-        ("a second policy where nobody holds the first", _unheld, ("with mmaccel.detach",)),
-        ("a method that is not there",
-         lambda: Injection().add(nn.Linear(2, 2), {"generate": print}), ("without generate",)),
-        ("a number", lambda: Injection().add(3.5, {"hex": lambda self: "0"}),
-         ("ordinary Python object",)),
-        ("a class exchanged meanwhile", _exchanged, ("exchanged meanwhile",)),
     )
 )  # fmt: skip
 _TARGETS = tuple(
     Refused(name, call, (said,), UnsupportedModelError)
     for name, call, said in (
-        ("a layer", lambda: mmaccel.attach(nn.Linear(1, 1), "jacobi"), "AutoModelForCausalLM"),
-        ("a name", lambda: mmaccel.attach("scenes", "jacobi"), "AutoModelForCausalLM"),
         ("a model without its head", lambda: mmaccel.attach(shared_lm("llama").model, "jacobi"),
          "AutoModelForCausalLM"),
         ("a pipeline without a generator", _pipeline(vae=lambda: nn.Linear(1, 1)),

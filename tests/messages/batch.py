@@ -70,56 +70,30 @@ def _two(first: tuple[int, int] | None, second: tuple[int, int] | None) -> Calla
 
 
 _ID = "id: expected 1 to 100 letters"
-_NUMBER = "expected a finite number"
 CASES = (
     _row("an unknown field", '"seeds": 1', "'seeds'", "id, prompt", "min_p", "leave it out"),
     _row("no image", '"n": 0', "n: expected an integer in 1..100000", "received 0"),
-    _row("a bool", '"n": true', "n: expected an integer"),
     _row("a seed of 65 bits", f'"seed": {2**64}', "seed: expected an integer in"),
-    _row("no width", '"size": "0x4"', "size: expected pixels such as 768 or 1024x768"),
     _row("a wide image", '"size": "16385x8"', "size: expected pixels", "up to 16384"),
-    _row("an unknown policy", '"policy": "jacoby"', "policy: expected one of autoregressive"),
     _row("a number for params", '"params": 3', "params: expected names and values"),
-    _row("params beside another", '"top_p": 1, "params": 3', "params: expected names and values"),
     _row("a path as an id", '"id": "../../etc/x"', _ID, "part of a file name"),
-    _row("a hidden file as an id", '"id": ".hidden"', _ID),
-    _row("a slash in an id", '"id": "a/b"', _ID),
-    _row("an empty id", '"id": ""', _ID),
     _row("what steers a terminal", '"id": "\\u001b[2J\\u202e"', _ID, r"'\x1b[2J\u202e'"),
-    _row("a number as a negative", '"negative": 5', "negative: expected text", "received 5"),
     _row("a name twice", '"prompt": "y"', "a name occurs twice"),
     _row("two names of a field", '"n": 1, "num_images": 2', "'num_images': expected n once"),
     _row("twice", '"top_k": 1, "params": {"top_k": 1}', "top_k: expected it once", "in params too"),
-    _row("a word as guidance", '"guidance_scale": "high"', "guidance_scale", _NUMBER),
-    _row("a bool as top_k", '"top_k": true', f"top_k: {_NUMBER}"),
-    _row("deep params", '"params": ' + "[" * 65 + "]" * 65, "more than 64 brackets within"),
-    _row("a long seed", '"seed": ' + "9" * 41, "an integer of more than 40 digits"),
     _row("one side", '"width": 64', "size: expected pixels", "[64, None]; width"),
-    _row("a size twice", '"width": 64, "height": 8, "size": 8', "'size': expected size once"),
-    _row("a seed below", '"seed": -2', "seed: expected an integer >= -1, received -2"),
     _table("a comma", "prompt;top_p\nx;0,5\n", "line 2: top_p: expected", "a point as in 0.5"),
     _file("no prompt", '{"n": 1}', "line 1: prompt: expected text", "write a prompt"),
-    _file("an empty prompt", '\n{"prompt": " "}', "line 2: prompt: expected text, received none"),
-    _file("a number as a prompt", '{"prompt": 5}', "prompt: expected text", "received 5", "quotes"),
-    _file("NUL", '{"prompt": "a\\u0000b"}', "prompt: expected text without NUL"),
     _file("a surrogate", '{"prompt": "\\ud800"}', "prompt: expected text", "surrogates"),
-    _file("a list", '["x"]', "line 1: expected JSON", "no object in braces"),
-    _file("half a row", '{"prompt": "x"', "line 1: expected JSON", '{"prompt": "a red circle"}'),
     _file("brackets", "[" * 100_000, "line 1: expected JSON"),
     _file("many images", "\n".join(['{"prompt": "x", "n": 100000}'] * 21), "at most 2000000"),
     _file("an id twice", '{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "line 2", "'A'"),
     _file("a long prompt", json.dumps({"prompt": "x" * 900_000}), "20000 characters", "900000"),
     _file("wrong rows", '{"prompt": "x"}\n{"n": 1}\nno', "received 2 that", "line 2:", "line 3:"),
-    _file("many wrong rows", "no\n" * 25, "(and 5 more)"),
-    _file("no row", "\n \n", "expected at least one prompt, received none"),
     _file(
         "no UTF-8", b"fine\n\xff\xfe\n", "expected UTF-8", "the byte 0xff in line 2", file="p.txt"
     ),
-    _file("another format", "x", "a file named .jsonl, .csv or .txt", "rename it", file="p.doc"),
-    _table("no row of a table", "", "expected at least one prompt"),
-    _table("a column too much", "prompt,seeds\nx,1\n", "line 2: 'seeds': expected fields"),
     _table("no column of prompts", "text\nx\n", "line 1: expected a heading", "'text'"),
-    _table("a column twice", "prompt,prompt\nx,y\n", "line 1: expected a heading", "each once"),
     _table("a cell too much", "prompt;n\nx;1;2\n", "line 2: expected 2 cells", "3", "';'"),
     _table(
         "a cell too few", "prompt,n\nx,1\ny\n", "line 3: expected 2 cells", "an empty one takes"
@@ -155,6 +129,6 @@ CASES = (
             lambda name=name: write_whole(Path(name), lambda path: None),  # type: ignore[misc]
             says=("file: expected a file name", "name a file in a folder"),
         )
-        for name in (".", "/", "-", "..")
+        for name in ("/", "-")
     ),
 )

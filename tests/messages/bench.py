@@ -26,13 +26,8 @@ def _case(arguments: tuple[object, ...], *says: str) -> Refused:
 
 
 CASES = (
-    _case(("--guidance", ","), "--guidance", "at least one"),
     _case(("--guidance", "one"), "guidance_scale", "a finite number", "'one'"),
-    _case(("--device", "cdua"), "device: expected a device of this machine"),
     _case(("--json", "-"), "--json: expected a file name, received '-'"),
-    _case(("--policies", "jacobi,sjd", "--windows", "adaptive"), "window", "'adaptive'"),
-    _case(("--policies", "jacobi,nonsense"), "'nonsense'"),
-    _case(("--policies", "autoregressive", "--windows", "adaptive,0"), "window: expected"),
     _case(("--policies", "jacobi,mc-sjd", "--windows", "adaptive"), "a fixed width for mc-sjd"),
     _case(("--policies", "autoregressive", "--drafts", "left"), "--drafts: expected none"),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmaccel import Jacobi
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from tests.exactness.bitwise_runs import run
 from tests.fixtures.coarse import StateLanguage, strong_coarse
 from tests.fixtures.spoiled import Spoil
@@ -33,11 +33,6 @@ def of_another_model(folder: Path) -> None:
 
 
 BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
-    "sizes lack": (
-        lambda f: (f / CONFIG).write_text("{}"),
-        UnsupportedModelError,
-        ("config in", "received None"),
-    ),
     "another vocabulary": (edit_config(vocab_size=6), OptionError, ("5 tokens and states of 5",)),
     "another model": (of_another_model, OptionError, ("received one of another model",)),
 }

@@ -109,11 +109,6 @@ _GENERATE = (
     ("--policy jacoby", "received 'jacoby'; did you mean jacobi?"),
     ("--model scene", "received 'scene'; did you mean scenes?"),
     ("--guidence-scale 2", "Possible options: --guidance"),
-    ("--width 512", "--width, --height: expected both, or --size alone, received --width 512"),
-    ("--size 512 --height 8 --width 8", "received --size 512 --width 8"),
-    ("--width 512 --height 512", "size: expected"),
-    ("--window 0", "window: expected an integer in 1..4096"),
-    ("--window wide", "window: expected an integer in 1..4096"),
     ("--policy autoregressive --window 3", "received 'window'"),
     ("--dtype int8", "dtype: expected auto, float32, bfloat16, float16"),
     ("--drafts tarot", "drafts: expected one of"),
@@ -126,25 +121,20 @@ _GENERATE = (
 )
 _MEDIA = (
     ("speak '  '", "prompt: expected text to say, received ' '"),
-    ("speak fox ''", "prompt: expected text to say, received ''"),
     ("speak 'a \udcff fox'", "in whole characters"),
     ("speak fox --max-seconds nan", "max_seconds: expected a number"),
-    ("speak fox --repetition-penalty 0", "penalty: expected a finite number > 0"),
     ("speak", "TEXT: expected a text to say, received none"),
     ("speak fox --play --stdout", "--play: expected it or --stdout, received both"),
     ("speak fox --stdout --batch-size 2", "--batch-size: expected none with --stdout"),
     ("speak --prompts x.txt --play", "--prompts: expected no --play with it"),
     ("animate none.png", "start: expected a file, received 'none.png'"),
     ("animate words.txt", "which PyAV does not read"),
-    ("animate cut.png", "which Pillow does not read"),
     ("animate 'a.png' --format avi", "--format: expected one of mp4, webp, gif"),
     ("animate", "FILE: expected images or videos that x continues, received none"),
     (
         "animate a.png --start a.png",
         "--start: expected none with x, which continues images and videos",
     ),
-    ("animate a.png --negative red", "--negative-prompt: expected none with x"),
-    ("animate --prompts a.jsonl", "--prompts: expected none with x"),
 )
 _CLIPS = (
     ("'a rad circle'", "received 'rad' (nearest: 'red')"),
@@ -158,12 +148,6 @@ _CLIPS = (
 _ANSWER = (
     ("answer 'what colour is the star?'", "image: expected at least one file before the question"),
     ("answer a.png", "question: expected it after the images, received the file"),
-    ("answer a.png ' '", "prompt: expected a question"),
-    ("answer none.png 'what colour is the star?'", "image: expected a file, received 'none.png'"),
-    (
-        "answer words.txt 'what colour is the star?'",
-        "image: expected an image, received 'words.txt'",
-    ),
     ("answer a.png 'is <image> <image> red?'", "images: expected 2, one for each <image>"),
     ("answer a.png a.png 'is <image> red?'", "images: expected 1, one for each <image>"),
     (
@@ -197,12 +181,10 @@ _ANSWER = (
         "policy: expected one of autoregressive",
     ),
     ("answer a.png 'what colour is the star?' --model lm", "expected a vision-language model", 1),
-    ("answer a.png 'what colour is the star?' --model empty", "model: expected", 1),
 )
 _FAMILIES = (
     ("generate 'a fox' --model {imagegpt}", "prompt: expected none, as ImageGPT takes no prompts"),
     ("generate --guidance 2 --model {imagegpt}", "guidance_scale: expected 1"),
-    ("generate 'a fox' --guidance 2 --model {glm-image} --size 64", "guidance_scale: expected 1"),
     (
         "generate 'a fox' --model {llamagen-c2i} --size 64",
         "prompt: expected the number of a class, 0..4",
@@ -220,25 +202,17 @@ _FAMILIES = (
     ("generate 'a fox' --model {emu3} --size 80000000", "--size: expected"),
     ("generate 'a <image> fox' --model {janus}", "prompt: expected words, received <image>"),
     ("generate '<boi>' --model {emu3} --size 64", "prompt: expected words, received <boi>"),
-    (
-        "generate '<reserved08706>' --model {chameleon}",
-        "prompt: expected words, received <reserved",
-    ),
     ("generate 'a fox' --family imagegpt --model {janus}", "transformers refuses", 1),
-    ("generate 'a fox' --family chameleon --model {emu3} --size 64", "model: expected", 1),
     (
         "generate 'a fox' --model {emu3} --size 64x",
         "--size: expected pixels such as 768 or 1024x768",
     ),
-    ("generate 'a fox' --model {emu3} --size a", "--size: expected pixels"),
 )
 _MASKED = (
     ("--policy jacobi", "which decodes a window, not a canvas"),
-    ("--policy entropy-bounded --set gamma=-1", "gamma: expected"),
     ("--policy entropy-bounded --set gama=1", "received 'gama'"),
     ("--policy entropy-bounded --set gamma", "expected name=value"),
     ("--policy stepwise --set block=5", "divides 16 slots, received 5"),
-    ("--policy stepwise --set cache=quick", "cache kind: expected one of"),
     ("--policy local-leap --set end_threshold=0.9", "expected a prompt with stop"),
     ("--cuda-graphs on", "cuda_graphs=True", 1),
 )

@@ -16,23 +16,10 @@ CASES = (
         )
         for name in ("sjd", "mc-sjd", "gumbel-sjd")
     ),
-    *(
-        Refused(
-            f"a window of {window}",
-            partial(make_policy, "mc-sjd", window=window),
-            says=("window", "an integer in 1..4096"),
-        )
-        for window in (0, -1, 1.5, True)
-    ),
     Refused(
         "an option of another policy",
         lambda: make_policy("jacobi", group=3),
         says=("policy jacobi", "window, drafts, tree", "'group'"),
-    ),
-    Refused(
-        "an option of a policy without options",
-        lambda: make_policy("autoregressive", window=3),
-        says=("autoregressive", "(none)"),
     ),
     Refused(
         "an unknown policy",

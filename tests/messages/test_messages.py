@@ -17,7 +17,7 @@ from tests.messages.case import Refused
 TABLES = sorted(
     path.stem
     for path in Path(__file__).parent.glob("*.py")
-    if path.stem not in ("case", "test_messages", "__init__")
+    if path.stem != "case" and not path.stem.startswith(("test_", "__"))
 )
 CASES = [
     pytest.param(case, id=re.sub(r" at 0x\w+", "", f"{table}: {case.name}"))

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, UnsupportedModelError
-from mmaccel.batch.modalities import Images
-from mmaccel.cli import main
 from mmaccel.commands.doctor import check_devices
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError
@@ -29,7 +26,6 @@ from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all
-from tests.fixtures.tiny_model import CAPTIONS
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
 COMPILED_SLOWLY = [
@@ -334,26 +330,3 @@ def test_tokens_of_compiled_passes_are_those_of_the_fused_decoder_and_of_the_pla
             run.detach(keep_packed=True)
     assert torch.equal(made[0], made[1]) and torch.equal(made[1], made[2])
     assert passes[0] == passes[1] < passes[2]
-
-
-@needs_compiler
-@pytest.mark.usefixtures("always_faster")
-def test_the_command_and_its_python_give_the_same_picture(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, files = CAPTIONS[0], []
-    for compile in (False, True):
-        pipe = mmaccel.TextToImage.from_pretrained(tiny_folder, device="cpu", compile=compile)
-        output = pipe(prompt, seed=3, policy=Jacobi(8))
-        files.append(tmp_path / f"{compile}.png")
-        output.images[0].save(files[-1])
-        assert output.stats.route == ("compiled" if compile else "fused")
-    assert files[0].read_bytes() == files[1].read_bytes()
-    out, given = tmp_path / "out", ["--model", str(tiny_folder), "--seed", "3", "--compile"]
-    routes = []
-    serve = Images.serve
-    own = lambda *given: routes.append((made := serve(*given)).route) or made  # noqa: E731
-    monkeypatch.setattr(Images, "serve", own)
-    assert main(["generate", prompt, *given, "-o", str(out)]) == 0
-    (made,) = map(Image.open, out.glob("0003-*.png"))
-    assert routes == ["compiled"] and made.tobytes() == Image.open(files[0]).tobytes()

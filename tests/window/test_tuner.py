@@ -11,7 +11,7 @@ import pytest
 
 from mmaccel.samplers import tuner as tuner_module
 from mmaccel.samplers.canvas import draft_count
-from mmaccel.samplers.canvas.draft_count import FixedDrafts, MeasuredDrafts
+from mmaccel.samplers.canvas.draft_count import MeasuredDrafts
 from mmaccel.samplers.tuner import Tuner, keep
 from mmaccel.samplers.window.window_size import CANDIDATES, AdaptiveWidth, FixedWidth, make_tuner
 
@@ -359,13 +359,10 @@ def test_passes_of_fewer_rows_take_the_best_and_are_not_measured() -> None:
     assert counts.tuner.gain(8) == before and counts.choose(6) == 8
 
 
-def test_a_number_that_is_not_measured_or_not_known() -> None:
+def test_a_number_that_is_not_known() -> None:
     counts = MeasuredDrafts(Model(), "", 12)
     counts.choose(2)
     assert counts.describe() == "1 canvas a pass, too few slots for a trial of 2"
-    fixed = FixedDrafts(5)
-    fixed.observe(5, [1.0], 1.0)
-    assert fixed.choose(3) == 5 and fixed.describe() == "" and not fixed.is_measured
 
 
 def test_a_tuner_that_notices_no_drift_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

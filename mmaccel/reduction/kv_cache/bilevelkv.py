@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -41,24 +40,12 @@ class BiLevelKV(CacheMethod):
         OptionError: a value out of range, chunks that `pool` does not divide, or rounds.
     """
 
-    chunk: int = within(256, 2, hint="give the tokens of a few frames")
+    every: None = within(None, hint="merged entries stay merged; leave it out", kw_only=True)
+    chunk: int = within(256, 2, hint="give the tokens of a few frames", multiple_of="pool")
     pool: int = within(8, 2, hint="8 suits most; fewer are more exact")
     question: int = within(32, 1, hint="give the tokens of a question")
 
     merges: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunk % self.pool:
-            raise OptionError(
-                f"{self.name}.chunk: expected a multiple of the pool of {self.pool}, received "
-                f"{self.chunk}; try {self.chunk - self.chunk % self.pool + self.pool}"
-            )
-        if self.every is not None:
-            raise OptionError(
-                f"{self.name}.every: expected None, because merged entries cannot be taken apart "
-                f"when drafts are rejected, received {self.every}; leave every out"
-            )
 
     @property
     def observed(self) -> int:

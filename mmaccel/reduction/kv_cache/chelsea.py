@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -41,24 +40,13 @@ class Chelsea(CacheMethod):
         OptionError: a value out of range, a budget that first and last entries fill, or rounds.
     """
 
+    budget: int = within(1024, "sinks + recent", hint="it holds more than those", above_low=True)
+    every: None = within(None, hint="merged entries stay merged; leave it out", kw_only=True)
     chunk: int = within(64, 2, hint="64 suits most models")
     sinks: int = within(4, hint="4 suits most models")
     recent: int = within(64, 1, hint="64 suits most models")
 
     merges: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget <= self.sinks + self.recent:
-            raise OptionError(
-                f"{self.name}.budget: expected more than {self.sinks} first and {self.recent} last "
-                f"entries, received {self.budget}; give a larger budget, or fewer of both"
-            )
-        if self.every is not None:
-            raise OptionError(
-                f"{self.name}.every: expected None, because merged entries cannot be taken apart "
-                f"when drafts are rejected, received {self.every}; leave every out"
-            )
 
     @property
     def n_recent(self) -> int:

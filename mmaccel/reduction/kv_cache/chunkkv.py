@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -36,17 +35,10 @@ class ChunkKV(CacheMethod):
         OptionError: a value out of range, or a budget that holds the window alone.
     """
 
+    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
     chunk: int = within(10, 1, hint="10 suits text")
     window: int = within(32, 1, hint="32 suits most models")
     reuse: int = within(1, 1, hint="1 lets every layer choose")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget <= self.window:
-            raise OptionError(
-                f"{self.name}.budget: expected more than the observation window of {self.window}, "
-                f"received {self.budget}; give a larger budget or a smaller window"
-            )
 
     @property
     def observed(self) -> int:

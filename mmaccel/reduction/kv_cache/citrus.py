@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -32,15 +31,8 @@ class CItruS(CacheMethod):
         OptionError: a value out of range, or a budget that holds the instruction alone.
     """
 
+    budget: int = within(1024, "instruction", hint="it holds more than those", above_low=True)
     instruction: int = within(64, 1, hint="give the tokens of the question")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget <= self.instruction:
-            raise OptionError(
-                f"{self.name}.budget: expected more than the instruction of {self.instruction}, "
-                f"received {self.budget}; give a larger budget or a shorter instruction"
-            )
 
     @property
     def observed(self) -> int:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 
@@ -40,20 +39,12 @@ class DuoAttention(HeadwiseMethod):
         OptionError: a value out of range, or as many sinks as the budget.
     """
 
-    budget: int = 384
+    budget: int = within(384, "sinks", hint="it holds more than those", above_low=True)
     sinks: int = within(128, hint="128 suits most models")
     share: float = within(0.1, 0, 1, "0.1 suits most models")
     window: int = within(64, 1, hint="64 suits most models")
 
     remembers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sinks >= self.budget:
-            raise OptionError(
-                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
-                f"{self.sinks}; give a larger budget or fewer sinks"
-            )
 
     @property
     def observed(self) -> int:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 _AHEAD = 512  # positions to come
@@ -44,16 +43,9 @@ class ExpectedAttention(CacheMethod):
         OptionError: a value out of range, or as many sinks as the budget.
     """
 
+    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
     window: int = within(512, 1, hint="512 suits most models")
     sinks: int = within(4, hint="4 suits most models")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sinks >= self.budget:
-            raise OptionError(
-                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
-                f"{self.sinks}; give a larger budget or fewer sinks"
-            )
 
     @property
     def observed(self) -> int:

@@ -57,13 +57,10 @@ class KVzap(ThresholdMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scorer is None:
-            self._check_rounds()
+        if self.scorer is not None:
+            open_scorer(self.scorer)
             return
-        open_scorer(self.scorer)
-
-    def _check_rounds(self) -> None:
-        """Refuse a window of which heads may have dropped entries in the round before."""
+        # of a wider window heads may have dropped entries in the round before
         most = max(self.budget, self.every or self.window)
         if self.window > most:
             raise OptionError(

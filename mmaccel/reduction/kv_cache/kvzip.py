@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 from mmaccel.reduction.ranking import choose_highest
@@ -42,24 +41,12 @@ class KVzip(HeadwiseMethod):
         OptionError: a value out of range, as many sinks as the budget, or rounds.
     """
 
-    budget: int = 1024
+    every: None = within(None, hint="what is generated is not repeated; take KVzap", kw_only=True)
+    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
     sinks: int = within(4, hint="4 suits most models")
     piece: int = within(256, 1, hint="256 suits most models")
 
     pools_layers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every is not None:
-            raise OptionError(
-                f"{self.name}.every: expected None, because what is generated is no part of the "
-                f"prompt that is repeated, received {self.every}; leave every out, or take KVzap"
-            )
-        if self.sinks >= self.budget:
-            raise OptionError(
-                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
-                f"{self.sinks}; give a larger budget or fewer sinks"
-            )
 
     @property
     def repeated(self) -> int:

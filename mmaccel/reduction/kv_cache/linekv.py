@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -36,18 +35,10 @@ class LineKV(CacheMethod):
         OptionError: a value out of range, or a budget that rows and first entries fill.
     """
 
+    budget: int = within(1024, "n_recent + sinks", hint="it holds more than those", above_low=True)
     every: int = within(24, 1, 2**16, "give the tokens of a row of the image", kw_only=True)
     lines: int = within(2, 1, hint="2 suits most models")
     sinks: int = within(64, hint="give the prompt's entries")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget <= self.n_recent + self.sinks:
-            raise OptionError(
-                f"{self.name}.budget: expected more than {self.n_recent} entries of the last rows "
-                f"and {self.sinks} first ones, received {self.budget}; give a larger budget, or "
-                "fewer lines or sinks"
-            )
 
     @property
     def observed(self) -> int:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -35,15 +34,8 @@ class MorphKV(CacheMethod):
     """
 
     every: int | None = field(default=64, kw_only=True)
+    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
     window: int = within(32, 1, hint="32 suits most models")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.budget <= self.window:
-            raise OptionError(
-                f"{self.name}.budget: expected more than the window of {self.window}, received "
-                f"{self.budget}; give a larger budget or a smaller window"
-            )
 
     @property
     def observed(self) -> int:

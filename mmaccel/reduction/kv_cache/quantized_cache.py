@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import one_of
-from mmaccel.errors import OptionError
+from mmaccel.checks import one_of, within
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer, Codes
 
 
@@ -39,15 +38,8 @@ class QuantizedCache(CacheQuantizer):
         OptionError: a value out of range, an odd group, or a method `over` that evicts in rounds.
     """
 
+    group: int = within(64, 1, 4096, "two codes share a byte", multiple_of=2)
     bits: int = one_of(4, (4, 8))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.group % 2:
-            raise OptionError(
-                f"{self.name}.group: expected an even number, since two codes share a byte, "
-                f"received {self.group}; give {self.group + 1}"
-            )
 
     def pack_keys(self, keys: Tensor) -> Codes:
         """A scale a channel of a group, `[R, H, N, 1, D]`."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -34,21 +33,9 @@ class SnapKV(CacheMethod):
         kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
     """
 
+    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
     window: int = within(32, 1, hint="32 suits most models")
-    kernel: int = within(7, 1, hint="7 keeps a number of four digits whole")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel % 2 == 0:
-            raise OptionError(
-                f"SnapKV.kernel: expected an odd number, received {self.kernel}; take "
-                f"{self.kernel + 1}"
-            )
-        if self.budget <= self.window:
-            raise OptionError(
-                f"SnapKV.budget: expected more than the observation window of {self.window}, "
-                f"received {self.budget}; give a larger budget or a smaller window"
-            )
+    kernel: int = within(7, 1, hint="7 keeps a number of four digits whole", odd=True)
 
     @property
     def observed(self) -> int:

@@ -41,6 +41,7 @@ class StreamingLLM(CacheMethod):
         OptionError: a value out of range, as many sinks as the budget, or rounds beside `rerotate`.
     """
 
+    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
     sinks: int = within(4, hint="4 suits most models")
     rerotate: bool = False
 
@@ -48,12 +49,6 @@ class StreamingLLM(CacheMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sinks >= self.budget:
-            raise OptionError(
-                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
-                f"{self.sinks}; give a larger budget or fewer sinks"
-            )
-
         if self.rerotate and self.every is not None:
             raise OptionError(
                 f"{self.name}.every: expected None beside rerotate=True, which turns the keys of a "

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.h2o import H2O
 
@@ -35,17 +34,12 @@ class VATP(H2O):
         OptionError: a value out of range, or too many sinks.
     """
 
-    sinks: int = within(20, hint="20 is the paper's")
+    sinks: int = within(20, 0, "room", "give a larger budget or fewer sinks")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        room = self.budget - self.n_recent
-        if self.sinks > room:
-            raise OptionError(
-                f"{self.name}.sinks: expected at most {room}, which a budget of {self.budget} "
-                f"leaves beside the last entries, received {self.sinks}; give a larger budget or "
-                "fewer sinks"
-            )
+    @property
+    def room(self) -> int:
+        """What the budget leaves beside the last entries."""
+        return self.budget - self.n_recent
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Attention times the value's norm, `[R, H, S]`; the first entries are best."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmaccel.checks import check_int, within
+from mmaccel.checks import within
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 
 _HINT = "give a layer in the middle of the model, after first_layer"
@@ -38,13 +38,9 @@ class TidalDecode(AttentionMethod):
             answers, a quarter of the blocks leaves 2 right with 13, 7 with 17 or 21, 11 with 18.
     """
 
-    reselect: int = within(13, 1, hint=_HINT)
+    reselect: int = within(13, "first_layer", hint=_HINT, above_low=True)
 
     shares_layers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.reselect", self.reselect, self.first_layer + 1, hint=_HINT)
 
     def source(self, layer: int) -> int:
         """The last choosing layer."""

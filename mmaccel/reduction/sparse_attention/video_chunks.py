@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 
 
@@ -36,16 +35,8 @@ class VideoChunks(PromptMethod):
     """
 
     budget: float = 0.1
-    chunk: int = within(1024, 1, hint="give the tokens of a few frames")
+    chunk: int = within(1024, 1, hint="give the tokens of a few frames", multiple_of="block")
     question: int = within(64, hint="give the tokens of a question")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunk % self.block:
-            raise OptionError(
-                f"{self.name}.chunk: expected a multiple of the block of {self.block}, received "
-                f"{self.chunk}; try {self.chunk - self.chunk % self.block + self.block}"
-            )
 
     def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
         """A tile's chunk, the best blocks before it, or everything: `[R, H, N, N]` bool."""

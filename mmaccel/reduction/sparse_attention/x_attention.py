@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mmaccel.checks import check_int, within
-from mmaccel.errors import OptionError
+from mmaccel.checks import within
 from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 
@@ -42,16 +41,8 @@ class XAttention(PromptMethod):
         "give the share of the estimated attention; 1 computes all",
         above_low=True,
     )
-    stride: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.stride", self.stride, 1, self.block, hint="8 suits most models")
-        if self.block % self.stride:
-            raise OptionError(
-                f"{self.name}.stride: expected a divisor of the block of {self.block}, received "
-                f"{self.stride}; try 8"
-            )
+    block: int = within(64, 1, 1024, "64 suits most models", multiple_of="stride")
+    stride: int = within(8, 1, hint="8 suits most models")
 
     @property
     def is_whole(self) -> bool:

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
@@ -52,15 +51,10 @@ class CDPruner(TokenReducer):
     Cost: cosines of all pairs `[B, N, N]` once, and `[B, K, N]` numbers for K kept tokens.
     """
 
-    weight: float = within(0.5, 0, 1, "0.5 is the paper's")
+    weight: float = within(
+        0.5, 0, 1, "0.5 is the paper's, of 1 nothing is diverse", below_high=True
+    )
     unlike: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight == 1:
-            raise OptionError(
-                "CDPruner.weight: expected less than 1, received 1; nothing is diverse then"
-            )
 
     @property
     def needs(self) -> frozenset[str]:

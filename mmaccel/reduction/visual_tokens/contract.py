@@ -19,11 +19,9 @@ from torch import Tensor
 
 from mmaccel.capabilities import Exclusions
 from mmaccel.checks import (
-    MANY,
     check_answer,
     check_int,
     check_length,
-    show,
     within,
 )
 from mmaccel.contracts import Method, check_method
@@ -37,6 +35,9 @@ from mmaccel.results import Exactness
 Stage = Literal["pixels", "encoder_layer", "encoder_exit", "llm_layer"]
 Features = Literal["auto", "merged", "all"]
 STAGES: tuple[Stage, ...] = ("pixels", "encoder_layer", "encoder_exit", "llm_layer")
+
+
+ASCENDING = "a plan is made from the layer before; list layers in ascending order"
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,21 @@ class TokenReducer(Method):
         """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
         for a method that works once, at the exit of the encoder. Layer L receives: layers 0 ... L-1
         have run, and scores are those of layer L-1.
+        """
+        return ()
+
+    @final
+    def layers_of(self, depth: int) -> tuple[int, ...]:
+        """`layers_in`, of a tower that has them all.
 
         Raises:
             OptionError: a layer that the tower lacks.
         """
-        return ()
+        layers = self.layers_in(depth)
+        if self.stage.endswith("layer"):
+            last = layers[-1] if layers else 0
+            check_int(f"{self.name}: layer", last, 1, depth - 1, hint=ASCENDING)
+        return layers
 
     def check(self, has: frozenset[str], model: str = "this model") -> None:
         """Raise UnsupportedModelError unless a model has what the method needs.
@@ -199,30 +210,13 @@ class TokenReducer(Method):
         return plan
 
 
-def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> tuple[int, ...]:
-    """Layers that receive a plan's tokens, as a tuple.
-
-    Raises:
-        OptionError: unless they ascend from 1 on and, with a depth, lie below it.
-    """
-    last = MANY if depth is None else depth - 1
-    hint = "a plan is made from the layer before; list layers in ascending order"
-    if isinstance(layers, str) or not isinstance(layers, Sequence):
-        raise OptionError(f"{name}: expected a list of layers, received {show(layers)}; {hint}")
-    for layer in layers:
-        check_int(f"{name}: layer", layer, 1, last, hint=hint)
-    if not layers or list(layers) != sorted(set(layers)):
-        raise OptionError(f"{name}: expected ascending layers, received {tuple(layers)}; {hint}")
-    return tuple(layers)
-
-
 def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
     """Which of a method's stages a context is at, from 1 on, and how many there are.
 
     Raises:
         OptionError: a context without depth, or at another layer.
     """
-    layers = () if context.depth is None else method.layers_in(context.depth)
+    layers = () if context.depth is None else method.layers_of(context.depth)
     if context.layer not in layers:
         raise OptionError(
             f"{method.name}: expected a context at one of the layers {layers}, received layer "

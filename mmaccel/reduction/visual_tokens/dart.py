@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.selection import invert, rank, top, union, unit
 
 
@@ -37,15 +37,11 @@ class DART(TokenReducer):
         text_pivots: text tokens that visual ones are compared with.
     """
 
-    layer: int = 2
+    layer: int = within(2, 1, hint="a plan is made from the layer before")
     image_pivots: int = within(4, 1, hint="4 is the paper's")
     text_pivots: int = within(4, hint="4 is the paper's, 0 for none")
 
     stage: ClassVar[Stage] = "llm_layer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers("DART", (self.layer,))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -54,7 +50,7 @@ class DART(TokenReducer):
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
-        return check_layers("DART", (self.layer,), depth)
+        return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:
         """How far down the pivots' lists a token is, `[B, N]`; visual pivots come first."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,12 @@ class FastV(TokenReducer):
             tokens; None: keep the whole budget.
     """
 
-    layer: int = 2
+    layer: int = within(2, 1, hint="a plan is made from the layer before")
     top_p: float | None = within(
         None, 0, 1, "give the fraction of attention that stays", above_low=True
     )
 
     stage: ClassVar[Stage] = "llm_layer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers("FastV", (self.layer,))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -50,7 +46,7 @@ class FastV(TokenReducer):
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
-        return check_layers("FastV", (self.layer,), depth)
+        return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the last token, `[B, N]`."""

@@ -27,10 +27,10 @@ from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
+    ASCENDING,
     Features,
     Stage,
     TokenReducer,
-    check_layers,
     stage_of,
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
@@ -46,15 +46,10 @@ class _FiCoCo(TokenReducer):
         attended: weight of the attention received, against that of the resemblance.
     """
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
     attended: float = within(0.0, 0, 1, "a weight between 0 and 1")
 
     queries: ClassVar[Queries]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers is not None:
-            check_layers(self.name, self.layers)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -63,7 +58,7 @@ class _FiCoCo(TokenReducer):
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
-        return check_layers(self.name, self.layers or self.usual(depth), depth)
+        return self.layers or self.usual(depth)
 
     def usual(self, depth: int) -> tuple[int, ...]:
         """The layers that the released code chooses, of `depth` layers."""

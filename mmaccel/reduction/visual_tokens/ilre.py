@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from mmaccel.checks import within
-from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
+from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.selection import rank, union
 
 
@@ -37,20 +36,11 @@ class ILRe(TokenReducer):
         kernels: widths of max pooling along the tokens, odd.
     """
 
-    layer: int | None = None
-    kernels: tuple[int, ...] = within((1, 3, 7), 1, hint="give odd widths such as (1, 3, 7)")
+    layer: int | None = within(None, 1, hint="a plan is made from the layer before")
+    kernels: tuple[int, ...] = within((1, 3, 7), 1, hint="as (1, 3, 7)", odd=True, fewest=1)
 
     stage: ClassVar[Stage] = "llm_layer"
     restarts: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layer is not None:
-            check_layers("ILRe", (self.layer,))
-        if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
-            raise OptionError(
-                f"ILRe.kernels: expected odd widths, received {self.kernels}; write (1, 3, 7)"
-            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -64,7 +54,7 @@ class ILRe(TokenReducer):
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
-        return check_layers("ILRe", (self.layer or max(1, depth * 2 // 5),), depth)
+        return (self.layer or max(1, depth * 2 // 5),)
 
     def score(self, context: VisualContext) -> Tensor:
         """How far down the kernels' lists a token is, `[B, N]`."""

@@ -16,9 +16,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers, stage_of
+from mmaccel.reduction.visual_tokens.contract import ASCENDING, Stage, TokenReducer, stage_of
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,9 @@ class PyramidDrop(TokenReducer):
             three quarters of the depth (8, 16 and 24 of 32, as in the paper).
     """
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
 
     stage: ClassVar[Stage] = "llm_layer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers is not None:
-            check_layers(self.name, self.layers)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -48,7 +44,7 @@ class PyramidDrop(TokenReducer):
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
         quarters = sorted({max(1, depth * part // 4) for part in (1, 2, 3)})
-        return check_layers(self.name, self.layers or quarters, depth)
+        return self.layers or tuple(quarters)
 
     def budget(self, context: VisualContext) -> Tensor:
         """See `TokenReducer.budget`."""

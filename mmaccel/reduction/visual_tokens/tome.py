@@ -27,10 +27,10 @@ from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
+    ASCENDING,
     Features,
     Stage,
     TokenReducer,
-    check_layers,
     stage_of,
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
@@ -59,16 +59,11 @@ class ToMe(TokenReducer):
             token of the encoder, all where a projector pools or shuffles the grid first.
     """
 
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
     threshold: float | None = within(None, -1, 1, "give a cosine, 0.8 for alike")
     features: Features = "auto"
 
     stage: ClassVar[Stage] = "encoder_layer"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layers is not None:
-            check_layers("ToMe", self.layers)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -77,7 +72,7 @@ class ToMe(TokenReducer):
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""
-        return check_layers("ToMe", self.layers or range(1, depth), depth)
+        return self.layers or tuple(range(1, depth))
 
     def budget(self, context: VisualContext) -> Tensor:
         """See `TokenReducer.budget`."""

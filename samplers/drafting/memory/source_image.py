@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass
 
 from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.memory.source_text import GivenIds, ids_on, read_ids
+from mmaccel.samplers.drafting.memory.source_text import IDS, GivenIds, ids_on
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,11 @@ class SourceImage(DraftSource):
         OptionError: no ids, or negative ones.
     """
 
-    tokens: tuple[int, ...] = within(MISSING, repr=False)
+    tokens: tuple[int, ...] = within(MISSING, hint=IDS, fewest=1, repr=False)
 
     is_capturable = True
     keeps_predictions = False
     reads_last_scores = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", read_ids("SourceImage.tokens", self.tokens))
 
     def open(self, run: OpenRun) -> Drafter:
         return ImageDrafter(self, ids_on(self.tokens, run.prompt.tokens.device))

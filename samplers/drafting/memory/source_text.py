@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Domain, check_value, show, within
-from mmaccel.errors import OptionError
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
 
+IDS = "give for example tokenizer(text).input_ids"
 _REACH = 8  # the most tokens that are looked for
 
 
@@ -43,16 +43,12 @@ class SourceText(DraftSource):
         OptionError: no ids, negative ones, or an n-gram out of range.
     """
 
-    tokens: tuple[int, ...] = within(MISSING, repr=False)
+    tokens: tuple[int, ...] = within(MISSING, hint=IDS, fewest=1, repr=False)
     ngram: int = within(2, 1, _REACH, "2 suits most texts")
 
     is_capturable = True
     keeps_predictions = False
     reads_last_scores = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", read_ids("SourceText.tokens", self.tokens))
-        super().__post_init__()
 
     def open(self, run: OpenRun) -> Drafter:
         device = run.prompt.tokens.device
@@ -104,27 +100,12 @@ class SourceDrafter(Drafter):
         self.position.hold(self._position(run) + n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         if self.position.value is not None:
             self.position.get()[batch_slots] = 0
 
     def _position(self, run: OpenRun) -> Tensor:
         found = self.position.value
         return torch.zeros_like(run.buffer.n_generated) if found is None else found
-
-
-def read_ids(what: str, given: object) -> tuple[int, ...]:
-    """The ids of a text or an image, one after the other, from a tensor or a sequence.
-
-    Raises:
-        OptionError: no ids, or negative ones.
-    """
-    plain = given.flatten().tolist() if hasattr(given, "flatten") else given
-    hint = "give for example tokenizer(text).input_ids"
-    values: tuple[int, ...] = check_value(what, plain, tuple[int, ...], Domain(hint=hint))
-    if not values:
-        raise OptionError(f"{what}: expected token ids, received {show(given)}; {hint}")
-    return tuple(values)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,6 @@ prompt.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -47,11 +46,6 @@ class DFlash(DraftSource):
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.folder, Path):
-            object.__setattr__(self, "folder", str(self.folder))
-        super().__post_init__()
 
     def file_time(self) -> float:
         """When the weights were written."""

@@ -1,0 +1,207 @@
+"""What is said to go together runs and is right; what is said not to go fails when it is forced.
+
+Pairs are made from the catalog: every method of caches and attention beside every option, policy
+and method of the other slot. A pair is right where its tokens are those without the option, and
+each row has those that it has alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import capabilities
+from mmaccel.capabilities import GLOSSARY, Capable, Reason, explain, refuse
+from mmaccel.catalog import METHODS, load
+from mmaccel.contracts import Denoiser, TokenModel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.reduction.kv_cache.contract import CacheMethod, KVCacheMethod
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.layers.test_eviction import draw_rows
+from tests.matrix.examples import Target, make
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tree": {
+        "policy": mmaccel.Jacobi(
+            window=5, drafts="token-recycling", tree=mmaccel.Comb(branches=2, length=3)
+        )
+    },
+    "shared": {"share_prefix": True},
+    "chunks": {"prefill_chunk_size": 7},
+    "window": {"policy": mmaccel.Jacobi(window=5)},
+}
+# Nothing fails that this test could see: what is chosen by one layer, or summed up of blocks, is of
+# entries that another layer, head or round no longer has.
+UNSEEN = {"step blocks", "prompt blocks", "eviction"}
+
+
+class Pair(NamedTuple):
+    """A method beside an option, or beside a method of the other slot."""
+
+    methods: dict[str, Any]
+    option: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([*map(repr, self.methods.values()), self.option])
+
+
+def methods_of(slot: str) -> list[Any]:
+    """Those of the catalog; evicting ones once more in rounds, where they take them."""
+    target = Target(build_lm("llama"))
+    found = [make(slot, name, target) for name in METHODS[slot]]
+    for name, entry in METHODS[slot].items():
+        if issubclass(load(entry.target), CacheMethod):
+            try:
+                found.append(make(slot, name, target, every=8))
+            except OptionError:
+                continue
+    return found
+
+
+def pairs() -> Iterator[Pair]:
+    """Of every method and option, and of methods of both slots."""
+    of_caches, of_attention = methods_of("kv_cache"), methods_of("attention")
+    for slot, methods in (("kv_cache", of_caches), ("attention", of_attention)):
+        yield from (Pair({slot: each}, option) for each in methods for option in OPTIONS)
+    for each in of_caches:
+        yield from (Pair({"kv_cache": each, "attention": other}) for other in of_attention)
+
+
+PAIRS = list(pairs())
+
+
+def reasons_of(pair: Pair) -> list[Reason]:
+    """What `explain` says of a pair."""
+    given = dict(OPTIONS.get(pair.option, {}))
+    policy = given.pop("policy", None)
+    return explain(*pair.methods.values(), policy, Engine(**given))
+
+
+def sampled(found: list[Pair], every: int) -> list[Pair]:
+    """One of so many, always the same."""
+    number = {str(pair): hashlib.sha256(str(pair).encode()).digest()[0] for pair in found}
+    return [pair for pair in found if number[str(pair)] % every == 0]
+
+
+def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
+    """The new tokens of a pair."""
+    given = dict(OPTIONS.get(pair.option, {})) if with_option else {}
+    policy = given.pop("policy", mmaccel.Autoregressive())
+    prompts = left_padded(rows)
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    model = build_lm("llama")
+    with mmaccel.attach(
+        model, policy, seed=4, fused=False, strict=True, **given, **pair.methods
+    ) as handle:
+        out = model.generate(**prompts, **options, max_new_tokens=16)
+    assert handle.stats is not None and not handle.stats.fallbacks
+    return out[:, prompts["input_ids"].shape[1] :]
+
+
+def find_fault(pair: Pair) -> str:
+    """What is wrong about a pair's tokens; empty where they are right."""
+    first, _, last = draw_rows(26, 18, 30)
+    rows = [first, first, last]
+    together = run(pair, rows)
+    if not torch.stack([run(pair, [row])[0] for row in rows]).equal(together):
+        return "a row has other tokens alone"
+    # blocks of later passes are chosen for all queries of a window
+    chooses = any("step blocks" in method.needs for method in pair.methods.values())
+    is_wide = pair.option in ("tree", "window")
+    if not (chooses and is_wide) and not run(pair, rows, with_option=False).equal(together):
+        return "the option changes tokens"
+    return ""
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says no."""
+    monkeypatch.setattr(capabilities, "compare", lambda *_: iter(()))
+    monkeypatch.setattr(CausalLMWindow, "lack", lambda *_: "")
+
+
+GOES = [pair for pair in PAIRS if not reasons_of(pair)]
+FAILS = [
+    pair
+    for pair in PAIRS
+    if any(each.word in GLOSSARY.keys() - UNSEEN for each in reasons_of(pair))
+]
+
+
+@pytest.mark.parametrize("pair", sampled(GOES, 8), ids=str)
+def test_what_goes_together_is_right(pair: Pair) -> None:
+    assert find_fault(pair) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", sampled(GOES, 2), ids=str)
+def test_more_that_goes_together_is_right(pair: Pair) -> None:
+    assert find_fault(pair) == ""
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("pair", sampled(FAILS, 6), ids=str)
+def test_what_does_not_go_fails_when_forced(pair: Pair) -> None:
+    try:
+        assert find_fault(pair)
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError):
+        pass  # of torch, somewhere inside
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if reasons_of(pair)][::7], ids=str)
+def test_a_refusal_names_both_parts_and_what_helps(pair: Pair) -> None:
+    """All reasons, a line each; without the named part the rest goes."""
+    found = reasons_of(pair)
+    with pytest.raises(OptionError) as caught:
+        run(pair, draw_rows(9))
+    lines = str(caught.value).splitlines()
+    assert len(lines) >= len(found)
+    for reason in found:
+        line = str(reason)
+        assert line in lines
+        assert repr(reason.part) in line and repr(reason.other) in line
+        assert "expected" in line and "received" in line and "out" in line.rpartition(";")[2]
+    for slot in pair.methods:
+        rest = Pair({k: v for k, v in pair.methods.items() if k != slot}, pair.option)
+        assert not reasons_of(rest)
+
+
+def test_words_are_of_the_glossary() -> None:
+    assert len(GLOSSARY) <= 40
+    for pair in PAIRS:
+        for method in pair.methods.values():
+            assert method.needs <= GLOSSARY.keys() and method.excludes.keys() <= GLOSSARY.keys()
+    for cls in (CausalLMWindow, TokenModel, Denoiser):
+        assert frozenset(cls.offers) <= GLOSSARY.keys()
+
+
+class Newcomer(KVCacheMethod):
+    """A method with a need of its own, that no model offers, in one class."""
+
+    needs = frozenset({"own attention", "a need of its own"})
+
+
+def test_a_new_need_is_refused_everywhere_without_another_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    word = capabilities.Word("something that is new")
+    monkeypatch.setitem(GLOSSARY, "a need of its own", word)
+    method = Newcomer()
+    with pytest.raises(UnsupportedModelError, match="something that is new"):
+        mmaccel.attach(build_lm("llama"), "jacobi", kv_cache=method)
+    assert [each.word for each in explain(method, CausalLMWindow(build_lm("llama")))] == [
+        "a need of its own"
+    ]
+
+
+def test_a_part_that_declares_nothing_goes_with_everything() -> None:
+    assert not explain(object(), None, Capable(), mmaccel.TOVA(budget=8))
+    refuse([])
