@@ -166,7 +166,7 @@ def test_methods_and_the_sides_that_a_model_takes(text_model: TextModel) -> None
     own = [side for side in wanted if side.name == "snapkv"]
     sides, left_out = try_sides(text_model, own, 64)
     assert [side.key for side in sides] == ["full cache", "snapkv at 0.9"]
-    assert "observation window" in left_out["snapkv at 0.125"]
+    assert "budget: expected" in left_out["snapkv at 0.125"]
     with pytest.raises(UnsupportedModelError, match="takes a method"):
         try_sides(text_model, own[1:], 64)
 
