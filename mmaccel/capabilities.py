@@ -208,7 +208,8 @@ def compare(part: Any, other: Any) -> Iterator[Reason]:
     is_model = slot_of(other) == "model"
     excluded = getattr(other, "excludes", {})
     reasons = set[str]()
-    for word in sorted(getattr(part, "needs", NOTHING)):
+    # what reducers look at is no word of the glossary: towers offer it
+    for word in sorted(getattr(part, "needs", NOTHING) & GLOSSARY.keys()):
         why = excluded.get(word, "") or (other.lack(word, part) if is_model else "")
         if why and why not in reasons:
             reasons.add(why)

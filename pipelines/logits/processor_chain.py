@@ -54,13 +54,11 @@ class LogitsChain:
 
     def __init__(self, processors: Sequence[tuple[Any, str]], prompt: Tensor, origin: int) -> None:
         self._parts = [
-            (kind, [processor for processor, _ in group])
+            (kind, [Suppression(p) if is_own(p, _SUPPRESS) else p for p, _ in group])
             for kind, group in groupby(processors, key=lambda pair: pair[1])
         ]
         self._prompt, self._origin = prompt, origin
         self._errors: dict[tuple[int, int], Exception] = {}  # (row, slot) -> what was raised
-        for _, part in self._parts:
-            part[:] = [Suppression(p) if is_own(p, _SUPPRESS) else p for p in part]
         bans = [p.suppress_tokens for p, _ in processors if is_own(p, _SUPPRESS)]
         self.impossible = torch.cat([ids.flatten().long() for ids in bans]) if bans else None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.checks import show
+from mmaccel.checks import check_number, show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import check_prompt
@@ -227,10 +227,5 @@ def check_seconds(asked: Any, name: str = "max_seconds", usual: float = _DEFAULT
     Raises:
         OptionError: not a number above 0 and up to 3600.
     """
-    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
-    if not is_number or not 0 < asked <= _MAX_SECONDS:
-        raise OptionError(
-            f"{name}: expected a number in 0..{_MAX_SECONDS:g}, 0 excluded, received "
-            f"{asked!r}; {usual:g} suits most texts"
-        )
+    check_number(name, asked, 0, _MAX_SECONDS, f"{usual:g} suits most texts", above_low=True)
     return float(asked)

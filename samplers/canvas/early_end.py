@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import LogitsOnly, SelectorState
 
@@ -64,16 +63,3 @@ class ConvergedBlock(LogitsOnly):
         total = torch.where(is_open, predictions.entropy, 0.0).sum(1)
         is_sure = total < self.entropy * is_open.sum(1)
         return is_open & (is_same & is_sure)[:, None]
-
-
-def check_ends(stop_tokens: Tensor | None, vocab_size: int) -> None:
-    """Refuse a prompt whose rows no token of the model ends.
-
-    Raises:
-        OptionError: with the remedy.
-    """
-    if stop_tokens is None or not bool((stop_tokens < vocab_size).any()):
-        raise OptionError(
-            "end_threshold, drop_suffix: expected a prompt with stop tokens among the model's ids, "
-            "received none; give the model an end token, or leave both out"
-        )

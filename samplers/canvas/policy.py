@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
+from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold, check_ends
+from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
@@ -140,7 +141,12 @@ class SelectorPolicy(RunPolicy):
         """
         run = super().open(model, prompt, length, **options)
         if self.drop_suffix or self.end_threshold is not None:
-            check_ends(prompt.stop_tokens, model.vocab_size)
+            stops = prompt.stop_tokens
+            if stops is None or not bool((stops < model.vocab_size).any()):
+                raise OptionError(
+                    "end_threshold, drop_suffix: expected a prompt with stop tokens among the "
+                    "model's ids, received none; give the model an end token, or leave both out"
+                )
         run.canvas.drop_suffix = self.drop_suffix
         return run
 

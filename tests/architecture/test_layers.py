@@ -25,7 +25,7 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer(
-        "errors checks limits config_files weight_folders results contracts catalog options "
+        "errors capabilities checks limits config_files weight_folders results contracts catalog options "
         "own_code",
         "torch",
     ),

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import Checked, one_of
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
@@ -32,7 +32,7 @@ MASKS = ("pipeline", "blocks")
 
 
 @dataclass(frozen=True)
-class CachedBlocks:
+class CachedBlocks(Checked):
     """For diffusers' `LLaDA2Pipeline`: keeps the keys and values of finished blocks.
 
     Scheduler, steps and random numbers are the pipeline's own; only the model's calls are cheaper.
@@ -51,11 +51,8 @@ class CachedBlocks:
     excludes = {  # noqa: RUF012
         "own attention": "computes a block anew where its tokens change, from all before it"
     }
-    mask: str = "pipeline"
+    mask: str = one_of("pipeline", MASKS)
     exactness: ClassVar[Exactness] = "bitwise"
-
-    def __post_init__(self) -> None:
-        check_choice("mask", self.mask, MASKS)
 
     @property
     def reference(self) -> str:

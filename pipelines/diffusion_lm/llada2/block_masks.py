@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import Checked, one_of
 from mmaccel.pipelines.layers.store import MASK_FORMS
 
 READINGS = ("blocks", "causal")
 
 
 @dataclass(frozen=True)
-class BlockMasks:
+class BlockMasks(Checked):
     """How a model class reads masks.
 
     Attributes:
@@ -39,12 +39,8 @@ class BlockMasks:
         OptionError: another reading or form.
     """
 
-    reading: str | None = None
-    form: str = "additive"
-
-    def __post_init__(self) -> None:
-        check_choice("reading", self.reading, (*READINGS, None))
-        check_choice("form", self.form, MASK_FORMS)
+    reading: str | None = one_of(None, READINGS)
+    form: str = one_of("additive", MASK_FORMS)
 
 
 BLOCK_MASKS = {"LLaDA2MoeModelLM": BlockMasks(None, "additive")}
