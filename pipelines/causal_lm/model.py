@@ -409,9 +409,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return self.model.get_output_embeddings()
 
     def output_matrix(self) -> Tensor:
+        """`[V, D]`, of the head."""
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def input_matrix(self) -> Tensor:
+        """`[V, D]`, embeddings of the tokens."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[: self.vocab_size]
 
