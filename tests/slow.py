@@ -17,7 +17,6 @@ FIXTURES = {"browser", "cluster"}
 SLOW = (
     # tests/attach/test_distribution.py
     "tests/architecture/test_examples.py::test_an_example_runs",
-    "tests/attach/test_families.py::test_the_distribution_is_the_librarys_own",
     "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
     "tests/comfy/test_page.py",
     "tests/comfy/test_server.py",
