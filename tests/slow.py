@@ -15,7 +15,6 @@ FIXTURES = {"browser", "cluster"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
-    # tests/attach/test_distribution.py
     "tests/architecture/test_examples.py::test_an_example_runs",
     "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
     "tests/comfy/test_page.py",
