@@ -55,6 +55,7 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def __post_init__(self) -> None:
@@ -113,6 +114,7 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -137,6 +139,7 @@ class Auto(DraftSource):
     name = "auto"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
