@@ -143,6 +143,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def n_inputs(self) -> int:
+        """See `mmaccel.contracts.TokenModel`."""
         if self.own_vocabulary:
             return self.vocab_size
         return max(self.vocab_size, self.facts.n_ids)
@@ -160,10 +161,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def same_bits(self) -> bool:
+        """See `mmaccel.contracts.Model`."""
         return self.forwards.same_bits
 
     @property
     def is_text(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`."""
         return getattr(self.model.config, "model_type", None) not in IMAGE_CODES
 
     @property
@@ -180,6 +183,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return CausalLMWindow(self.model, attention="model")
 
     def use_fused(self, fused: Any, compile: Any) -> None:
+        """See `mmaccel.contracts.Model.use_fused`."""
         self.fused = fused
         self.compile = compile
 
@@ -302,10 +306,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def packed_bytes(self) -> tuple[int, int]:
+        """See `mmaccel.contracts.Model`."""
         return (0, 0) if self.caches is None else self.caches.packed_bytes
 
     @property
     def step_bytes(self) -> StepBytes | None:
+        """See `mmaccel.contracts.Model`."""
         n_whole = 0 if self.caches is None else self.caches.whole_bytes
         if not n_whole:
             return None
@@ -335,9 +341,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         return self.passes.forward_draft(entries, index)
 
     def forward_canvas(self, entries: Pass) -> Tensor:
+        """See `mmaccel.contracts.TokenModel.forward_canvas`."""
         return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
@@ -418,6 +426,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return weight.to(self.device)[: self.vocab_size]
 
     def embeddings(self) -> Tensor | None:
+        """See `mmaccel.contracts.TokenModel.embeddings`."""
         return None if self.own_vocabulary else self.input_matrix()
 
     def _lack_of_states(self) -> str:
@@ -438,6 +447,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         layers: tuple[int, ...] = (),
         read_prompt: PromptReader | None = None,
     ) -> None:
+        """See `mmaccel.samplers.drafting.states.LayerStates.keep_states`."""
         self.keeps_states = wanted
         self.kept_layers = layers
         self.read_prompt = read_prompt

@@ -51,6 +51,7 @@ class WindowPasses:
         return found
 
     def process_prompt(self) -> int | None:
+        """See `CausalLMWindow.process_prompt`."""
         own = self._window.own_prompt
         if own is None:
             return None
@@ -61,6 +62,7 @@ class WindowPasses:
         return states.n_processed
 
     def prefill(self, entries: Pass) -> None:
+        """See `CausalLMWindow.prefill`."""
         window = self._window
         caches = self.caches()
         width = entries.tokens.shape[1]
@@ -130,6 +132,7 @@ class WindowPasses:
             self._run(piece, watcher=watcher, **self._window.facts.last_only)
 
     def forward(self, entries: Pass) -> Tensor:
+        """See `CausalLMWindow.forward`."""
         window = self._window
         tokens = entries.tokens
         if window.prompt_logits is None:
@@ -151,6 +154,7 @@ class WindowPasses:
         return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """See `CausalLMWindow.forward_draft`."""
         known = self._window.prompt_logits
         if known is not None and index == 0:  # the prompt's last token is in the cache, and stays
             return known[:, None]

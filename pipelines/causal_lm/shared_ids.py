@@ -46,6 +46,7 @@ class SharedIdsWindow(CausalLMWindow):
 
     @property
     def n_inputs(self) -> int:
+        """See `mmaccel.contracts.TokenModel`."""
         return len(self._reads)
 
     def use_fused(self, fused: Any, compile: Any) -> None:

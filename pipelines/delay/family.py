@@ -50,6 +50,7 @@ class CodeDecoder(OwnPasses):
         """
 
     def facts(self, model: Any) -> ModelFacts:
+        """See `OwnPasses.facts`."""
         config = self.decoder(model).config
         rope = vars(config).get("rope_parameters") or {}
         attention = config._attn_implementation
@@ -71,6 +72,7 @@ class CodeDecoder(OwnPasses):
         return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
+        """See `CausalLM.layout`."""
         return CodeFrames(self.n_books(model))
 
     def wrap(self, model: Any) -> Any:
@@ -79,6 +81,7 @@ class CodeDecoder(OwnPasses):
         return DelayWindow(model, steps, cells, codes)
 
     def sample_loop(self, call: GenerateCall) -> Task | None:
+        """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
         return Task(reasons) if reasons else self.read(call)
 

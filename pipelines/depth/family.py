@@ -63,6 +63,7 @@ class DepthDecoder(OwnPasses):
         return None
 
     def facts(self, model: Any) -> ModelFacts:
+        """See `OwnPasses.facts`."""
         return ModelFacts(
             model.config,
             (None,) * model.config.num_hidden_layers,
@@ -92,9 +93,11 @@ class DepthDecoder(OwnPasses):
         return torch.stack(made.logits, 1), received
 
     def layout(self, model: Any) -> Layout:
+        """See `CausalLM.layout`."""
         return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """See `CausalLM.obstacles`."""
         if call.guidance is not None:
             yield "guidance of a frame's codes"
         if call.n_columns != self.n_before:

@@ -196,11 +196,13 @@ class StaticModelBuffers:
         return type(self), self.model, model_state(self.model), n_writes
 
     def copy_entries(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+        """See `mmaccel.contracts.TokenModel.copy_entries`."""
         return self._reserved().copy_row(row, first, last)
 
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
+        """See `mmaccel.contracts.TokenModel.write_entries`."""
         self._reserved().write_row(row, entries, key)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

@@ -207,10 +207,12 @@ class BanditDrafter(Drafter):
                 judged.tuner.add(self._width, seconds, self._gain)
 
     def close(self, run: OpenRun) -> None:
+        """See `Drafter.close`."""
         for drafter in self.drafters:
             drafter.close(run)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`."""
         for drafter in self.drafters:
             drafter.begin_rows(run, batch_slots)
 

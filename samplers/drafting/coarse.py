@@ -55,6 +55,7 @@ class Coarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:
@@ -107,6 +108,7 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def open(self, run: OpenRun) -> Drafter:

@@ -70,6 +70,7 @@ class DraftModel(DraftSource):
         return self.model
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return not self.model.lack("trees")
 
     def open(self, run: OpenRun) -> Drafter:
@@ -232,6 +233,7 @@ class ModelDrafter(Drafter):
         return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """See `Drafter.accepted`."""
         if self.judge is not None:
             self.judge.accepted(run, n_new)
 

@@ -50,6 +50,7 @@ class Comb(TreeShape):
         return self.length
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_branches or source.has_children
 
     def plan(self, width: int) -> Plan:

@@ -46,9 +46,11 @@ class DySpec(TreeShape):
     is_capturable = True
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         forks = fork_chain(tree, self.ranks)
         if forks is None:

@@ -56,9 +56,11 @@ class ForkedComb(TreeShape):
         return self.length + self.twig_length - 1
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         forks = fork_chain(tree, self.ranks)
         if forks is None:

@@ -66,13 +66,16 @@ class Sequoia(TreeShape):
             )
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """See `TreeShape.grow`."""
         plan = self.plan(run.chooser.widest)
         return grow_planned(Growth(run, drafter, drafts, noise), plan)
 
     def plan(self, width: int) -> Plan:
+        """See `TreeShape.plan`."""
         return plan_tree(self.nodes, self.depth, self.acceptance, width)
 
 

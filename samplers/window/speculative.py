@@ -95,6 +95,7 @@ class Speculative(WindowPolicy):
 
     @classmethod
     def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
+        """See `WindowPolicy.takes_tree`."""
         return tree.can_grow(source) or tree.can_draw(source)
 
     def decode(self, run: WindowRun) -> Generation:

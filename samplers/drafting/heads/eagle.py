@@ -160,9 +160,11 @@ class Eagle(HeadSource):
     name = "eagle"
 
     def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
         return True
 
     def file_time(self) -> float:
+        """See `HeadSource.file_time`."""
         return find_file_time(self.folder)
 
     def load_head(self, model: LayerStates) -> EagleModel:
@@ -275,6 +277,7 @@ class EagleDrafter(Drafter):
         return Children(best.indices, self.gaps.log_chances(best.values, paths.depths))
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
+        """See `Drafter.distributions`."""
         paths = TreeEntries(tokens, parents, run.width).paths()
         paths = Paths(paths.tokens[:, first:], paths.depths[:, first:])
         return self._score(run, paths).softmax(-1)

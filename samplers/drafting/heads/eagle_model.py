@@ -154,6 +154,7 @@ class EagleModel(nn.Module):
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
+        """See `EagleConfig`."""
         return self.config.aux_layers
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:

@@ -68,6 +68,7 @@ class LengthJudge:
     rule: DraftLength
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
+        """See `DraftLength.goes_on`."""
         return self.rule.goes_on(drafted)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:

@@ -67,6 +67,7 @@ class Classifier(LengthJudge):
     _made: Tensor | None = None  # [B, k] bool, which of them the row has drafted
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
+        """See `DraftLength.goes_on`."""
         chance = drafted.confidences[:, -1]
         k = drafted.confidences.shape[1]
         number = torch.full_like(chance, k / 8)
@@ -100,6 +101,7 @@ class Classifier(LengthJudge):
         self._made = None
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `LengthJudge.begin_rows`."""
         if self.weights.value is not None:
             first = torch.tensor(_FIRST, device=batch_slots.device, dtype=torch.float32)
             self.weights.get()[batch_slots] = first

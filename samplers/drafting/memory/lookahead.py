@@ -128,6 +128,7 @@ class LookaheadDrafter(CandidateDrafter):
         self.stamps.hold(stamps)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`."""
         guesses, _, stamps = self._state(run)
         guesses[batch_slots] = -1
         stamps[batch_slots] = -1

@@ -100,6 +100,7 @@ class SourceDrafter(Drafter):
         self.position.hold(self._position(run) + n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`."""
         if self.position.value is not None:
             self.position.get()[batch_slots] = 0
 

@@ -76,6 +76,7 @@ class SuffixDrafter(Drafter):
     _gain: float = field(default=1.0, init=False)  # tokens of a row in the last pass
 
     def choose_width(self, run: OpenRun, most: int) -> int:
+        """See `Drafter.choose_width`."""
         filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1]
         tokens = run.buffer.tokens[:, : int(filled.max())]
         columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -104,6 +105,7 @@ class SuffixDrafter(Drafter):
         return right / (_WEIGHT + self._judged[length])
 
     def propose(self, run: OpenRun) -> Drafts:
+        """See `Drafter.propose`."""
         frontier = run.frontier()
         assert self._first is not None
         filled = frontier.filled[:, None]

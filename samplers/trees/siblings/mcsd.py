@@ -33,11 +33,13 @@ class MCSD(SiblingRule):
     name = "mcsd"
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
+        """See `SiblingRule.draw`."""
         return draw_independent(p_draft, noise, k, first)
 
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
+        """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, lambda same, token: same)
 
 

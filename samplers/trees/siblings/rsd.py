@@ -50,6 +50,7 @@ class RSD(SiblingRule):
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
+        """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, _without)
 
 

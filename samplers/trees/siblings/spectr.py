@@ -40,11 +40,13 @@ class SpecTr(SiblingRule):
     name = "spectr"
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
+        """See `SiblingRule.draw`."""
         return draw_independent(p_draft, noise, k, first)
 
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
+        """See `SiblingRule.choose`."""
         n = (siblings >= 0).sum(1, keepdim=True)  # K of each row, [R, 1]
         gamma = solve_gamma(p_target, p_draft, n)
         at = siblings.clamp(min=0)
