@@ -31,6 +31,11 @@ class Decoder:
     service: GenerateService
 
     @property
+    def engine(self) -> Engine:
+        """How passes are carried out; `engine.close()` drops CUDA graphs."""
+        return self.service.engine
+
+    @property
     def history(self) -> list[Stats]:
         """Statistics of all finished calls, the last one at the end."""
         return self.service.history

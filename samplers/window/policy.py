@@ -81,7 +81,6 @@ class WindowPolicy(Capable):
             object.__setattr__(self, "drafts", parse_source(drafts))
         if find_source(self.drafts) is None:
             check_choice("drafts", self.drafts, NAMES, hint="'auto' suits most models")
-        refuse(explain(self))
         if self.tree is not None:
             check_tree(
                 self.tree,
@@ -92,6 +91,7 @@ class WindowPolicy(Capable):
                 remedy=self.tree_remedy,
             )
         check_fields(self)
+        refuse(explain(self))
 
     @classmethod
     def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:

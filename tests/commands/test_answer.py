@@ -121,7 +121,7 @@ def test_what_the_model_refuses_makes_no_folder(model: Path, files: list[str], c
     lazy = ("--visual-tokens", "lazy-llm", "--keep", 0.5)
     assert run(model, files[0], QUESTION, *lazy) == 2
     said = capsys.readouterr().err
-    assert "received LazyLLM(keep=0.5" in said and not Path("out").exists()
+    assert "beside LazyLLM(keep=0.5" in said and not Path("out").exists()
 
 
 def test_the_embedded_model_is_the_default_and_says_how_to_make_it(

@@ -1075,10 +1075,10 @@ def test_bad_methods_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"budget": 0}, ["budget", "1", "0"]),
+        ({"budget": 0}, ["budget", "0"]),
         ({"budget": 32}, ["budget", "32"]),
         ({"window": 0}, ["window"]),
-        ({"kernel": 4}, ["kernel", "odd", "5"]),
+        ({"kernel": 4}, ["kernel", "odd"]),
     ],
 )
 def test_bad_fields_are_refused(fields: dict[str, Any], named: list[str]) -> None:
@@ -1091,10 +1091,10 @@ def test_a_cache_of_the_caller_runs_the_original() -> None:
     model, ids = build_lm("llama"), torch.tensor(draw_rows(20))
     with (
         mmaccel.attach(model, "jacobi", kv_cache=mmaccel.SnapKV(budget=9, window=3)) as handle,
-        pytest.warns(UserWarning, match="a cache that the caller sees"),
+        pytest.warns(UserWarning, match="a cache in the output with SnapKV"),
     ):
         model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
-    assert "a cache that the caller sees" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
+    assert "a cache in the output" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
 
 
 def test_a_method_without_a_score_is_none() -> None:

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import mmaccel
-from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.kv_cache import kvzap_scorer
 from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, open_scorer
 from tests.fixtures.tiny_lms import build_lm
@@ -220,5 +219,5 @@ def test_another_scorer_s_tokens_are_seen(tmp_path: Path) -> None:
 def test_a_method_with_a_scorer_looks_at_no_queries(tmp_path: Path) -> None:
     path = write(tmp_path, make_networks("linear"))
     method = mmaccel.KVzap(scorer=path)
-    assert method.observed == 0 and method.reads_hidden and LayerMethods(method).reads_hidden
+    assert method.observed == 0 and "hidden states" in method.needs
     assert mmaccel.KVzap().observed == 64 and not mmaccel.KVzap().reads_hidden

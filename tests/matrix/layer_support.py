@@ -74,7 +74,7 @@ def check_memory(model: Any, given: dict[str, Any]) -> str:
     window = CausalLMWindow(model)
     prompts = [torch.tensor(row) for row in draw_rows(*LENGTHS)]
     whole, own = (
-        answer(window, prompts, methods, [], max_new_tokens=4)[1].bytes
+        answer(window, prompts, methods, [], max_new_tokens=4)[1]["bytes"]
         for methods in (LayerMethods(), LayerMethods(**given))
     )
     return "yes" if own < whole else "no"

@@ -17,6 +17,7 @@ from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.models.cosmos.token_model import (
     Yarn,
+    _Settings,
     _yarn_of,
     clip_angles,
     load_cosmos_window,
@@ -74,8 +75,8 @@ def test_what_the_files_do_not_say(tmp_path: Path) -> None:
     (model / "config.json").unlink()
     window, shape = load_cosmos_window(model, LoadConfig())
     assert shape == (5, 40, 64) and window.max_positions == 12800
-    assert _yarn_of({}, 40) == Yarn((3, 40, 64), scale=2.0, fast=4.0, slow=1.0)
-    assert _yarn_of({}, 16) is None
+    assert _yarn_of(_Settings(), 40) == Yarn((3, 40, 64), scale=2.0, fast=4.0, slow=1.0)
+    assert _yarn_of(_Settings(), 16) is None
     video = CosmosVideo(window, shape, JitCodec(codec, LoadConfig()))
     assert video.params == SamplingParams(temperature=1.0, top_p=0.8)
     assert (video.size, video.fps, video.starts) == ((1024, 640), 25.0, (1, 9))
