@@ -45,7 +45,7 @@ GLOSSARY = {
     "layer states": Word("hidden states of layers, which heads read", "draft by another source"),
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),
-    "shared prompts": Word("rows that read one stored prompt together", "share_prefix='auto'"),
+    "shared prompts": Word("rows that read one stored prompt together", "set share_prefix='auto'"),
     "trees": Word("passes over a tree of drafts"),
     # what methods of caches and attention do
     "eviction": Word("entries of prompts that leave the caches of layers"),
@@ -164,7 +164,7 @@ class Reason:
         known = GLOSSARY.get(self.word)
         if known is None:
             return (
-                f"{slot}: expected {self.word} of at most {self.why} beside {self.other!r}, "
+                f"{slot}: expected a {self.word} of at most {self.why} beside {self.other!r}, "
                 f"received {self.part!r}; give a narrower one, or leave {slot_of(self.other)} out"
             )
         if self.is_of_model:

@@ -201,11 +201,11 @@ STEPS = (
         "I copy the line with Janus-Pro, from its authors' repository",
         shell(
             "mmaccel generate 'a red fox' --model deepseek-ai/Janus-Pro-1B",
-            "in the layout of DeepSeek's own code",
+            "in the layout of its authors' own code",
             1,
             net="hub",
         ),
-        "take the copy for transformers: deepseek-community/Janus-Pro-1B",
+        "take the copy deepseek-community/Janus-Pro-1B",
         shell(
             "mmaccel generate 'a red fox' --model deepseek-community/Janus-Pro-1B",
             r"out/\d+-\S+\.png: ",
