@@ -193,7 +193,7 @@ class Engine:
         Raises:
             UnsupportedModelError: it must, and the model cannot have one.
         """
-        refuse(reason for reason in explain(*self.parts, window) if reason.word == "fused decoder")
+        refuse(explain(*(each for each in self.parts if each.needs == _FUSED), window))
         window.use_fused(self.fused, self.compile)
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:

@@ -80,6 +80,7 @@ def test_threads_share_a_tuner() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(use, range(8)))
+    assert 1 <= tuner.choose(64) <= 64
 
 
 def test_what_is_kept_belongs_to_a_model_and_is_bounded() -> None:
