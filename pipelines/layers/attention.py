@@ -31,10 +31,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
@@ -397,9 +397,7 @@ def _attend_under(
     """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hq, W, S]`, by torch."""
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, scale=scale, enable_gqa=groups > 1
-        )
+        return grouped_attention(query, key, value, mask, scale=scale)
     packed = query.unflatten(1, (-1, groups))  # [R, Hkv, G, W, D]
     scores = (packed @ key[:, :, None].mT).float() * scale
     by_head = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (-1, groups))
