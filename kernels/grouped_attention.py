@@ -20,7 +20,7 @@ def grouped_attention(
     Args:
         query: `[R, Hq, W, D]`.
         key, value: `[R, Hkv, S, D]`.
-        mask: `[R, 1 or Hq, W, S]`, bools, or numbers that are added; None: all see all.
+        mask: `[R, 1 or Hkv, W, S]`, bools, or numbers that are added; None: all see all.
         scale: of the scores; None: `D ** -0.5`.
     """
     rows, heads = key.shape[:2]
@@ -29,8 +29,7 @@ def grouped_attention(
     on_cpu = query.device.type == "cpu"
     is_one_row = on_cpu and width == 1 and query.dtype != torch.float32
     is_batch = on_cpu and rows * heads >= 16 and 4 <= groups * width and width <= 16
-    is_shared = mask is None or mask.shape[1] == 1
-    if groups > 1 and is_shared and (is_one_row or is_batch):
+    if groups > 1 and (is_one_row or is_batch):
         packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
         if mask is not None and width > 1:
             mask = mask.repeat(1, 1, groups, 1)
@@ -39,6 +38,8 @@ def grouped_attention(
     if groups == 1 and is_one_row:
         query = query.expand(-1, -1, 2, -1)
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)[:, :, :1]
+    if groups > 1 and mask is not None and mask.shape[1] > 1:
+        mask = mask.repeat_interleave(groups, 1)
     return F.scaled_dot_product_attention(
         query, key, value, mask, scale=scale, enable_gqa=groups > 1
     )

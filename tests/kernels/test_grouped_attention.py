@@ -22,7 +22,7 @@ def test_each_query_head_weighs_the_values_of_its_own_keys(
         key, value = torch.randn(2, rows, heads, 30, 8, generator=draw)
         seen = torch.rand(rows, 1, width, 30, generator=draw) < 0.7
         if form == "by head":
-            seen = torch.rand(rows, heads * groups, width, 30, generator=draw) < 0.7
+            seen = torch.rand(rows, heads, width, 30, generator=draw) < 0.7
         seen[..., 0] = True
         mask = None if form == "none" else seen
         if form in ("numbers", "by head"):
@@ -34,7 +34,8 @@ def test_each_query_head_weighs_the_values_of_its_own_keys(
         by_head = key.float().repeat_interleave(groups, 1)
         scores = query.float() @ by_head.mT * 0.3
         if mask is not None:
-            scores = scores.masked_fill(~seen, float("-inf"))
+            wide = seen.expand(-1, heads, -1, -1).repeat_interleave(groups, 1)
+            scores = scores.masked_fill(~wide, float("-inf"))
         expected = scores.softmax(-1) @ value.float().repeat_interleave(groups, 1)
         atol = 1e-5 if dtype == torch.float32 else 0.03
         torch.testing.assert_close(made.float(), expected, rtol=0, atol=atol)
