@@ -286,7 +286,9 @@ def test_models_are_found_by_their_configuration() -> None:
         assert find_denoiser(llada(model_type=kind)) is None
     known = mmaccel.supports(llada())
     assert known and "lossless-unmask" in known.policies and "jacobi" not in known.policies
-    assert "revised-parallel" not in known.policies  # it needs shadow entries
+    assert "revised-parallel" in known.policies
+    uncached = mmaccel.supports(TARGETS["fast-dllm"]())
+    assert "revised-parallel" not in uncached.policies  # it needs shadow entries
     sdar = TARGETS["sdar"]()
     assert "revised-parallel" in mmaccel.supports(sdar).policies
     assert mmaccel.supports(SDARDenoiser(sdar)).policies == mmaccel.supports(sdar).policies
