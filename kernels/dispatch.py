@@ -1,10 +1,9 @@
 """Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
-signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes, and a
-function `refuse_<name>` where tensors must fit each other. Its numpy version, for few rows on a
-CPU, has the same name and signature in `kernels/x_numpy.py`; a run decides once whether its steps
-take those (`Backend`).
+signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes. Its
+numpy version, for few rows on a CPU, has the same name and signature in `kernels/x_numpy.py`; a run
+decides once whether its steps take those (`Backend`).
 
 The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
 run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
@@ -267,15 +266,13 @@ def refuse(
     specification: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> str | None:
     """Why the Triton version cannot take such arguments; None if it can."""
-    module = _triton_module(specification)
     given = dict(zip(_names(specification), args)) | options
-    for path, takes in getattr(module, "TAKES", {}).items():
+    for path, takes in getattr(_triton_module(specification), "TAKES", {}).items():
         name, *inner = path.split(".")
         value = given.get(name)
         for part in inner:
-            value = getattr(value, part)
-        reason = None if value is None else takes.refuse(path, value)
+            value = getattr(value, part, None)
+        reason = None if value is None else takes.refuse(path, value, given.get(takes.like))
         if reason is not None:
             return str(reason)
-    more = getattr(module, f"refuse_{specification.__name__}", None)
-    return None if more is None else more(*args, **options)
+    return None

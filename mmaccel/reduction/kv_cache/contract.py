@@ -101,7 +101,7 @@ class CachedLayer:
         keys = self.keys.to(self.queries.dtype)
         values = self.values.to(self.queries.dtype)
         _, lse = dispatch.run(
-            window_attention, self.queries, keys, values, start, scale=self.scale, lse=True
+            window_attention, self.queries, keys, values, start, scale=self.scale
         )
         mass: Tensor = dispatch.run(column_mass, self.queries, keys, lse, start, scale=self.scale)
         return mass
