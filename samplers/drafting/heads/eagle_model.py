@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, is_one, show, within
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.samplers.drafting.shared_ids import spread_logits
 from mmaccel.weight_folders import Opened, Schema, open_folder, save_folder, shapes_of
 
@@ -273,14 +274,8 @@ class EagleModel(DecoderLayer):
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Attention `[B, K, H, d]` of queries over `[B, S, Hkv, d]`; `mask` is `[B, K, S]` bool."""
-    attended = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        attn_mask=mask[:, None],
-        enable_gqa=True,
-    )
-    return attended.transpose(1, 2)
+    heads = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    return grouped_attention(*heads, mask[:, None]).transpose(1, 2)
 
 
 def turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
