@@ -101,24 +101,36 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
-    """Which backend `run` would take for these arguments.
+def choose(device_type: str) -> Choice:
+    """Which backend runs kernels on a kind of device. A call's own arguments may still forbid it.
 
     Raises:
         OptionError: MMACCEL_KERNELS has another value than the three.
     """
-    chosen = mode()
-    if chosen == "torch":
+    if mode() == "torch":
         return Choice("torch", f"{VARIABLE}=torch")
-    obstacle = find_obstacle(_device_type(args, options))
-    is_bfloat16 = any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, options))
-    if obstacle is None and is_bfloat16 and is_interpreted():
-        obstacle = "bfloat16, which Triton's interpreter computes wrongly"
-    if obstacle is None:
-        obstacle = refuse(specification, args, options)
+    obstacle = find_obstacle(device_type)
     if obstacle is not None:
         return Choice("torch", obstacle)
-    return Choice("triton", "interpreted" if is_interpreted() else "the tensors are on a GPU")
+    return Choice(
+        "triton", "interpreted" if is_interpreted() else f"the tensors are on {device_type}"
+    )
+
+
+def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
+    """Which backend `run` would take for these arguments.
+
+    Raises:
+        OptionError: see `choose`.
+    """
+    choice = choose(_device_type(args, options))
+    if choice.backend == "torch":
+        return choice
+    is_bfloat16 = any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, options))
+    if is_bfloat16 and is_interpreted():
+        return Choice("torch", "bfloat16, which Triton's interpreter computes wrongly")
+    obstacle = refuse(specification, args, options)
+    return choice if obstacle is None else Choice("torch", obstacle)
 
 
 def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -158,7 +170,7 @@ class Backend:
     def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
         is_on_host = device_type == "cpu" and reads_back and mode() == "auto"
         self._device_type = device_type
-        self._is_numpy = is_on_host and not takes("accept_prefix", device_type)
+        self._is_numpy = is_on_host and not uses_triton(device_type)
         self._has_few_rows = self._is_numpy and rows <= _FEW_ROWS
         self._versions: dict[Any, Any] = {}  # by specification
 
@@ -186,7 +198,7 @@ class Backend:
             module = import_module(f"{specification.__module__}_numpy")
             version: Callable[..., Any] = getattr(module, name)
             return version
-        if KERNELS.get(kernel) == name and takes(kernel, self._device_type):
+        if KERNELS.get(kernel) == name and uses_triton(self._device_type):
             return partial(run, specification)
         return specification
 
@@ -205,34 +217,13 @@ def check(device_type: str) -> None:
         )
 
 
-def takes(kernel: str, device_type: str) -> bool:
-    """Whether `run` takes a kernel's Triton version on a kind of device.
+def uses_triton(device_type: str) -> bool:
+    """Whether `run` takes Triton versions on a kind of device.
 
-    A call's own arguments may still forbid it. With MMACCEL_KERNELS=triton the answer is always
-    yes, so that `run` raises and says what is missing.
+    With MMACCEL_KERNELS=triton the answer is always yes, so that `run` raises and says what is
+    missing.
     """
-    assert kernel in KERNELS
-    chosen = mode()
-    return chosen == "triton" or (chosen == "auto" and find_obstacle(device_type) is None)
-
-
-def survey(device_type: str) -> dict[str, Choice]:
-    """Every kernel by name: the backend that would run on a kind of device, and why.
-
-    Single calls may still go to torch, for reasons of their shapes; `decide` says so.
-    """
-    chosen = mode()
-    obstacle = find_obstacle(device_type)
-    if chosen == "torch":
-        return dict.fromkeys(KERNELS, Choice("torch", f"{VARIABLE}=torch"))
-    if obstacle is not None:
-        refused = f"{obstacle}; calls raise, as {VARIABLE}=triton"
-        reason = refused if chosen == "triton" else obstacle
-        return dict.fromkeys(KERNELS, Choice("torch", reason))
-    return {
-        name: Choice("triton", "interpreted" if is_interpreted() else f"{device_type} is there")
-        for name in KERNELS
-    }
+    return mode() == "triton" or choose(device_type).backend == "triton"
 
 
 def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[Tensor]:

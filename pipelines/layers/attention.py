@@ -249,8 +249,8 @@ class WindowPass:
         value: Tensor,
         states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see the
-        same of the store, since its cache changes between two of them; None where they do.
+        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see
+        the same of the store, since its cache changes between two of them; None where they do.
 
         Args:
             start: `[R]` int64, cache index of each row's first query in the layer.
