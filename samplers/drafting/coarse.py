@@ -23,7 +23,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     load_coarse,
 )
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
-from mmaccel.samplers.drafting.copying import PreviousFrame
+from mmaccel.samplers.drafting.copies import PreviousFrame
 from mmaccel.samplers.drafting.memory.suffix import Suffix
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.ngram import NGram

@@ -1,21 +1,11 @@
-"""Sources that copy known tokens: the last one, those of the row above, those of the frame before.
-
-The last known token, once more: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image
-Generation with Training-free Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section
-3.3.
-"""
+"""What sources that copy known tokens have in common."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout
-from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.contract import Frontier
 
 
 def tokens_at(frontier: Frontier, columns: Tensor) -> Tensor:
@@ -40,69 +30,3 @@ def copy_back(frontier: Frontier, period: int) -> Tensor:
     is_known = back <= frontier.slots + frontier.n_shown
     left = frontier.filled[:, None] - 1
     return tokens_at(frontier, torch.where(is_known, frontier.columns - back, left))
-
-
-@dataclass(frozen=True)
-class _Copies(DraftSource):
-    """Base of sources that copy known tokens."""
-
-    is_capturable = True
-    reads_last_scores = False
-
-
-@dataclass(frozen=True)
-class Left(_Copies):
-    """Copies of each row's last known token."""
-
-    name = "left"
-
-    def propose(self, frontier: Frontier) -> Drafts:
-        return Drafts(last_known(frontier))
-
-
-@dataclass(frozen=True)
-class PeriodicCopies(_Copies):
-    """Base of sources that copy from a period ago.
-
-    Attributes:
-        forms: what tokens form where there is a period.
-    """
-
-    forms: ClassVar[str] = ""
-
-    def period(self, layout: Layout) -> int:
-        """Slots of a period, 0 where there is none."""
-        raise NotImplementedError
-
-    def propose(self, frontier: Frontier) -> Drafts:
-        assert frontier.layout is not None
-        return Drafts(copy_back(frontier, self.period(frontier.layout)))
-
-    def check_layout(self, layout: Layout | None) -> None:
-        if layout is None or self.period(layout) < 1:
-            raise OptionError(
-                f"drafts={self.name!r}: expected a model whose tokens form {self.forms}, received "
-                "one without; use drafts='left', or give a layout"
-            )
-
-
-@dataclass(frozen=True)
-class Above(PeriodicCopies):
-    """Tokens of the row above; in the first row copies of the last known token."""
-
-    forms = "rows"
-    name = "above"
-
-    def period(self, layout: Layout) -> int:
-        return layout.columns
-
-
-@dataclass(frozen=True)
-class PreviousFrame(PeriodicCopies):
-    """Tokens of the previous frame; in the first one copies of the last known token."""
-
-    forms = "frames"
-    name = "previous-frame"
-
-    def period(self, layout: Layout) -> int:
-        return layout.frame

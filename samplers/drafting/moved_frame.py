@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Drafts, Frontier
-from mmaccel.samplers.drafting.copying import PeriodicCopies, copy_back
+from mmaccel.samplers.drafting.copies import PeriodicCopies
+from mmaccel.samplers.drafting.copying import copy_back
 
 _MARGIN = 1  # tokens that no shift at all is given
 

@@ -27,7 +27,7 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.takes import Takes
 from mmaccel.samplers.drafting.contract import Drafter
-from mmaccel.samplers.drafting.copying import Left
+from mmaccel.samplers.drafting.copies import Left
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmaccel import Frames, Grid, OptionError
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Frontier
-from mmaccel.samplers.drafting.copying import PreviousFrame
+from mmaccel.samplers.drafting.copies import PreviousFrame
 from mmaccel.samplers.drafting.moved_frame import MovedFrame
 
 ROWS, COLUMNS, VOCAB, ORIGIN = 4, 5, 30, 3
