@@ -19,12 +19,11 @@ from mmaccel.samplers.drafting.parallel import dflash_model
 from mmaccel.tokenizers_vq import autoencoder, speech_codec
 from mmaccel.weight_folders import Schema
 from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.heads import make_head, save_draft
 from tests.fixtures.spoiled import cut
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import build_tiny
 from tests.fixtures.voices import build_codec
-from tests.window.test_dflash import save_draft
-from tests.window.test_eagle import make_head
 
 OUTPUT = torch.eye(5)
 

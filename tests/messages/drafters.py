@@ -60,7 +60,7 @@ def _mtp(spoil: Callable[[Path], object]) -> None:
 
 
 def _dflash(spoil: Callable[[Path], object], window: int | str = 4) -> None:
-    from tests.window.test_dflash import build_target, save_draft
+    from tests.fixtures.heads import build_target, save_draft
 
     with TemporaryDirectory() as name:
         folder = save_draft("authors", Path(name))

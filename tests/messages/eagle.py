@@ -11,11 +11,11 @@ import torch
 
 from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams
 from mmaccel.errors import OptionError, UnsupportedModelError
+from tests.fixtures.heads import make_head
 from tests.fixtures.spoiled import Spoil, edit_weights
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.messages.case import Refused
-from tests.window.test_eagle import make_head
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
