@@ -31,11 +31,11 @@ from tests.fixtures.denoiser_targets import (
     WIDE,
     images,
     llada,
+    negative,
 )
 from tests.fixtures.denoisers import TinyLLaDA
 from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.messages.diffusion import negative
 
 IDS = torch.tensor([PROMPTS[2]])
 ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4

@@ -288,18 +288,3 @@ def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
         )
         assert torch.equal(both, alone) == (attention.budget == 1)
         assert "SnapKV" in stats.reference
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"block": 0}, ["block"]),
-        ({"first_layer": -1}, ["first_layer"]),
-    ],
-)
-@pytest.mark.parametrize("method", CLASSES)
-def test_bad_fields_are_refused(method: Any, fields: dict[str, Any], named: list[str]) -> None:
-    with pytest.raises(mmaccel.OptionError) as caught:
-        method(**fields)
-    text = str(caught.value)
-    assert "\n" not in text and all(part in text for part in named)
