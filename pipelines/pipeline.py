@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from mmaccel.contracts import (
     TokenModel,
 )
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadOptions, read_options
+from mmaccel.options import LoadOptions, PassKeywords, read_options
 from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
@@ -90,23 +90,10 @@ def read_loading(
         MissingBackendError: what an option needs is not on this machine.
     """
     options = read_options(LoadOptions, "from_pretrained", keywords)
-    engine = Engine(
-        options.cuda_graphs,
-        options.sync_every,
-        options.fused,
-        options.compile,
-        prefill_chunk_size=options.prefill_chunk_size,
-        share_prefix=options.share_prefix,
-    )
+    engine = Engine(**{name: getattr(options, name) for name in PassKeywords.__annotations__})
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
-    hub = HubOptions(
-        revision=options.revision,
-        token=options.token,
-        variant=options.variant,
-        local_files_only=options.local_files_only,
-        cache_dir=options.cache_dir,
-    )
+    hub = HubOptions(**{each.name: getattr(options, each.name) for each in fields(HubOptions)})
     engine.check(device)
     config = LoadConfig(
         device=device,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Stats
 
@@ -54,7 +53,8 @@ def run_original(
         row_passes = passes * ids.shape[0]
         return out, Stats(tokens=0, passes=passes, row_passes=row_passes, seconds=seconds)
     tokens = made[:, ids.shape[1] :]
-    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
+    ends = getattr(config, "_eos_token_tensor", None)
+    n_tokens = tokens.numel() if ends is None else int(count_to_end(tokens, ends).sum())
     row_passes = passes if tokens.shape[0] == 1 else n_tokens
     return out, Stats(tokens=n_tokens, passes=passes, row_passes=row_passes, seconds=seconds)
 
@@ -109,51 +109,20 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
     if isinstance(seed, Sequence):
         text = ",".join(map(str, seed))
         seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
-    own = torch.get_rng_state()
-    on_device = None
-    module: Any = None if device.type == "cpu" else torch.get_device_module(device.type)
-    torch.default_generator.manual_seed(seed)
-    with _current(module, device):
-        if module is not None:
-            on_device = module.get_rng_state()
-            module.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(own)
-        with _current(module, device):
-            if module is not None:
-                module.set_rng_state(on_device)
-
-
-def _current(module: Any, device: torch.device) -> Any:
-    """A context in which `device` is current, where its backend has several."""
-    return module.device(device) if hasattr(module, "device") else nullcontext()
-
-
-def _count(tokens: Tensor, ends: Tensor | None) -> int:
-    """Tokens `[B, L]` up to and including each row's first end token."""
-    if ends is None:
-        return tokens.numel()
-    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
-    return int((is_end.cumsum(1) - is_end == 0).sum())
-
-
-def find_caller() -> int:
-    """The `stacklevel` at which a warning of the calling function points at the user's line."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("mmaccel", "transformers", "torch"):
-            break
-        level = level + 1
-        frame = frame.f_back
-    return level
-
-
-def warn_once(reason: str, warned: set[str]) -> None:
-    """Warn for a reason that is not among `warned` yet; the warning points at the user's line."""
-    if reason not in warned:
-        warned.add(reason)
-        warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())
+    backends: list[Any] = [torch]
+    current: Any = nullcontext()
+    if device.type != "cpu":
+        backend: Any = torch.get_device_module(device.type)
+        backends.append(backend)
+        if hasattr(backend, "device"):  # of which there are several
+            current = backend.device(device)
+    with current:
+        states = [one.get_rng_state() for one in backends]
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds every device
+        for one in backends[1:]:
+            one.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for one, state in zip(backends, states):
+                one.set_rng_state(state)

@@ -104,7 +104,7 @@ _POLICIES = (
     ),
     *(
         Refused(f"{make.__name__.strip('_')} with {name}={value!r}", make(**{name: value}),
-                (f"{name}: expected True or False, received",))
+                (f"{name}: expected one of True, False, received",))
         for make in (_attach, _decoder)
         for name in ("strict", "assume_stateless")
         for value in ("no",)  # it would silently count as true

@@ -84,7 +84,6 @@ CASES = (
     _sample("noise of three rows", "noise: expected 1 rows, received 3", ShapeError, rows=3),
     _sample("no cache", 'choose cache="none"', UnsupportedModelError,
             policy=Stepwise(cache="dual")),
-    _sample("no blocks", "block-causal model", policy=Stepwise(cache="block"), caches=True),
     _sample("one branch", "expected 2 branches", ShapeError,
             params=SamplingParams(guidance_scale=2.0)),
     Refused("a window policy", lambda: decode(mmaccel.Jacobi(), ReferenceDenoiser(JOINT), 4),

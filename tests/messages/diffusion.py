@@ -13,12 +13,11 @@ from torch import Tensor
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser
 from tests.fixtures import amused, diffusion_gemma
 from tests.fixtures.denoiser_targets import LENGTH, MASK, PADDED, TARGETS, VOCAB, images, llada
 from tests.fixtures.denoisers import TinyLLaDA, TinyLumina
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import left_padded
 from tests.messages.case import Refused
 
 Call = Callable[[], Any]
@@ -68,7 +67,6 @@ _OPTIONS = tuple(
          ("eos_token_id: ", "received 39, the mask token")),
         ("the mask in a prompt", {"input_ids": _spoiled(MASK)},
          ("input_ids: ", "no mask token", "in row 1")),
-        ("id 40", {"input_ids": _spoiled(VOCAB)}, ("input_ids: ", "below 40", "id 40 in row 1")),
         ("a negative prompt at scale 1", negative(ROWS, guidance_scale=1.0),
          ("guidance_scale other than 1 with it",)),
     )
@@ -143,10 +141,6 @@ def _dropping() -> Any:
     return model
 
 
-def _blocks() -> Any:
-    return MaskedLM(build_lm("qwen3").double(), MASK, block=4)
-
-
 def _small_grid(vocab_size: int = 9) -> Any:
     return mmaccel.Grid(2, 4, vocab_size=vocab_size)
 
@@ -154,15 +148,10 @@ def _small_grid(vocab_size: int = 9) -> Any:
 _FITS = tuple(
     Refused(f"a canvas: {name}", call, says, error)
     for name, call, says, error in (
-        ("no shadow entries", _attach(llada, "revised-parallel"), ("cache: expected a model",),
+        ("no shadow entries", _attach(llada, "revised-parallel"), ('revise="edit"',),
          UnsupportedModelError),
-        ("delimiters beyond the vocabulary",
-         _attach(llada, mmaccel.AdaptiveBlock(delimiters=(VOCAB,))), ("expected ids below 40",),
-         OptionError),
-        ("blocks that do not divide", _attach(_blocks, mmaccel.Stepwise(block=3)),
-         ("divides the model's blocks of 4",), OptionError),
         ("another pipeline's policy", _attach(llada, "cached-blocks"), ("LLaDA2Pipeline's",),
-         OptionError),
+         UnsupportedModelError),
         ("graphs", _attach(llada, "stepwise", cuda_graphs=True), ("filled pass by pass",),
          UnsupportedModelError),
         ("a layout of 9 ids", _attach(llada, "stepwise", layout=_small_grid()), ("40 ids",),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
@@ -23,7 +24,6 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     is_bounded,
 )
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
-    Methods,
     callback_tensors,
     check_inputs,
     decode_texts,
@@ -46,10 +46,10 @@ class GemmaPipelineService(GemmaService):
     """Serves the calls of one pipeline, and those of its model."""
 
     def find_model(self) -> Any:
-        return self._target.model
+        return self.target.model
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        return [*super().methods(), (self._target, {"__call__": self._call})]
+        return [*super().methods(), (self.target, {"__call__": self._call})]
 
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:
@@ -94,9 +94,6 @@ class GemmaPipelineService(GemmaService):
         }
         out = self.run(run, (ids,), inputs)
         return _make_output(pipe, out.sequences[:, ids.shape[1] :], end, given)
-
-
-serve = GemmaPipelineService.serve
 
 
 def _temperatures(
