@@ -155,30 +155,6 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         assert run.history == []
 
 
-def test_a_cache_that_transformers_refuses_is_left_to_it() -> None:
-    from transformers import StaticCache
-
-    model = build_lm("llama")
-    cache = StaticCache(config=model.config, max_cache_len=40)
-    with torch.no_grad():
-        model(torch.ones(5, 2).long(), past_key_values=cache)
-    cache.reset()
-    with mmaccel.attach(model, mmaccel.Jacobi(window=4)):
-        with (
-            pytest.warns(UserWarning, match="a cache of another number of rows"),
-            pytest.raises(RuntimeError),
-        ):
-            model.generate(**PROMPTS, max_new_tokens=4, past_key_values=cache)
-
-
-def test_a_draft_model_that_is_too_short_for_a_call_ends_its_drafts() -> None:
-    model, small = build_lm("llama"), build_lm("llama", max_position_embeddings=6)
-    plain, policy = _generate(model, {}), mmaccel.Speculative(window=4, draft_model=small)
-    with mmaccel.attach(model, policy, strict=True) as run:
-        assert _generate(model, {}).equal(plain)
-    assert "no drafts beyond the 6 positions of the draft model" in run.stats.notes
-
-
 def test_what_a_call_alone_can_tell_runs_the_original() -> None:
     model, other = build_lm("llama"), build_lm("llama", vocab_size=41)
     plain, policy = _generate(model, {}), mmaccel.Speculative(window=4, draft_model=other)
@@ -193,16 +169,6 @@ def test_what_a_call_alone_can_tell_runs_the_original() -> None:
         pytest.raises(OptionError, match="received 41"),
     ):
         _generate(model, {})
-
-
-def test_what_the_original_refuses_is_refused_as_before() -> None:
-    model = build_lm("llama")
-    with (
-        mmaccel.attach(model, mmaccel.Jacobi(window=4)),
-        pytest.warns(UserWarning, match="mmaccel"),
-    ):
-        with pytest.raises(RuntimeError, match="[Ss]izes"):
-            _generate(model, CASES["guidance"][1](model))
 
 
 def test_an_error_of_a_grammar_is_raised_if_its_prefix_is_accepted() -> None:
@@ -293,14 +259,6 @@ def test_a_seed_reaches_the_fallback_and_leaves_torchs_generator_alone() -> None
     assert not torch.equal(use(None), use(None))
 
 
-def test_a_list_of_seeds_is_copied() -> None:
-    model, seeds = build_lm("llama"), [4, 5, 6]
-    with mmaccel.attach(model, "jacobi", seed=seeds, strict=True):
-        first = model.generate(**PROMPTS, max_new_tokens=8, do_sample=True)
-        seeds[1] = 99
-        assert torch.equal(model.generate(**PROMPTS, max_new_tokens=8, do_sample=True), first)
-
-
 @pytest.mark.parametrize("version", ["5.24.0", "9.1.0"])
 def test_a_function_that_a_new_release_changed_runs_the_original(
     version: str, monkeypatch: pytest.MonkeyPatch
@@ -340,13 +298,3 @@ def test_continuous_batching_of_transformers_is_not_watched() -> None:
                 assert len(out) == 2
         assert len([w for w in seen if "without the policy" in str(w.message)]) == 1
         assert run.history == []
-
-
-def test_a_fallback_shows_no_guarantee_of_the_policy() -> None:
-    model = build_lm("llama")
-    with mmaccel.attach(model, "jacobi") as run:
-        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
-        assert "exactness    bitwise" in str(run.stats)
-        with pytest.warns(UserWarning, match="beam search"):
-            model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
-    assert "exactness" not in str(run.stats) and "fell back    beam search" in str(run.stats)

@@ -11,11 +11,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.generate_call import (
-    READ,
-    Argument,
     GenerateCall,
     find_obstacles,
-    sort_arguments,
 )
 from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
@@ -127,17 +124,3 @@ def test_encoded_images_of_the_prompt_fall_back(name: str) -> None:
     model.__class__ = type("Probe", (type(model),), {"_sample": sample})
     model.generate(**prompts(name, ROWS), max_new_tokens=4, do_sample=False)
     assert found == [[], ["mm_encoder_outputs"]]
-
-
-def test_what_a_table_lacks_is_refused_and_neutral_values_ask_for_nothing() -> None:
-    table = {
-        "off": Argument("refuse", neutral=False),
-        "one": Argument("refuse", neutral=1.0),
-        "none": Argument("refuse", neutral=False),
-        "read": READ,
-    }
-    found = sort_arguments(
-        {"off": False, "one": 1, "none": None, "read": False, "unknown": False}, table
-    )
-    assert found["refuse"] == {"unknown": False} and found["read"] == {"read": False}
-    assert set(sort_arguments({"off": 0, "one": True}, table)["refuse"]) == {"off", "one"}

@@ -162,20 +162,3 @@ def test_transition_scores_of_several_sequences() -> None:
     assert len({tuple(row) for row in ours.sequences.tolist()}) == 4
     found = model.compute_transition_scores(ours.sequences, ours.scores, normalize_logits=True)
     assert bool((found[:, 0] <= 0).all()) and bool(found[:, 0].isfinite().all())
-
-
-def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
-    from mmaccel.samplers.window import run as window_run
-
-    seen: list[bool] = []
-    original = window_run.WindowRun.finish
-
-    def finish(self: Any) -> Any:
-        seen.append(self.calls.recorder is None and not self.calls.is_recorded)
-        return original(self)
-
-    model = build_lm("llama")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_run.WindowRun, "finish", finish)
-        _generate(model, POLICIES["jacobi"], **ALONE, return_dict_in_generate=False)
-    assert seen == [True]
