@@ -505,18 +505,14 @@ def _find_in_own_prompt(
             yield "output_attentions over a StaticCache"
     windows = [window for window in facts.windows if window is not None]
     assert call.length is not None
-    if windows and min(windows) < call.n_columns + call.length and _has_holes(call.mask):
+    is_narrow = windows and min(windows) < call.n_columns + call.length
+    if is_narrow and not is_left_padded(call.mask):
         yield "an attention mask with holes for a model with sliding windows"
-
-
-def _has_holes(mask: Tensor) -> bool:
-    """Whether a row of `[B, T]` bool hides columns after its first token."""
-    return bool((mask[:, 1:] < mask[:, :-1]).any())
 
 
 def is_left_padded(mask: Tensor) -> bool:
     """`[B, T]` bool: False, then True up to the end, at least once."""
-    return not _has_holes(mask) and bool(mask[:, -1].all())
+    return bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all())
 
 
 # ------------------------------------------------------------------------ `generate` of denoisers

@@ -58,7 +58,10 @@ _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
 _BATCH = "transformers' own continuous batching; generate takes a padded batch"
 _BATCHES = ("generate_batch", "init_continuous_batching")
 _OTHER_LOOPS = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
-_SAMPLE = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
+_SAMPLE = (  # arguments of transformers' loops by position
+    "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus",
+    "streamer",
+)  # fmt: skip
 _STEP = 0x9E3779B97F4A7C15  # odd: the seeds of 2**63 calls of a series differ
 
 
@@ -198,8 +201,8 @@ class GenerateService(Service):
             self.series.tokens,
         )
         loop = (call.ids, logits_processor, stopping_criteria, generation_config)
-        given = {"synced_gpus": synced_gpus, "streamer": streamer, **others}
-        run_original = partial(self._fall_back, model, "_sample", loop, given)
+        given = dict(zip(_SAMPLE, (*loop, synced_gpus, streamer))) | others
+        run_original = partial(self._fall_back, model, "_sample", given)
         try:
             facts = self.family.check(model)
         except UnsupportedModelError as error:
@@ -294,25 +297,18 @@ class GenerateService(Service):
             )
 
     def _run_other(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
-        return self._fall_back(model, name, args, options, [_OTHER_LOOPS[name]])
+        given = dict(zip(_SAMPLE, args)) | options
+        return self._fall_back(model, name, given, [_OTHER_LOOPS[name]])
 
     def _run_batches(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
         self._refuse(_BATCH, [_BATCH])
         self.warn([_BATCH])
         return original(model, name)(*args, **options)
 
-    def _fall_back(
-        self,
-        model: Any,
-        name: str,
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        reasons: list[str],
-    ) -> Any:
+    def _fall_back(self, model: Any, name: str, options: dict[str, Any], reasons: list[str]) -> Any:
         """Run one of transformers' own decoding loops; warn once, and record the reasons."""
         self._refuse(name, reasons, is_held=True)
-        options = dict(zip(_SAMPLE, args)) | options
-        options = self.series.visuals.encode_whole(model, options["input_ids"], options)
+        options = self.series.visuals.encode_whole(model, options)
         if self.layout is not None:
             given = options["logits_processor"]
             if type(given).__name__ != "LogitsProcessorList":
@@ -322,8 +318,7 @@ class GenerateService(Service):
             n_prompt = options["input_ids"].shape[1]
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
         self.warn(reasons)
-        own = (*(options.pop(name) for name in _SAMPLE), *args[len(_SAMPLE) :])
-        out, stats = run_original(model, name, own, options, self._vary_seed())
+        out, stats = run_original(model, name, options, self._vary_seed())
         stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
         self.record(stats)
         return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
-from mmaccel.pipelines.attach.fallback import PassCounter as PassesOfALoop
+from mmaccel.pipelines.attach.fallback import count_passes
 from mmaccel.pipelines.original_methods import has_own
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 
@@ -225,11 +225,12 @@ def test_counters_of_two_threads_leave_the_callers_own_method() -> None:
     model, calls = build_lm("llama"), []
     model.prepare_inputs_for_generation = lambda *args, **options: calls.append(args)
     for first_ends_first in (True, False):
-        counters = [PassesOfALoop(model).__enter__() for _ in range(2)]
+        blocks = [count_passes(model) for _ in range(2)]
+        counters = [block.__enter__() for block in blocks]
         model.prepare_inputs_for_generation(7)
         assert [counter.passes for counter in counters] == [1, 1]
-        for counter in counters if first_ends_first else counters[::-1]:
-            counter.__exit__(None, None, None)
+        for block in blocks if first_ends_first else blocks[::-1]:
+            block.__exit__(None, None, None)
         assert has_own(model, "prepare_inputs_for_generation")
     model.prepare_inputs_for_generation(8)
     assert calls == [(7,), (7,), (8,)]

@@ -197,19 +197,6 @@ def test_a_chat_replays_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None
     assert [runner.captures for runner in runners] == [1, 0]  # the second replays the first's
 
 
-def test_a_cache_of_the_caller_is_filled_in_place() -> None:
-    from transformers import DynamicCache
-
-    model = build_lm("llama")
-    caches = [DynamicCache(config=model.config) for _ in range(2)]
-    options: dict[str, Any] = RAGGED | {"max_new_tokens": 6, "do_sample": False}
-    plain = model.generate(**options, past_key_values=caches[0])
-    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True):
-        ours = model.generate(**options, past_key_values=caches[1])
-    assert torch.equal(ours, plain)
-    assert_alike(read_cache(caches[1]), read_cache(caches[0]))
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_static_caches(name: str) -> None:
     model = build_lm(name)

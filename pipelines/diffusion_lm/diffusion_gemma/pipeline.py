@@ -30,7 +30,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
 )
 from mmaccel.pipelines.generate_call import bind_call, refuse_arguments
 from mmaccel.pipelines.original_methods import original
-from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
+from mmaccel.pipelines.step_callback import call_back
 from mmaccel.samplers.noise import draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -114,7 +114,6 @@ def _make_after_pass(pipe: Any, callback: Any, names: Sequence[str]) -> AfterPas
         tensors = {"canvas": canvas, "logits": scores}
         wanted = {name: tensors[name] for name in names}
         call_back(callback, pipe, next(total), step, wanted, remedy="use layout=")
-        refuse_interrupt(pipe)
 
     return after_pass
 
