@@ -321,7 +321,8 @@ def _call_back(
     def step(progress: Any) -> Any:
         state = {"tokens": progress.tokens, "lengths": progress.lengths}
         at = progress.passes - 1, int(progress.lengths.min())
-        call_back(callback, pipe, *at, state, remedy="which a policy and a layout decide")
+        remedy = "which a policy and a layout decide"
+        call_back(callback, pipe, *at, state, remedy=remedy, reads_interrupt=True)
         limit = None if on_step is None else on_step(progress)
         return progress.lengths if is_interrupted(pipe) else limit
 

@@ -322,7 +322,6 @@ class TextToSpeech(Pipeline):
             OptionError: a request or an argument outside its domain.
         """
         decoding = self.choose(call)
-        call.check()
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
         check_callable("deliver_chunk", call.deliver_chunk)

@@ -98,7 +98,7 @@ class CanvasRun:
         layout: str = "rows",
     ) -> None:
         self._began = time.perf_counter()
-        check_run(model, prompt, length, params, noise, block, cache, layout)
+        check_run(policy, model, prompt, length, params, noise, block, cache)
         if cache.keeps_blocks:
             check_leaks(model, prompt.tokens.shape[0])
         self.scheduler = None

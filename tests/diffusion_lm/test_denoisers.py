@@ -193,7 +193,7 @@ def test_drafts_change_nothing_over_a_cache(family: str, kind: str) -> None:
 
 def test_a_cache_is_refused_where_there_is_none() -> None:
     for family in UNCACHED:
-        with pytest.raises(UnsupportedModelError, match="cache: expected a model") as error:
+        with pytest.raises(UnsupportedModelError, match="entries that later passes read") as error:
             run(Stepwise(cache="prefix"), build(family), LENGTH)
         assert ("from a Forgetful" in str(error.value)) == (family == "sdar-uncached")  # its reason
 

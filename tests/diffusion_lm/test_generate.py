@@ -357,7 +357,7 @@ def test_interrupts_bring_the_canvas_and_calls_do_not_nest() -> None:
         assert model.generate(torch.tensor([[5]]), max_new_tokens=2).shape == (1, 3)
 
 
-def test_a_self_check_at_attach_keeps_no_gradients() -> None:
+def test_a_self_check_keeps_no_gradients() -> None:
     class Unchecked(WrappedDenoiser):
         def __init__(self, inner: Any) -> None:
             super().__init__(inner)
@@ -370,5 +370,5 @@ def test_a_self_check_at_attach_keeps_no_gradients() -> None:
 
     denoiser: Any = Unchecked(TARGETS["masked-lm"]())
     with mmaccel.attach(denoiser, mmaccel.Stepwise(cache="block")):
-        assert denoiser.had == [False] * 3 and torch.is_grad_enabled()
         assert denoiser.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 5)
+        assert denoiser.had[:3] == [False] * 3 and torch.is_grad_enabled()

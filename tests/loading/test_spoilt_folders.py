@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.window.test_dflash import build_target, save_draft
+from tests.window.test_eagle import make_head
 
 import mmaccel
 from mmaccel import weight_folders
@@ -30,8 +32,6 @@ from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_kvzap_scorer import make_networks
 from tests.layers.test_kvzap_scorer import write as write_scorer
-from tests.window.test_dflash import build_target, save_draft
-from tests.window.test_eagle import make_head
 
 Spoil = Callable[[Path], Any]
 WEIGHTS = "model.safetensors"
