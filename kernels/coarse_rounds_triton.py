@@ -30,7 +30,7 @@ LANES = tl.constexpr(32)  # neighbours compared at a time
 TILE = 8192  # numbers of a matrix at a time
 WIDEST = 512  # hidden layer
 _WARPS = 8  # of a program; with 4 or 16 some builds spill registers; no GPU has timed them
-TAKES = {"weights.inner": Takes(widest=WIDEST)}
+TAKES = {"weights.inner": Takes(widest=WIDEST, adjacent=False)}
 
 
 @triton.jit

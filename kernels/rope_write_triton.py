@@ -27,7 +27,7 @@ TAKES = {
     "qkv": Takes(COMMON),
     "keys": Takes(like="qkv"),
     "values": Takes(like="qkv"),
-    "norms.q_weight": Takes(widest=WIDEST),
+    "norms.q_weight": Takes(widest=WIDEST, adjacent=False),
 }
 
 
