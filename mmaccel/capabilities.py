@@ -28,11 +28,16 @@ class Word(NamedTuple):
     remedy: str = ""
 
 
+_AT_EXIT = "take DivPrune, which needs nothing but the visual tokens"
+_UNCACHED = 'set cache="none", with layout="rows" or revise="edit"'
+_OF_ALL = f"give queries='all' where the method has it, or {_AT_EXIT}"
+
 GLOSSARY = {
     # what decoding does
     "attentions": Word("the attentions of all tokens as an output"),
     "caller's cache": Word("a cache that the caller gives or sees"),
     "captured steps": Word("steps that are captured as CUDA graphs", 'set cuda_graphs="auto"'),
+    "cached canvas": Word("a model whose keys and values of a canvas can be kept", _UNCACHED),
     "chunked prompts": Word("prompts that are processed in chunks"),
     "copied entries": Word("rows that take over cached entries of others"),
     "draft canvas": Word("entries that see each other", "draft by another source"),
@@ -49,7 +54,7 @@ GLOSSARY = {
     "trees": Word("passes over a tree of drafts"),
     # what methods of caches and attention do
     "eviction": Word("entries of prompts that leave the caches of layers"),
-    "hidden states": Word("hidden states of a prompt's entries"),
+    "hidden states": Word("hidden states of a prompt's entries", "give a scorer of this model"),
     "own attention": Word("layers whose cache and attention can be chosen"),
     "packed entries": Word("cached entries that are held in fewer bits"),
     "prompt blocks": Word("blocks that are chosen for the queries of a prompt"),
@@ -59,6 +64,18 @@ GLOSSARY = {
     "step blocks": Word("blocks that are chosen for every pass"),
     "turned keys": Word("keys that are turned to other positions"),
     "uneven heads": Word("heads that hold different numbers of entries"),
+    # what reducers of visual tokens look at
+    "visual tokens": Word("a vision-language model that lets visual tokens go at its stage"),
+    "pixels": Word("the image's pixels, before the encoder", _AT_EXIT),
+    "keys": Word("the keys of a layer", _AT_EXIT),
+    "cls_attention": Word("the attention of an encoder's class token", _OF_ALL),
+    "all_attention": Word("the attention of all visual tokens", _AT_EXIT),
+    "last_attention": Word("the attention of the prompt's last token", _AT_EXIT),
+    "text_attention": Word("the attention of the text tokens", _AT_EXIT),
+    "text": Word("the states of the text tokens", _AT_EXIT),
+    "grid": Word("the row and column of each token", _AT_EXIT),
+    "tiles": Word("an image in tiles with an overview", _AT_EXIT),
+    "frames": Word("a video in frames", _AT_EXIT),
 }
 """Everything that `needs`, `offers` and `excludes` may name."""
 
@@ -103,7 +120,7 @@ class Capable:
 
     def lack(self, word: str, part: Any = None) -> str:
         """Of a model: why a part cannot have what it needs; empty where it can."""
-        return "" if word in self.offers else "it has none"
+        return "" if word in self.offers else f"it has no {word}"
 
 
 @dataclass(frozen=True)
@@ -185,8 +202,8 @@ def explain(*parts: Any) -> list[Reason]:
     """Why parts do not go together, all reasons; empty where they do.
 
     Args:
-        *parts: policies, methods, options, at most one model; what declares nothing, and None, goes
-            with everything.
+        *parts: policies, methods, options, a model, maybe with its encoder as another one; what
+            declares nothing, and None, goes with everything.
 
     Cost: a model may run a self-check for what is needed, once.
     """
@@ -208,8 +225,7 @@ def compare(part: Any, other: Any) -> Iterator[Reason]:
     is_model = slot_of(other) == "model"
     excluded = getattr(other, "excludes", {})
     reasons = set[str]()
-    # what reducers look at is no word of the glossary: towers offer it
-    for word in sorted(getattr(part, "needs", NOTHING) & GLOSSARY.keys()):
+    for word in sorted(getattr(part, "needs", NOTHING)):
         why = excluded.get(word, "") or (other.lack(word, part) if is_model else "")
         if why and why not in reasons:
             reasons.add(why)

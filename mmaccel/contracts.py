@@ -530,6 +530,12 @@ class Denoiser(Model):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
+        if word == "cached canvas" and part.by_entry and not self.supports_kv_cache:
+            return self.kv_cache_reason or "every pass computes everything anew"
+        if word == "cached canvas" and part.cache.keeps_blocks and self.block is None:
+            return (
+                'its tokens attend to everything; choose "prefix", "dual" or "none", the exact one'
+            )
         if word in self.offers:
             return ""
         why = lack_of_canvas(word) or self.kv_cache_reason
@@ -741,7 +747,7 @@ class CanvasProgress:
     rows: tuple[int, ...] | None = None
 
 
-OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]
+OnCanvasStep = Callable[[CanvasProgress], Tensor | None]
 """Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
 changes nothing. An exception from it stops the run and reaches the caller."""
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
-from mmaccel.errors import OptionError
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
-from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
+from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
@@ -46,17 +45,9 @@ class AmusedService(PolicyService):
 
     def open(self) -> int | None:
         pipe = self._target
-        policy = self.policy
-        name = type(pipe).__name__
-        check_uncached(policy, name, "its passes are over the whole grid")
-        if getattr(policy, "revise", "") == "shadow" or getattr(policy, "layout", "") == "entries":
-            raise OptionError(
-                f"policy: expected one whose passes are rows for a {name}, which has no KV cache, "
-                f'received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
-            )
         self._model = pipe.transformer
         self._scheduler = pipe.scheduler
-        self._policy = policy  # of the running call
+        self._policy = self.policy  # of the running call
         self._given: Mapping[str, Any] | None = None
         self._tokens: Tensor | None = None
         self._awaits_model_call = False

@@ -58,8 +58,10 @@ def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
     if word == "own attention":
         return passes.find_obstacle()
     if word == "hidden states":
-        misfit: str = part.find_misfit(find_layer_sizes(passes.config))
-        return misfit or passes.find_obstacle(reads_hidden=True)
+        sizes = find_layer_sizes(passes.config)
+        if part.sizes not in (None, sizes):
+            return f"it has {sizes}, and {part.name} is for {part.sizes}"
+        return passes.find_obstacle(reads_hidden=True)
     return ""
 
 

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from mmaccel.capabilities import Capable, explain, refuse
 from mmaccel.contracts import LAYER_METHODS, Layout
-from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.fallback import warn_once
 from mmaccel.pipelines.attach.layout_processor import check_size
 from mmaccel.pipelines.attach.patching import Injection
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.results import Stats
-from mmaccel.samplers.canvas.cache_plan import as_plan
 
 Methods = Mapping[str, Callable[..., Any]]
 
@@ -108,7 +106,9 @@ class PolicyService(Capable):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
-        return "every pass computes the whole canvas" if word in LAYER_METHODS else ""
+        if word in LAYER_METHODS | {"cached canvas"}:
+            return "every pass computes the whole canvas"
+        return ""
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""
@@ -119,20 +119,6 @@ class PolicyService(Capable):
         self.history.append(stats)
         for reason in stats.fallbacks:
             warn_once(reason, self._warned)
-
-
-def check_uncached(policy: Any, name: str, reason: str) -> None:
-    """Refuse a policy with a KV cache plan, for a model whose passes are over the whole canvas.
-
-    Raises:
-        OptionError: with the reason.
-    """
-    cache = as_plan(getattr(policy, "cache", "none"))
-    if cache.kind != "none" or cache.far is not None:
-        raise OptionError(
-            f"policy: expected one without a cache for a {name}, received {policy!r}; {reason}, "
-            "leave the cache out"
-        )
 
 
 def callback_tensors(given: Mapping[str, Any], default: Sequence[str]) -> list[str]:

@@ -21,7 +21,6 @@ from mmaccel.checks import within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -58,7 +57,7 @@ class AdaptiveBlock(SelectorPolicy):
             OptionError: a delimiter that is no token of the model.
             UnsupportedModelError: a model with blocks of its own.
         """
-        check_model(model)
+        run = super().open(model, prompt, length, **options)
         if self.delimiters and model.block is not None:
             raise UnsupportedModelError(
                 "adaptive-block: expected a model that attends to everything, received one of "
@@ -69,7 +68,6 @@ class AdaptiveBlock(SelectorPolicy):
                 f"delimiters: expected ids below {model.vocab_size}, received "
                 f"{self.delimiters}; take them from the model's tokenizer"
             )
-        run = super().open(model, prompt, length, **options)
         run.canvas.blocks_are_adjacent = bool(self.delimiters)
         return run
 

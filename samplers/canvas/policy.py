@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.capabilities import Capable, Exclusions
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
@@ -39,7 +39,18 @@ class RunPolicy(Capable, CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
-    needs = frozenset({"drafts"})
+
+    @property
+    def by_entry(self) -> bool:
+        """Whether the canvases of a pass are entries of one row, which read what is cached."""
+        return as_plan(self.cache).reuses
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        cache = as_plan(self.cache)
+        is_whole = cache.kind == "none" and cache.far is None and not self.by_entry
+        return frozenset() if is_whole else frozenset({"cached canvas"})
 
     @property
     def excludes(self) -> Exclusions:
@@ -78,7 +89,14 @@ class RunPolicy(Capable, CanvasPolicy):
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
         return self.run_type(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
+            self,
+            model,
+            prompt,
+            length,
+            block=self.block,
+            cache=as_plan(self.cache),
+            by_entry=self.by_entry,
+            **options,
         )
 
     @abstractmethod

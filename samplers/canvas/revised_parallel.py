@@ -19,7 +19,6 @@ from mmaccel.checks import one_of, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -68,6 +67,11 @@ class RevisedParallel(SelectorPolicy):
     budget: int = within(16, hint="16 is usual")
 
     @property
+    def by_entry(self) -> bool:
+        """Shadows are entries beside those of the canvas."""
+        return self.revise == "shadow" or super().by_entry
+
+    @property
     def run_type(self) -> type[CanvasRun]:
         return ShadowRun if self.revise == "shadow" else RevisedRun
 
@@ -77,14 +81,13 @@ class RevisedParallel(SelectorPolicy):
         Raises:
             OptionError: shadows on a model of uniform corruption, which has no mask token.
         """
-        check_model(model)
+        run = super().open(model, prompt, length, **options)
         if model.mask_token is None and self.revise == "shadow":
             raise OptionError(
                 "revise: expected a model with a mask token for 'shadow', received one of uniform "
                 "corruption; choose 'edit' or 'redo'"
             )
-        layout = "entries" if self.revise == "shadow" else "rows"
-        return super().open(model, prompt, length, layout=layout, **options)
+        return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""

@@ -68,7 +68,7 @@ class CanvasRun:
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.
         copies: most canvases that one pass computes.
-        layout: of these, "rows" of a batch or "entries" of one row.
+        by_entry: whether these are entries of one row, and not rows of a batch.
 
     Attributes:
         canvas: what is committed.
@@ -95,10 +95,10 @@ class CanvasRun:
         block: int | None = None,
         cache: CachePlan,
         copies: int = 1,
-        layout: str = "rows",
+        by_entry: bool = False,
     ) -> None:
         self._began = time.perf_counter()
-        check_run(model, prompt, length, params, noise, block, cache, layout)
+        check_run(policy, model, prompt, length, params, noise, block, cache)
         if cache.keeps_blocks:
             check_leaks(model, prompt.tokens.shape[0])
         self.scheduler = None
@@ -130,7 +130,7 @@ class CanvasRun:
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
         self.model_pass = self.pass_type(
-            model, prompt, self.canvas, width, params, noise, cache, copies, layout
+            model, prompt, self.canvas, width, params, noise, cache, copies, by_entry
         )
         self.stats.prefill_passes += self.model_pass.n_prefilled > 0
 

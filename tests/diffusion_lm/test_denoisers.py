@@ -136,7 +136,7 @@ def test_drafts_and_batches_change_nothing(family: str, temperature: float, guid
 
 def test_a_cache_is_refused_where_there_is_none() -> None:
     for family in UNCACHED:
-        with pytest.raises(UnsupportedModelError, match="cache: expected a model") as error:
+        with pytest.raises(UnsupportedModelError, match="keys and values of a canvas") as error:
             run(Stepwise(cache="prefix"), build(family), LENGTH)
         assert ("from a Forgetful" in str(error.value)) == (family == "sdar-uncached")  # its reason
 

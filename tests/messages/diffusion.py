@@ -154,7 +154,7 @@ def _small_grid(vocab_size: int = 9) -> Any:
 _FITS = tuple(
     Refused(f"a canvas: {name}", call, says, error)
     for name, call, says, error in (
-        ("no shadow entries", _attach(llada, "revised-parallel"), ("cache: expected a model",),
+        ("no shadow entries", _attach(llada, "revised-parallel"), ('revise="edit"',),
          UnsupportedModelError),
         ("delimiters beyond the vocabulary",
          _attach(llada, mmaccel.AdaptiveBlock(delimiters=(VOCAB,))), ("expected ids below 40",),

@@ -26,7 +26,7 @@ from mmaccel import (
 )
 from mmaccel.errors import AttachError, ShapeError
 from mmaccel.reduction.visual_tokens.context import VisualContext, make_context
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, read_reducers
 from mmaccel.reduction.visual_tokens.plan import keep_tokens
 from tests.fixtures.tiny_lms import shared_lm
 from tests.fixtures.tiny_vlms import (
@@ -84,8 +84,6 @@ def _first_layer() -> Any:
     return _generate(model, ToMe(n_keep=6, features="all"), given)
 
 
-_PARTS = frozenset({"keys", "all_attention", "grid", "tiles"})
-
 FIELDS = (
     Refused("neither budget", DART, ("one of keep and n_keep", "received neither")),
     Refused("both budgets", lambda: DART(keep=0.5, n_keep=3), ("received 0.5 and 3",)),
@@ -93,13 +91,13 @@ FIELDS = (
             ("in 1..23", "received 30")),
     Refused("a scorer that does not rank", lambda: HiRED(keep=0.5, scorer=DivPrune(keep=0.5)),
             ("method that ranks",)),
-    Refused("two of a stage", lambda: check_reducers([FastV(keep=1), DART(keep=1)]),
+    Refused("two of a stage", lambda: read_reducers([FastV(keep=1), DART(keep=1)]),
             ("one method a stage",)),
     Refused("a context at another layer",
             lambda: PyramidDrop(keep=0.2).plan(batch([image(4, 4, 1)], layer=3)),
             ("layers (2, 4, 6)", "received layer 3 of 8")),
     Refused("a class token that the encoder lacks",
-            lambda: HiRED(keep=0.2).check(_PARTS, "SiglipVisionModel"),
+            lambda: HiRED(keep=0.2).plan(make_context(torch.zeros(ROWS, N, 4))),
             ("attention of an encoder's class token", "queries='all'"), UnsupportedModelError),
 )  # fmt: skip
 
@@ -141,16 +139,16 @@ _MODELS = tuple(
             )
         ),
         *(
-            (f"smaller images of {name}", _attach(name, _HALF), (reason, "use Downsample"))
+            (f"smaller images of {name}", _attach(name, _HALF), (reason,))
             for name, reason in (("gemma3", "pools a grid of one size"), ("chameleon", "a VQGAN"))
         ),
         ("the class token of an encoder without one",
          _attach("llava_onevision", FiCoCoV(keep=0.5)),
-         ("class token", "received the encoder", "ToMe merges")),
+         ("class token", "no cls_attention in its encoder", "DivPrune")),
         ("merged features of a pooled grid", _attach("gemma3", ToMe(keep=0.5, features="merged")),
          ('pools or shuffles the grid; give features="',)),
         ("a layer before the last that images enter",
-         _answer("qwen3_vl", FastV(keep=0.5, layer=1)), ("from 2 on",)),
+         _attach("qwen3_vl", FastV(keep=0.5, layer=1)), ("from 2 on",)),
     )
 )  # fmt: skip
 _WINDOWS = tuple(

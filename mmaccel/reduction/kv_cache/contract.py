@@ -151,6 +151,9 @@ class LayerSizes:
     heads: int
     channels: int
 
+    def __str__(self) -> str:
+        return f"{self.depth} layers of {self.heads} key heads over {self.channels} channels"
+
 
 @dataclass(frozen=True)
 class CacheMethod(KVCacheMethod, ABC):
@@ -310,9 +313,10 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         raise NotImplementedError
 
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """Why a model with layers of these sizes cannot be served; empty where it can."""
-        return ""
+    @property
+    def sizes(self) -> LayerSizes | None:
+        """Of the model that `rate` was trained for; None where it takes states of any."""
+        return None
 
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within

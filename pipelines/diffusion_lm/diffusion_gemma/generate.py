@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt, Layout, Prompt
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
     CanvasLayout,
@@ -28,14 +28,12 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     Methods,
     PolicyService,
-    check_uncached,
     count_to_end,
 )
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -217,24 +215,17 @@ class GemmaService(PolicyService):
     """
 
     def open(self) -> int | None:
-        policy = self.policy
-        name = type(self._target).__name__
-        if isinstance(policy, LosslessUnmask):
-            raise OptionError(
-                f"policy: expected another one for a {name}, received {policy!r}; a pass carries "
-                "the logits of the one before, so that drafts cannot be verified; try "
-                "EntropyBounded()"
-            )
-        check_uncached(policy, name, "its encoder keeps what can be kept")
         self._run: GemmaRun | None = None
         self._model = self.find_model()
         n_ids: int = self._model.get_output_embeddings().weight.shape[0]
         return n_ids
 
     def lack(self, word: str, part: Any = None) -> str:
-        if word not in LAYER_METHODS:
-            return ""
-        return "its prompt is in the library's own cache, and its canvas is computed whole"
+        if word in LAYER_METHODS | {"cached canvas"}:
+            return "its prompt is in the library's own cache, and its canvas is computed whole"
+        if word == "drafts":
+            return "a pass carries the logits of the one before; take EntropyBounded()"
+        return ""
 
     def find_model(self) -> Any:
         """The model of the target."""
