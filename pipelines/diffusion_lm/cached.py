@@ -261,14 +261,7 @@ class CachedDenoiser(Denoiser):
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
-        """The model's logits of whole rows, in order and without a cache, for self-checks.
-
-        Args:
-            tokens: `[R, N]` int64.
-
-        Returns:
-            `[R, N, V]`; with `shift`, those of the first position are not valid.
-        """
+        """See `Denoiser.own_logits`."""
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
         entries = CanvasPass(

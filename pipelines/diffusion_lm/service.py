@@ -23,9 +23,11 @@ from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
+from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.run_lock import alone
@@ -49,6 +51,9 @@ class DenoiserService(PolicyService):
     def open(self) -> int | None:
         self._denoiser = open_denoiser(self._target)
         self._target = unwrap(self._target)
+        cache = as_plan(getattr(self.policy, "cache", "none"))
+        if cache.keeps_blocks and not self._denoiser.is_self_checked:
+            check_denoiser(self._denoiser)
         _check_policy(self.policy, self._denoiser)
         self._model = getattr(self._denoiser, "model", self._denoiser)
         return self._denoiser.vocab_size
@@ -174,8 +179,6 @@ def _check_policy(policy: Any, denoiser: Denoiser) -> None:
     Raises:
         OptionError: a policy that cannot fill its canvases.
         UnsupportedModelError: a model that does not fit what the policy needs.
-
-    Cost: none but the self-check of a model that nobody checked, where its blocks are cached.
     """
     if not isinstance(policy, RunPolicy):
         return

@@ -51,7 +51,6 @@ class UncachedDenoiser(Denoiser):
     """
 
     any_rows = True
-    shift = 0
     default_mask_token: int | None = None
 
     def __init__(

@@ -117,23 +117,6 @@ def test_products_in_onednns_order(family: str, monkeypatch: pytest.MonkeyPatch)
         assert torch.allclose(logits[0], wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", TEXTS)
-def test_drafts_and_batches_change_nothing(family: str, temperature: float, guided: bool) -> None:
-    model = build(family)
-    others = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4
-    options: dict[str, Any] = {"guided": guided, "others": others}
-    whole = run(Stepwise(), model, LENGTH, temperature, **options)
-    assert int(whole.tokens.max()) < VOCAB and not bool((whole.tokens == MASK).any())
-    for drafts in (2, 4):
-        made = run(LosslessUnmask(drafts), model, LENGTH, temperature, **options)
-        assert torch.equal(made.tokens, whole.tokens)
-    for row in range(len(PROMPTS)):
-        made = run(Stepwise(), model, LENGTH, temperature, row=row, **options)
-        assert torch.equal(made.tokens[0], whole.tokens[row])
-
-
 def test_a_cache_is_refused_where_there_is_none() -> None:
     for family in UNCACHED:
         with pytest.raises(UnsupportedModelError, match="keys and values of a canvas") as error:

@@ -17,7 +17,7 @@ import torch
 import mmaccel
 from mmaccel import weight_folders
 from mmaccel.cli import main
-from mmaccel.commands.doctor import check_checkpoint
+from mmaccel.commands.doctor import try_checkpoint
 from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.fixtures.checkpoints import SIZES
 from tests.fixtures.tiny_lms import build_lm
@@ -95,7 +95,7 @@ def test_a_spoilt_folder_is_refused_in_one_line(
         load = partial(mmaccel.TextToSpeech.from_pretrained, model, codec=folder)
     elif kind == "lm":
         build_lm("llama").save_pretrained(folder)
-        load = partial(check_checkpoint, folder, "lm")
+        load = partial(try_checkpoint, folder, "lm")
     else:
         source = tiny_folder if kind == "words" else built(kind)
         shutil.copytree(source.parent if source.is_file() else source, folder)

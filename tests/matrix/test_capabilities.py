@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 # Nothing fails that this test could see: what is chosen by one layer, or summed up of blocks, is of
 # entries that another layer, head or round no longer has.
-UNSEEN = {"step blocks", "prompt blocks", "eviction"}
+UNSEEN = {"step blocks", "eviction"}
 
 
 class Pair(NamedTuple):

@@ -107,8 +107,8 @@ class CachedLayer:
         return mass
 
 
-OTHER_READS = ("trees", "step blocks", "prompt blocks", "draft canvas", "draft passes")
-"""Words of passes that read more than whole prompts and the newest chain."""
+OTHER_READS = ("trees", "step blocks", "draft canvas", "draft passes")
+"""Words of passes behind a prompt that read more than the newest chain."""
 
 
 @dataclass(frozen=True)
