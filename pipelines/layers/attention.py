@@ -31,10 +31,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
@@ -232,9 +232,9 @@ class WindowPass:
         for number, part in enumerate(parts):
             key, value = part.store.visible()
             asking = by_head[:, part.heads].flatten(1, 2)
-            empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
+            empty = part.find_empty(key.shape[2])[:, :, None]
             mask = self._find_mask(part.store.layout, None, query)
-            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
+            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n, W, S]
             if self.rounds is not None:
                 gone = self.rounds.find_hidden(served, self.start, asking, key, number)
                 mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
@@ -251,7 +251,7 @@ class WindowPass:
         value: Tensor,
         states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hq, W, S]`, keys and values of a pass whose entries do not all see the
+        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see the
         same of the store, since its cache changes between two of them; None where they do.
 
         Args:
@@ -394,16 +394,12 @@ def _attend_under(
     mask: Tensor, query: Tensor, key: Tensor, value: Tensor, *,
     scale: float, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hq, W, S]`, by torch."""
-    groups = query.shape[1] // key.shape[1]
+    """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hkv, W, S]`, by torch."""
     if softcap is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, scale=scale, enable_gqa=groups > 1
-        )
-    packed = query.unflatten(1, (-1, groups))  # [R, Hkv, G, W, D]
+        return grouped_attention(query, key, value, mask, scale=scale)
+    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
     scores = (packed @ key[:, :, None].mT).float() * scale
-    by_head = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (-1, groups))
-    scores = softcap * (scores / softcap).tanh() + by_head
+    scores = softcap * (scores / softcap).tanh() + mask[:, :, None]
     weights = scores.softmax(-1).to(value.dtype)
     return (weights @ value[:, :, None]).flatten(1, 2)
 

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, is_one, show, within
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.samplers.drafting.shared_ids import spread_logits
 from mmaccel.weight_folders import Opened, Schema, open_folder, save_folder, shapes_of
 
@@ -190,12 +191,11 @@ class EagleModel(nn.Module):
         is_held = at >= cache.first[:, None, None]  # [B, 1, S]
         own = columns[..., None]
         mask = (is_held & (at <= own)) | (at == own)  # [B, K, S]
-        attended = F.scaled_dot_product_attention(
+        attended = grouped_attention(
             entry.queries.transpose(1, 2),
             cache.keys.transpose(1, 2),
             cache.values.transpose(1, 2),
-            attn_mask=mask[:, None],
-            enable_gqa=True,
+            mask[:, None],
         )
         return self.finish(entry, attended.transpose(1, 2))
 

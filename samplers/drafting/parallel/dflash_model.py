@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, show, within
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.samplers.drafting.heads.eagle_model import HeadCache, turn
 from mmaccel.weight_folders import Schema, open_folder, shapes_of
 
@@ -105,12 +106,11 @@ class DFlashLayer(nn.Module):
         queries = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim))
         own = self.hold(x, angles)
         keys, values = (torch.cat(both, 1) for both in zip(context, own, strict=True))
-        attended = F.scaled_dot_product_attention(
+        attended = grouped_attention(
             turn(queries, angles).transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=mask[:, None],
-            enable_gqa=True,
+            mask[:, None],
         )
         hidden = hidden + self.o_proj(attended.transpose(1, 2).flatten(2))
         x = self.post_attention_layernorm(hidden)
