@@ -51,20 +51,17 @@ OF_LAYERS = LAYER_METHODS | {
 }  # fmt: skip
 """Words that only models offer whose layers cache and attend by functions of mmaccel."""
 
-_OF_WINDOWS = {  # words of passes that go on behind a prompt, and why a canvas lacks them
+NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why it does not
     "captured steps": "its canvas is filled pass by pass",
     "chunked prompts": "its passes are over whole canvases",
     "copied entries": "its passes are over whole canvases",
     "fused decoder": "its passes are the model's own",
+    "own scheduler": "a policy chooses what is committed",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
 }
-
-
-def lack_of_canvas(word: str) -> str:
-    """Why no model that fills canvases has what a word says; empty where one may."""
-    return _OF_WINDOWS.get(word, "")
-
+OF_CACHED_CANVASES = frozenset({"finished blocks", "kept entries"})
+"""Words that only denoisers offer that can keep keys and values."""
 
 _RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
 
@@ -515,24 +512,32 @@ class Denoiser(Model):
         any_rows: whether a row of a pass depends on its entries and on what was written at its
             cache indices, and on nothing that belongs to a row of the prompt. Only such a model
             takes `ContinuousBatching`, and its passes leave out rows that have ended.
-        is_self_checked: whether the model was already checked to follow `reads` and `block`. Other
-            models run `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are cached.
+        is_self_checked: whether the model was already checked to follow `reads` and `block`; others
+            are by `attach`, under a policy that caches their blocks.
+        n_ids: ids of the model, where they are others than those of canvases; None: they are not.
+        shift: 1 if the model's own logits at a position are those of the next one, 0 if its own.
     """
 
     kind = "canvas"
-    offers = frozenset(GLOSSARY) - OF_LAYERS - _OF_WINDOWS.keys()
+    offers = frozenset(GLOSSARY) - OF_LAYERS - NOT_OF_CANVASES.keys() - OF_CACHED_CANVASES
     mask_token: int | None
     block: int | None = None
     supports_kv_cache: bool = False
     kv_cache_reason: str = ""
     any_rows: bool = False
     is_self_checked: bool = False
+    n_ids: int | None = None
+    shift: int = 0
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
-        if word in self.offers:
+        if word == "mask token" and self.mask_token is None:
+            return "its open slots hold random tokens"
+        if word == "finished blocks" and self.block is None:
+            return "its tokens attend to everything"
+        if word in self.offers or (word in OF_CACHED_CANVASES and self.supports_kv_cache):
             return ""
-        why = lack_of_canvas(word) or self.kv_cache_reason
+        why = NOT_OF_CANVASES.get(word) or self.kv_cache_reason
         return why or "every pass computes everything anew"
 
     @property
@@ -545,6 +550,17 @@ class Denoiser(Model):
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:
         """Run one pass; logits `[R, Q, V]`, floating point."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return torch.float32
+
+    def own_logits(self, tokens: Tensor) -> Tensor | None:
+        """The model's logits `[R, N, V]` of whole rows `[R, N]`, in order and without a cache, for
+        self-checks; with `shift`, those of the first position are not valid. None: not known.
+        """
+        return None
 
     def prefill(self, entries: CanvasPass) -> None:
         """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
@@ -741,7 +757,7 @@ class CanvasProgress:
     rows: tuple[int, ...] | None = None
 
 
-OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]
+OnCanvasStep = Callable[[CanvasProgress], Tensor | None]
 """Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
 changes nothing. An exception from it stops the run and reaches the caller."""
 

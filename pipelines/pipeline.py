@@ -25,7 +25,7 @@ from mmaccel.contracts import (
     TokenModel,
 )
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadOptions, read_options
+from mmaccel.options import LoadOptions, PassKeywords, read_options
 from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
@@ -74,14 +74,7 @@ def read_loading(
         MissingBackendError: what an option needs is not on this machine.
     """
     options = read_options(LoadOptions, "from_pretrained", keywords)
-    engine = Engine(
-        options.cuda_graphs,
-        options.sync_every,
-        options.fused,
-        options.compile,
-        prefill_chunk_size=options.prefill_chunk_size,
-        share_prefix=options.share_prefix,
-    )
+    engine = Engine(**{name: getattr(options, name) for name in PassKeywords.__annotations__})
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
     engine.check(device)

@@ -31,7 +31,6 @@ SLOW = (
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
-    "tests/attach/test_distribution.py": 4,
     "tests/attach/test_layout.py": 4,
     "tests/attach/test_own_prompts.py": 7,
     "tests/attach/test_step_outputs.py": 5,

@@ -144,8 +144,8 @@ def test_drafts_come_from_the_graph_that_was_captured(
 ) -> None:
     """A replay sweeps without Python: C's function is not called, and drafts are C's."""
     window, cache, swept = CausalLMWindow(model), GraphCache(), []
-    real = CoarseDrafter.redraft
-    monkeypatch.setattr(CoarseDrafter, "redraft", lambda *args: (swept.append(1), real(*args))[1])
+    real = CoarseDrafter.correct
+    monkeypatch.setattr(CoarseDrafter, "correct", lambda *args: (swept.append(1), real(*args))[1])
     made = [decode(Jacobi(6, source), CALLS[0], cache, window=window) for _ in range(2)]
     assert made[0].stats.passes == made[1].stats.passes > 4
     assert len(swept) == 3 + 1  # eager, to warm up, recorded; the second run's first pass

@@ -111,7 +111,7 @@ def test_where_kernels_draw(
     policy: Policy, model: Any, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the kernels' functions, which take seeds as they are (torch specifications)."""
-    monkeypatch.setattr(dispatch, "takes", lambda *_: True)
+    monkeypatch.setattr(dispatch, "uses_triton", lambda *_: True)
     cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
         made = decode(policy, call, cache, model, fused=fused)

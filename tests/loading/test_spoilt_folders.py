@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.window.test_dflash import build_target, save_draft
+from tests.window.test_eagle import make_head
 
 import mmaccel
 from mmaccel import weight_folders
 from mmaccel.cli import main
-from mmaccel.commands.doctor import check_checkpoint
+from mmaccel.commands.doctor import try_checkpoint
 from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.exactness import bitwise_runs
 from tests.fixtures.checkpoints import SIZES
@@ -30,8 +32,6 @@ from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_kvzap_scorer import make_networks
 from tests.layers.test_kvzap_scorer import write as write_scorer
-from tests.window.test_dflash import build_target, save_draft
-from tests.window.test_eagle import make_head
 
 Spoil = Callable[[Path], Any]
 WEIGHTS = "model.safetensors"
@@ -178,7 +178,7 @@ def opens(
         folder = tmp_path / "copy"
         if kind == "lm":
             build_lm("llama").save_pretrained(folder)
-            return folder, partial(check_checkpoint, folder, "lm")
+            return folder, partial(try_checkpoint, folder, "lm")
         family = kind.removeprefix("codec of ")
         if family in MEDIA:
             model, codec = media_folders(family)

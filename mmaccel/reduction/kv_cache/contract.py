@@ -100,15 +100,13 @@ class CachedLayer:
         start = self.lengths - self.queries.shape[2]
         keys = self.keys.to(self.queries.dtype)
         values = self.values.to(self.queries.dtype)
-        _, lse = dispatch.run(
-            window_attention, self.queries, keys, values, start, scale=self.scale, lse=True
-        )
+        _, lse = dispatch.run(window_attention, self.queries, keys, values, start, scale=self.scale)
         mass: Tensor = dispatch.run(column_mass, self.queries, keys, lse, start, scale=self.scale)
         return mass
 
 
-OTHER_READS = ("trees", "step blocks", "prompt blocks", "draft canvas", "draft passes")
-"""Words of passes that read more than whole prompts and the newest chain."""
+OTHER_READS = ("trees", "step blocks", "draft canvas", "draft passes")
+"""Words of passes behind a prompt that read more than the newest chain."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +148,9 @@ class LayerSizes:
     depth: int
     heads: int
     channels: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} layers of {self.heads} key heads over {self.channels} channels"
 
 
 @dataclass(frozen=True)
@@ -310,9 +311,10 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         raise NotImplementedError
 
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """Why a model with layers of these sizes cannot be served; empty where it can."""
-        return ""
+    @property
+    def sizes(self) -> LayerSizes | None:
+        """Of the model that `rate` was trained for; None where it takes states of any."""
+        return None
 
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
