@@ -78,7 +78,7 @@ def read_loading(
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
     engine.check(device)
-    read = {"device": device, "dtype": dtype, "size": size}
+    read: dict[str, Any] = {"device": device, "dtype": dtype, "size": size}
     read["decoder"] = Path(decoder) if isinstance(decoder, str) else decoder
     return engine, LoadConfig(**vars(options) | read)
 

@@ -112,7 +112,8 @@ class MovablePipeline(ABC):
         """Number format of the model's weights."""
         model = self._parts()["model"].module
         own: torch.dtype | None = getattr(model, "dtype", None)
-        return next(model.parameters()).dtype if own is None else own
+        found: torch.dtype = next(model.parameters()).dtype if own is None else own
+        return found
 
     @property
     def components(self) -> dict[str, Any]:

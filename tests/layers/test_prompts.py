@@ -149,20 +149,6 @@ def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) 
         check_model(*METHODS_FOR_PROMPTS[0], fused=True)
 
 
-def test_a_prompt_in_blocks_is_evicted_like_another() -> None:
-    """The eviction sees queries and keys of the reduced prompt; both are in the reference."""
-    model, rows = build_lm("llama"), draw_rows(41, 24)
-    snap = mmaccel.SnapKV(budget=20, window=4)
-    method = mmaccel.XAttention(threshold=0.5, stride=2, block=4, first_layer=0)
-    both, stats = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=method)
-    assert "SnapKV" in stats.reference and "XAttention" in stats.reference
-    alone, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap)
-    assert not torch.equal(both, alone)
-    covering = mmaccel.XAttention(threshold=1)
-    same, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=covering)
-    assert torch.equal(same, alone)
-
-
 @torch.no_grad()
 def greedy_after(model: Any, ids: Tensor, n_new: int) -> Tensor:
     """The model's own greedy tokens `[1, n_new]`, the whole prompt in one pass."""

@@ -276,15 +276,3 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(
     assert not torch.equal(received, whole)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
     assert received.tolist() == under_a_mask(name, method, model_name)
-
-
-def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
-    model, rows = build_lm("llama"), draw_rows(40, 23)
-    snap = mmaccel.SnapKV(budget=20, window=4)
-    alone, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap)
-    for attention in (mmaccel.Quest(budget=1), QUEST):
-        both, stats = generate(
-            model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=attention
-        )
-        assert torch.equal(both, alone) == (attention.budget == 1)
-        assert "SnapKV" in stats.reference
