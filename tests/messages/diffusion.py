@@ -62,13 +62,13 @@ _OPTIONS = tuple(
             if row.use == "refuse" and name not in ("temperature", "guidance_scale")
         ),
         ("beams in a configuration", {"generation_config": _BEAMS}, ("one canvas a row",)),
-        ("no length", {"max_new_tokens": None}, ("how many tokens",)),
+        ("no length", {"max_new_tokens": None}, ("a length from the start",)),
         ("the mask as an end", {"eos_token_id": [3, MASK]},
          ("eos_token_id: ", "received 39, the mask token")),
         ("the mask in a prompt", {"input_ids": _spoiled(MASK)},
-         ("input_ids: ", "no mask token", "in row 1")),
+         ("no mask token", "in row 1")),
         ("a negative prompt at scale 1", negative(ROWS, guidance_scale=1.0),
-         ("guidance_scale other than 1 with it",)),
+         ("one other than 1 with negative_prompt_ids",)),
     )
 )  # fmt: skip
 _SHAPES = tuple(
