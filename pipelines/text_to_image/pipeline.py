@@ -135,8 +135,8 @@ class TextToImage(PromptPipeline):
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        loading = read_loading(options, size=size, decoder=decoder)
-        return cls(*open_images(name, loading.config, loading.family), loading.engine)
+        engine, config = read_loading(options, size=size, decoder=decoder)
+        return cls(*open_images(name, config), engine)
 
     @property
     def image_model(self) -> ImageModel:
