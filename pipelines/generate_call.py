@@ -582,7 +582,8 @@ def read_canvas(
         cuts = {"top_k": find("top_k") or None, "top_p": find("top_p"), "min_p": find("min_p")}
     params = SamplingParams(temperature=temperature, guidance_scale=scale, **cuts)
     names = ("gen_length", "max_new_tokens", "max_length")
-    named: list[Any] = [(name, level.get(name)) for level in levels for name in names]
+    named = [(name, level.get(name)) for level in levels for name in names]
+    length: Any
     name, length = next((pair for pair in named if pair[1] is not None), ("max_new_tokens", None))
     before = ids.shape[1] if name == "max_length" else 0
     hint = "a canvas has a length from the start, give one such as max_new_tokens=128"
