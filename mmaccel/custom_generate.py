@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -16,34 +16,11 @@ from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed, choose_seed
 
 
-@dataclass
-class Decoder:
-    """A decoding loop for `custom_generate`; see `decoder`.
-
-    Args:
-        service: of any family; each call has that of its model.
-    """
-
-    service: GenerateService
-
-    @property
-    def engine(self) -> Engine:
-        """How passes are carried out; `engine.close()` drops CUDA graphs."""
-        return self.service.engine
-
-    @property
-    def history(self) -> list[Stats]:
-        """Statistics of all finished calls, the last one at the end."""
-        return self.service.history
-
-    @property
-    def stats(self) -> Stats | None:
-        """Statistics of the last finished call; None before the first."""
-        return self.history[-1] if self.history else None
+class Decoder(GenerateService):
+    """A decoding loop for `custom_generate`; see `decoder`. `engine.close()` drops CUDA graphs."""
 
     def __call__(
         self,
@@ -66,9 +43,9 @@ class Decoder:
                 f"custom_generate: expected greedy search or sampling, received {mode}; leave "
                 "custom_generate out of such a call"
             )
-        check_layout(self.service.layout, count_ids(model))
-        service = replace(self.service, family=family_of(model), coarse_drafts={})
-        return service.sample(
+        check_layout(self.layout, count_ids(model))
+        own = replace(self, family=family_of(model), coarse_drafts={})
+        return own.sample(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **others
         )
 
@@ -105,6 +82,4 @@ def decoder(
     check_choice("assume_stateless", assume_stateless, (True, False))
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
     chosen = choose_policy(policy, layout)
-    return Decoder(
-        GenerateService(chosen, CausalLM(), own_seed, strict, layout, engine, assume_stateless)
-    )
+    return Decoder(chosen, CausalLM(), own_seed, strict, layout, engine, assume_stateless)

@@ -79,7 +79,7 @@ class Handle:
     @property
     def stats(self) -> Stats | None:
         """Statistics of the last finished call; None before the first."""
-        return self.history[-1] if self.history else None
+        return self._service.stats
 
     @property
     def history(self) -> list[Stats]:
@@ -142,8 +142,9 @@ class Handle:
 
     def __repr__(self) -> str:
         name = type(self._target).__name__
+        policy = vars(self._service)["policy"]
         calls = len(self.history)
-        return f"Handle({name}, {self._service.policy!r}, {calls} calls)"
+        return f"Handle({name}, {policy!r}, {calls} calls)"
 
 
 def attach(

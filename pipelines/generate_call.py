@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import ANY_INT, check_answer
+from mmaccel.checks import ANY_INT, check_answer, check_int
 from mmaccel.contracts import Denoiser, Layout, Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import (
@@ -414,12 +414,6 @@ def find_in_call(call: GenerateCall) -> Iterator[str]:
     yield from find_in_model(call.model)
     if call.length is None or call.length < 1:
         yield "no limit on the number of tokens"
-    for name, given in (
-        ("LogitsProcessorList", call.processors),
-        ("StoppingCriteriaList", call.criteria),
-    ):
-        if type(given).__name__ != name:
-            yield f"a {type(given).__name__} in place of a {name}"
 
 
 def find_in_model(model: Any) -> Iterator[str]:
@@ -557,12 +551,21 @@ def read_canvas(
             "token, which is never drawn; take the tokenizer's, or -1 where nothing ends rows"
         )
     n_ids = getattr(denoiser, "n_ids", None)
+    masked = -1 if mask_token is None else mask_token
     ids = given["input_ids"]
-    branches = [_read_rows(given, "input_ids", "attention_mask", n_ids, mask_token)]
-    scale = _read_scale(given)
-    if scale != 1:
-        names = ("negative_prompt_ids", "negative_prompt_attention_mask")
-        tokens, mask = _read_rows(given, *names, n_ids, mask_token)
+    branches = [_read_rows(given, "input_ids", "attention_mask", n_ids, masked)]
+    scale = given["guidance_scale"]
+    scale = 1.0 if scale is None else scale
+    is_guided = given["negative_prompt_ids"] is not None
+    if is_guided != (scale != 1):
+        raise OptionError(
+            "guidance_scale: expected one other than 1 with negative_prompt_ids, and none without "
+            f"them, received {scale!r} and {'some' if is_guided else 'none'}; give both, such as "
+            "guidance_scale=3.5, or neither"
+        )
+    if is_guided:
+        own_names = ("negative_prompt_ids", "negative_prompt_attention_mask")
+        tokens, mask = _read_rows(given, *own_names, n_ids, masked)
         if len(tokens) not in (1, len(ids)):
             raise ShapeError(
                 f"negative_prompt_ids: expected {len(ids)} rows or one for all, received "
@@ -573,15 +576,18 @@ def read_canvas(
     stops = tokens.new_tensor(ends)
     if hasattr(denoiser, "to_canvas"):
         tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
-    params = SamplingParams(
-        temperature=_read_temperature(levels, find("temperature")),
-        top_k=find("top_k") or None,  # transformers: 0 keeps all
-        top_p=find("top_p"),
-        min_p=find("min_p"),
-        guidance_scale=scale,
-    )
-    if not params.temperature:  # without truncation, which was checked above
-        params = SamplingParams(temperature=0.0, guidance_scale=scale)
+    temperature = _read_temperature(levels, find("temperature"))
+    cuts = {}
+    if temperature:
+        cuts = {"top_k": find("top_k") or None, "top_p": find("top_p"), "min_p": find("min_p")}
+    params = SamplingParams(temperature=temperature, guidance_scale=scale, **cuts)
+    names = ("gen_length", "max_new_tokens", "max_length")
+    named = [(name, level.get(name)) for level in levels for name in names]
+    length: Any
+    name, length = next((pair for pair in named if pair[1] is not None), ("max_new_tokens", None))
+    before = ids.shape[1] if name == "max_length" else 0
+    hint = "a canvas has a length from the start, give one such as max_new_tokens=128"
+    check_int(name, length, before + 1, hint=hint)
     return Task(
         prompt=Prompt(
             tokens,
@@ -590,15 +596,15 @@ def read_canvas(
             stop_tokens=stops if ends else None,
             layout=layout,
         ),
-        length=_read_length(levels, ids.shape[1]),
+        length=length - before,
         params=params,
-        samples=bool(params.temperature),
+        samples=bool(temperature),
         hand_over=lambda made: hand_over(ids, made, filler, as_output),
     )
 
 
 def _read_rows(
-    given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int | None
+    given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int
 ) -> tuple[Tensor, Tensor]:
     """Ids `[B, T]` int64 of a call and their mask, bool, padded on any side.
 
@@ -606,7 +612,7 @@ def _read_rows(
         given: options of the call.
         name, mask_name: of the ids and of their mask, 1 on tokens; None where nothing is padded.
         n_ids: ids of the model, or None.
-        mask_token: that no prompt may hold; padding may be any number.
+        mask_token: that no prompt may hold, or -1; padding may be any number.
 
     Raises:
         ShapeError: another shape or dtype, a row without a token, a mask of other numbers, or ids
@@ -634,37 +640,12 @@ def _read_rows(
     last = ANY_INT if n_ids is None else n_ids - 1
     hint = "take those of the model's own tokenizer"
     check_answer(name, ids[mask], (int(mask.sum()),), "int64", hint, within=(0, last))
-    is_open = (ids == mask_token) & mask if mask_token is not None else ~mask & mask
-    if bool(is_open.any()):
+    for row, column in (ids == mask_token).logical_and(mask).nonzero().tolist():
         raise OptionError(
-            f"{name}: expected no mask token, received id {mask_token} in row "
-            f"{int(is_open.any(1).nonzero()[0])}; leave open slots to the canvas, and give known "
-            "ones by a layout"
+            f"{name}: expected no mask token, received id {ids[row, column]} in row {row}; leave "
+            "open slots to the canvas, and give known ones by a layout"
         )
     return ids, mask
-
-
-def _read_scale(given: Mapping[str, Any]) -> Any:
-    """The guidance scale; 1 runs no second branch.
-
-    Raises:
-        OptionError: a scale without negative prompts, or negative prompts without a scale.
-    """
-    scale = given["guidance_scale"]
-    is_off = scale is None or scale == 1
-    if given["negative_prompt_ids"] is None:
-        if not is_off:
-            raise OptionError(
-                f"guidance_scale: expected negative_prompt_ids with it, received {scale!r} alone; "
-                "give the ids of the prompt to guide away from"
-            )
-        return 1.0
-    if is_off:
-        raise OptionError(
-            f"negative_prompt_ids: expected a guidance_scale other than 1 with it, received "
-            f"{scale!r}; give one such as guidance_scale=3.5"
-        )
-    return scale
 
 
 def _read_temperature(levels: Sequence[Mapping[str, Any]], default: Any) -> Any:
@@ -679,41 +660,10 @@ def _read_temperature(levels: Sequence[Mapping[str, Any]], default: Any) -> Any:
     return 0.0
 
 
-def _read_length(levels: Sequence[Mapping[str, Any]], n_columns: int) -> int:
-    """L, tokens to generate behind prompts of `n_columns`.
-
-    Raises:
-        OptionError: no number, or one below 1.
-    """
-    names = ("gen_length", "max_new_tokens", "max_length")
-    named = [(name, level.get(name)) for level in levels for name in names]
-    name, count = next((pair for pair in named if pair[1] is not None), ("", None))
-    if count is None:
-        raise OptionError(
-            "max_new_tokens: expected how many tokens to generate, received none; a canvas has a "
-            "length from the start, give one such as max_new_tokens=128"
-        )
-    before = n_columns if name == "max_length" else 0
-    if not isinstance(count, int) or isinstance(count, bool) or count - before < 1:
-        prompt = f" with {before} columns of the prompt" if before else ""
-        raise OptionError(
-            f"{name}: expected at least 1 token to generate, received {count!r}{prompt}; ask "
-            "for more, such as max_new_tokens=128"
-        )
-    return count - before
-
-
 def _as_ids(found: Any) -> list[int]:
     """The ids from 0 on of one id, several, a tensor or None."""
-    values = found.tolist() if hasattr(found, "tolist") else found
-    if values is None:
-        return []
-    values = list(values) if isinstance(values, list | tuple | set) else [values]
-    if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
-        raise OptionError(
-            f"eos_token_id, pad_token_id: expected ids, received {found!r}; take the tokenizer's"
-        )
-    return [value for value in values if value >= 0]
+    values = [] if found is None else torch.as_tensor(found, device="cpu").flatten().tolist()
+    return [int(value) for value in values if value >= 0]
 
 
 # --------------------------------------------------------------------------- diffusers' pipelines

@@ -310,12 +310,10 @@ class GenerateService(Service):
         self._refuse(name, reasons, is_held=True)
         options = self.series.visuals.encode_whole(model, options)
         if self.layout is not None:
-            given = options["logits_processor"]
-            if type(given).__name__ != "LogitsProcessorList":
-                self._refuse(f"a {type(given).__name__} in place of a LogitsProcessorList")
             if getattr(options["generation_config"], "is_assistant", False):
                 self._refuse("a model that drafts for another one")
             n_prompt = options["input_ids"].shape[1]
+            given = options["logits_processor"]
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
         self.warn(reasons)
         out, stats = run_original(model, name, options, self._vary_seed())

@@ -15,7 +15,7 @@ Methods = Mapping[str, Callable[..., Any]]
 
 @dataclass(eq=False, kw_only=True)
 class Service:
-    """Base of these.
+    """Base of these, which have a `policy`.
 
     Args:
         history: statistics of all calls, the last one at the end.
@@ -24,6 +24,11 @@ class Service:
 
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
+
+    @property
+    def stats(self) -> Stats | None:
+        """Statistics of the last finished call; None before the first."""
+        return self.history[-1] if self.history else None
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""

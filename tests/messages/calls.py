@@ -75,7 +75,7 @@ ATTACHED = [
         ({"policy": Jacobi}, "policy: expected", {"policy": Jacobi()}),
         ({"seed": 1.5}, "seed: expected", {"seed": 1}),
         ({"seed": 2**64}, "seed: expected", {"seed": 2**64 - 1}),
-        ({"strict": "no"}, "strict: expected one of True, False", {"strict": False}),
+        ({"strict": "no"}, "strict: expected one of True, False, received", {"strict": False}),
         ({"layout": mmaccel.Frames(((4, 12),), 41)}, "the model's 40 ids", {"layout": _FRAMES}),
         (
             {"policy": Jacobi(window=4, drafts="above")},
@@ -219,13 +219,13 @@ MASKED = [
             for name, row in DENOISER.items()
             if row.use == "refuse" and name not in ("temperature", "guidance_scale")
         ),
-        ({"max_new_tokens": None}, "how many tokens", {"max_new_tokens": 4}),
+        ({"max_new_tokens": None}, "a length from the start", {"max_new_tokens": 4}),
         ({"eos_token_id": [3, MASK]}, "received 39, the mask token", {"eos_token_id": [3]}),
         ({"input_ids": torch.tensor([[5, MASK]])}, "no mask token … in row 0",
          {"input_ids": torch.tensor([[5, 6]])}),
-        ({"input_ids": torch.tensor([[5, VOCAB]])}, "input_ids: expected 0..39, received 5..40",
+        ({"input_ids": torch.tensor([[5, VOCAB]])}, "expected 0..39, received 5..40",
          {"input_ids": torch.tensor([[5, 6]])}, ShapeError),
-        ({"negative_prompt_ids": _ROWS, "guidance_scale": 1.0}, "guidance_scale other than 1",
+        ({"negative_prompt_ids": _ROWS, "guidance_scale": 1.0}, "other than 1 with negative",
          {"guidance_scale": 1.7}),
         ({"input_ids": torch.tensor([5, 6])}, "B, T", {"input_ids": _ROWS}, ShapeError),
         ({"no_such": None}, "unexpected keyword argument 'no_such'", None, TypeError),
@@ -233,8 +233,7 @@ MASKED = [
     ),
     *table(
         masked_model,
-        ({"policy": mmaccel.AdaptiveBlock(delimiters=(VOCAB,))}, "expected ids below 40",
-         {"policy": mmaccel.AdaptiveBlock(delimiters=(1,))}),
+        ({"policy": "cached-blocks"}, "LLaDA2Pipeline's", {"policy": "stepwise"}, _NO),
         ({"cuda_graphs": True}, "filled pass by pass", {"cuda_graphs": False}, _NO),
         ({"policy": "jacobi"}, "window", {"policy": "stepwise"}),
     ),

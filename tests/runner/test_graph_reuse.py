@@ -143,7 +143,7 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(caches: list[Grap
 
 def cache_one(engine: Engine) -> None:
     decoder = mmaccel.decoder(Jacobi(window=4))
-    decoder.service.engine = engine
+    decoder.engine = engine
     sample(build_lm("llama"), SHORT, custom_generate=decoder)
     assert len(engine.cache) == 1
 
