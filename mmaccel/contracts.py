@@ -538,6 +538,8 @@ class Denoiser(Model):
         """See `Capable.lack`."""
         if word == "cached canvas" and part.by_entry and not self.supports_kv_cache:
             return self.kv_cache_reason or "every pass computes everything anew"
+        if word == "cached canvas" and part.has_shadows and self.mask_token is None:
+            return "it has no mask token"
         if word == "cached canvas" and part.cache.keeps_blocks and self.block is None:
             return (
                 'its tokens attend to everything; choose "prefix", "dual" or "none", the exact one'

@@ -302,9 +302,11 @@ def attach(
     if is_holder(holder):
         injection.add(holder, {"generate": service.watch_calls})
     handle = Handle(model, service, injection)
-    if engine.needs_fused:
+    if engine.needs_fused and find_training_effect(model) is None:
         try:
-            check_fusible(model, family, engine)
+            fused = family.wrap(model)
+            engine.use_fused(fused)
+            fused.choose_route()
         except BaseException:
             handle.detach()
             raise
@@ -388,18 +390,6 @@ def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
     except UnsupportedModelError as error:
         return error
     return None
-
-
-def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
-    """Raise UnsupportedModelError where the fused decoder does not serve a model.
-
-    One in training mode is asked at its first call.
-    """
-    if find_training_effect(model) is not None:
-        return
-    window = family.wrap(model)
-    engine.use_fused(window)
-    window.choose_route()
 
 
 def family_of(model: Any) -> CausalLM:

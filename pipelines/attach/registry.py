@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmaccel.capabilities import Capable, explain, refuse
-from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load
+from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load, make_policy
 from mmaccel.checks import show
 from mmaccel.contracts import Layout, check_policy, lack_of_canvas
 from mmaccel.errors import OptionError
@@ -45,11 +45,10 @@ def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
     name = find_pipeline(target)
     if name == "LLaDA2Pipeline":
         return (*OWN_POLICIES, *canvas)
-    refused = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     if name not in PIPELINES:
         model = open_denoiser(target)
-        has_shadows = model.supports_kv_cache and model.mask_token is not None
-        refused = "" if has_shadows else "revised-parallel"
+        return tuple(policy for policy in canvas if not explain(make_policy(policy), model))
+    refused = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     return tuple(policy for policy in canvas if policy != refused)
 
 

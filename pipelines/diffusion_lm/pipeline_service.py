@@ -34,6 +34,7 @@ class PolicyService(Capable):
         layer_methods: of the caches and the attention of the target's layers.
 
     Attributes:
+        lacks: words that no object of the kind has, and why.
         history: statistics of all calls, the last one at the end.
 
     Raises:
@@ -43,6 +44,9 @@ class PolicyService(Capable):
     """
 
     slot = "model"
+    lacks: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        LAYER_METHODS | {"cached canvas"}, "every pass computes the whole canvas"
+    )
     adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
 
     def __init__(
@@ -106,9 +110,7 @@ class PolicyService(Capable):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
-        if word in LAYER_METHODS | {"cached canvas"}:
-            return "every pass computes the whole canvas"
-        return ""
+        return self.lacks.get(word, "")
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""

@@ -39,6 +39,7 @@ class RunPolicy(Capable, CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
+    has_shadows = False  # entries that hide the token of a slot by the mask token
 
     @property
     def by_entry(self) -> bool:

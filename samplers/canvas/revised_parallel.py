@@ -11,13 +11,10 @@ the noise it had. Nats count every commit, and do not bound what revision makes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from mmaccel.checks import one_of, within
-from mmaccel.contracts import Denoiser, Prompt
-from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -67,27 +64,18 @@ class RevisedParallel(SelectorPolicy):
     budget: int = within(16, hint="16 is usual")
 
     @property
+    def has_shadows(self) -> bool:
+        """As it is asked for."""
+        return self.revise == "shadow"
+
+    @property
     def by_entry(self) -> bool:
         """Shadows are entries beside those of the canvas."""
-        return self.revise == "shadow" or super().by_entry
+        return self.has_shadows or super().by_entry
 
     @property
     def run_type(self) -> type[CanvasRun]:
         return ShadowRun if self.revise == "shadow" else RevisedRun
-
-    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass.
-
-        Raises:
-            OptionError: shadows on a model of uniform corruption, which has no mask token.
-        """
-        run = super().open(model, prompt, length, **options)
-        if model.mask_token is None and self.revise == "shadow":
-            raise OptionError(
-                "revise: expected a model with a mask token for 'shadow', received one of uniform "
-                "corruption; choose 'edit' or 'redo'"
-            )
-        return run
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""

@@ -98,7 +98,7 @@ FIELDS = (
             ("layers (2, 4, 6)", "received layer 3 of 8")),
     Refused("a class token that the encoder lacks",
             lambda: HiRED(keep=0.2).plan(make_context(torch.zeros(ROWS, N, 4))),
-            ("attention of an encoder's class token", "queries='all'"), UnsupportedModelError),
+            ("attention of an encoder's class token", "DivPrune"), UnsupportedModelError),
 )  # fmt: skip
 
 PLANS = tuple(

@@ -214,18 +214,16 @@ class GemmaService(PolicyService):
         OptionError: a policy with a KV cache or verified drafts, or a layout of another vocabulary.
     """
 
+    lacks = dict.fromkeys(  # noqa: RUF012
+        LAYER_METHODS | {"cached canvas"},
+        "its prompt is in the library's own cache, and its canvas is computed whole",
+    ) | {"drafts": "a pass carries the logits of the one before; take EntropyBounded()"}
+
     def open(self) -> int | None:
         self._run: GemmaRun | None = None
         self._model = self.find_model()
         n_ids: int = self._model.get_output_embeddings().weight.shape[0]
         return n_ids
-
-    def lack(self, word: str, part: Any = None) -> str:
-        if word in LAYER_METHODS | {"cached canvas"}:
-            return "its prompt is in the library's own cache, and its canvas is computed whole"
-        if word == "drafts":
-            return "a pass carries the logits of the one before; take EntropyBounded()"
-        return ""
 
     def find_model(self) -> Any:
         """The model of the target."""
