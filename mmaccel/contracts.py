@@ -519,7 +519,6 @@ class Denoiser(Model):
             are by `attach`, under a policy that caches their blocks.
         n_ids: ids of the model, where they are others than those of canvases; None: they are not.
         shift: 1 if the model's own logits at a position are those of the next one, 0 if its own.
-        dtype: in which it computes.
     """
 
     kind = "canvas"
@@ -532,7 +531,6 @@ class Denoiser(Model):
     is_self_checked: bool = False
     n_ids: int | None = None
     shift: int = 0
-    dtype: torch.dtype = torch.float32
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
@@ -559,6 +557,11 @@ class Denoiser(Model):
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:
         """Run one pass; logits `[R, Q, V]`, floating point."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return torch.float32
 
     def own_logits(self, tokens: Tensor) -> Tensor | None:
         """The model's logits `[R, N, V]` of whole rows `[R, N]`, in order and without a cache, for

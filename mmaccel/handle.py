@@ -304,9 +304,9 @@ def attach(
     handle = Handle(model, service, injection)
     if engine.needs_fused and find_training_effect(model) is None:
         try:
-            fused = family.wrap(model)
-            engine.use_fused(fused)
-            fused.choose_route()
+            own = family.wrap(model)
+            engine.use_fused(own)
+            own.choose_route()
         except BaseException:
             handle.detach()
             raise

@@ -39,7 +39,11 @@ class RunPolicy(Capable, CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
-    has_shadows = False  # entries that hide the token of a slot by the mask token
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether passes have entries that hide the token of a slot by the mask token."""
+        return False
 
     @property
     def by_entry(self) -> bool:
