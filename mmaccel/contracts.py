@@ -51,20 +51,17 @@ OF_LAYERS = LAYER_METHODS | {
 }  # fmt: skip
 """Words that only models offer whose layers cache and attend by functions of mmaccel."""
 
-_OF_WINDOWS = {  # words of passes that go on behind a prompt, and why a canvas lacks them
+NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why it does not
     "captured steps": "its canvas is filled pass by pass",
     "chunked prompts": "its passes are over whole canvases",
     "copied entries": "its passes are over whole canvases",
     "fused decoder": "its passes are the model's own",
+    "own scheduler": "a policy chooses what is committed",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
 }
-
-
-def lack_of_canvas(word: str) -> str:
-    """Why no model that fills canvases has what a word says; empty where one may."""
-    return _OF_WINDOWS.get(word, "")
-
+OF_CACHED_CANVASES = frozenset({"finished blocks", "kept entries"})
+"""Words that only denoisers offer that can keep keys and values."""
 
 _RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
 
@@ -522,7 +519,7 @@ class Denoiser(Model):
     """
 
     kind = "canvas"
-    offers = frozenset(GLOSSARY) - OF_LAYERS - _OF_WINDOWS.keys()
+    offers = frozenset(GLOSSARY) - OF_LAYERS - NOT_OF_CANVASES.keys() - OF_CACHED_CANVASES
     mask_token: int | None
     block: int | None = None
     supports_kv_cache: bool = False
@@ -534,17 +531,13 @@ class Denoiser(Model):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
-        if word == "cached canvas" and part.by_entry and not self.supports_kv_cache:
-            return self.kv_cache_reason or "every pass computes everything anew"
-        if word == "cached canvas" and part.has_shadows and self.mask_token is None:
-            return "it has no mask token"
-        if word == "cached canvas" and part.cache.keeps_blocks and self.block is None:
-            return (
-                'its tokens attend to everything; choose "prefix", "dual" or "none", the exact one'
-            )
-        if word in self.offers:
+        if word == "mask token" and self.mask_token is None:
+            return "its open slots hold random tokens"
+        if word == "finished blocks" and self.block is None:
+            return "its tokens attend to everything"
+        if word in self.offers or (word in OF_CACHED_CANVASES and self.supports_kv_cache):
             return ""
-        why = lack_of_canvas(word) or self.kv_cache_reason
+        why = NOT_OF_CANVASES.get(word) or self.kv_cache_reason
         return why or "every pass computes everything anew"
 
     @property

@@ -111,12 +111,12 @@ class ImageToVideo(Pipeline):
                 cannot be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        loading = read_loading(options)
-        opened = open_video(name, codec, text_encoder, loading.config, family=loading.family)
+        engine, config = read_loading(options)
+        opened = open_video(name, codec, text_encoder, config)
         return cls(
             opened.video,
             opened.source,
-            loading.engine,
+            engine,
             opened.codec,
             text_encoder=opened.text_encoder,
         )

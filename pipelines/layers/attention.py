@@ -22,7 +22,7 @@ share a configuration) gets transformers' own sdpa attention under sdpa's own ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -54,7 +54,6 @@ from mmaccel.pipelines.layers.store import (
 )
 
 NAME = "mmaccel_window"
-_window_attention: Callable[..., Tensor] = window_attention
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
@@ -205,10 +204,9 @@ class WindowPass:
         if self.by_kernel and not is_deep:
             # heads differ in how many blocks they have
             ragged = self.ragged or options.get("blocks") is not None
-            made: Tensor = dispatch.run(
-                _window_attention, query, key, value, start, ragged=ragged, **options
-            )
-            return made
+            return dispatch.run(
+                window_attention, query, key, value, start, ragged=ragged, **options
+            )[0]
         if options.get("blocks") is not None:
             return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(self.stores[layer].layout, options["window"], query)
@@ -251,8 +249,8 @@ class WindowPass:
         value: Tensor,
         states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see the
-        same of the store, since its cache changes between two of them; None where they do.
+        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see
+        the same of the store, as its cache changes between two of them; None where they do.
 
         Args:
             start: `[R]` int64, cache index of each row's first query in the layer.
@@ -285,7 +283,7 @@ class WindowPass:
         softcap = options["softcap"]
         if by_kernel:
             own, lse = dispatch.run(
-                _window_attention, query, key, value, start, lse=True, ragged=self.ragged, **options
+                window_attention, query, key, value, start, ragged=self.ragged, **options
             )
         else:
             groups = query.shape[1] // key.shape[1]

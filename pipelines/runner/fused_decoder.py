@@ -427,7 +427,7 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
 
     So a pass on a CPU does not ask for every call.
     """
-    if dispatch.takes(specification.__name__, device):
+    if dispatch.uses_triton(device):
         return partial(dispatch.run, specification)
     return specification
 

@@ -124,9 +124,9 @@ class TextToSpeech(Pipeline):
             MissingBackendError: a package that the family's codec needs is not installed, or
                 accelerate for a device map.
         """
-        loading = read_loading(options)
-        speech, source, codec_source = open_speech(name, codec, loading.config, loading.family)
-        return cls(speech, source, loading.engine, codec_source)
+        engine, config = read_loading(options)
+        speech, source, codec_source = open_speech(name, codec, config)
+        return cls(speech, source, engine, codec_source)
 
     @property
     def speech(self) -> SpeechModel:

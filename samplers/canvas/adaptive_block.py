@@ -21,6 +21,7 @@ from mmaccel.checks import within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Generation
+from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -57,7 +58,7 @@ class AdaptiveBlock(SelectorPolicy):
             OptionError: a delimiter that is no token of the model.
             UnsupportedModelError: a model with blocks of its own.
         """
-        run = super().open(model, prompt, length, **options)
+        check_model(model)
         if self.delimiters and model.block is not None:
             raise UnsupportedModelError(
                 "adaptive-block: expected a model that attends to everything, received one of "
@@ -68,6 +69,7 @@ class AdaptiveBlock(SelectorPolicy):
                 f"delimiters: expected ids below {model.vocab_size}, received "
                 f"{self.delimiters}; take them from the model's tokenizer"
             )
+        run = super().open(model, prompt, length, **options)
         run.canvas.blocks_are_adjacent = bool(self.delimiters)
         return run
 

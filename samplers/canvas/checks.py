@@ -1,12 +1,14 @@
-"""What a canvas run refuses before its first pass: arguments that do not fit together."""
+"""Checks of a canvas run before its first pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import CanvasPolicy, Denoiser, Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.checks import check_noise
@@ -15,7 +17,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 def check_run(
-    policy: CanvasPolicy,
+    policy: Any,
     model: Denoiser,
     prompt: Prompt,
     length: int,
@@ -32,13 +34,9 @@ def check_run(
             keeps something for its rows, a mask token in the prompt, a logits processor, evenly
             spread samples, or guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
-        UnsupportedModelError: a model that does not do what the policy needs.
+        UnsupportedModelError: a model that lacks what the policy needs.
     """
-    if not isinstance(model, Denoiser):
-        raise OptionError(
-            f"policy: expected one that decodes token after token for a {type(model).__name__}, "
-            "received one that fills a canvas; choose one such as Jacobi()"
-        )
+    check_model(model)
     refuse(explain(policy, model))
     check_int("length", length, 1, hint="ask for at least 1 slot")
     check_noise(noise.seeds, prompt.batch)
@@ -79,6 +77,15 @@ def check_run(
         raise OptionError(
             f"block: expected the model's own {model.block} with a block-causal cache, received "
             f"{block}; leave it out"
+        )
+
+
+def check_model(model: Any) -> None:
+    """Raises OptionError for a model that decodes token after token."""
+    if not isinstance(model, Denoiser):
+        raise OptionError(
+            f"policy: expected one that decodes token after token for a {type(model).__name__}, "
+            "received one that fills a canvas; choose one such as Jacobi()"
         )
 
 

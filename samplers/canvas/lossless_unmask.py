@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.capabilities import Words
+from mmaccel.capabilities import NOTHING, Words
 from mmaccel.checks import one_of, show, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
@@ -80,14 +80,9 @@ class LosslessUnmask(RunPolicy):
         return "bitwise" if as_plan(self.cache).is_exact else "relaxed"
 
     @property
-    def by_entry(self) -> bool:
-        """As it is asked for, and where something is cached."""
-        return self.layout == "entries" or super().by_entry
-
-    @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`: drafts that a pass verifies."""
-        return super().needs | {"drafts"}
+        shared = frozenset({"kept entries"}) if self.layout == "entries" else NOTHING
+        return super().needs | {"verified canvases"} | shared
 
     @property
     def run_type(self) -> type[CanvasRun]:
@@ -95,8 +90,9 @@ class LosslessUnmask(RunPolicy):
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
+        layout = self.layout or ("entries" if as_plan(self.cache).reuses else "rows")
         most = CANDIDATES[-1] if self.drafts == "auto" else int(self.drafts)
-        return super().open(model, prompt, length, copies=most, **options)
+        return super().open(model, prompt, length, copies=most, layout=layout, **options)
 
     def draft_counts(self, run: CanvasRun) -> MeasuredDrafts | None:
         """What measures how many canvases each pass of a run computes; None where it is fixed."""

@@ -26,7 +26,7 @@ class ModelPass:
     """Passes of one run.
 
     Args:
-        model, prompt, params, noise, cache, copies, by_entry: as in `CanvasRun`.
+        model, prompt, params, noise, cache, copies, layout: as in `CanvasRun`.
         canvas: before its first pass.
         width: Q.
 
@@ -48,7 +48,7 @@ class ModelPass:
         noise: Noise,
         cache: CachePlan,
         copies: int,
-        by_entry: bool,
+        layout: str,
     ) -> None:
         self.model, self.params, self.cache = model, params, cache
         self._layout = prompt.layout
@@ -58,7 +58,7 @@ class ModelPass:
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
         n = prompt.tokens.shape[1] + canvas.length
-        self.by_entry = cache.reuses or by_entry
+        self.by_entry = cache.reuses or layout == "entries"
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
         widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.reuses else n

@@ -41,21 +41,16 @@ class RunPolicy(Capable, CanvasPolicy):
     kind: ClassVar[str] = "canvas"
 
     @property
-    def has_shadows(self) -> bool:
-        """Whether passes have entries that hide the token of a slot by the mask token."""
-        return False
-
-    @property
-    def by_entry(self) -> bool:
-        """Whether the canvases of a pass are entries of one row, which read what is cached."""
-        return as_plan(self.cache).reuses
-
-    @property
     def needs(self) -> Words:
         """See `mmaccel.capabilities.Capable`."""
-        cache = as_plan(self.cache)
-        is_whole = cache.kind == "none" and cache.far is None and not self.by_entry
-        return frozenset() if is_whole else frozenset({"cached canvas"})
+        plan = as_plan(self.cache)
+        words = {
+            "drafts": True,
+            "finished blocks": plan.keeps_blocks,
+            "hidden slots": plan.far is not None,
+            "kept entries": plan.reuses,
+        }
+        return frozenset(word for word, is_needed in words.items() if is_needed)
 
     @property
     def excludes(self) -> Exclusions:
@@ -94,14 +89,7 @@ class RunPolicy(Capable, CanvasPolicy):
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
         return self.run_type(
-            self,
-            model,
-            prompt,
-            length,
-            block=self.block,
-            cache=as_plan(self.cache),
-            by_entry=self.by_entry,
-            **options,
+            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
         )
 
     @abstractmethod

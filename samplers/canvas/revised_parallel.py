@@ -11,10 +11,13 @@ the noise it had. Nats count every commit, and do not bound what revision makes 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from mmaccel.capabilities import NOTHING, Words
 from mmaccel.checks import one_of, within
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -38,6 +41,7 @@ from mmaccel.samplers.canvas.selector import (
 )
 
 _DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
+_OF_SHADOWS = frozenset({"kept entries", "mask token"})
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,17 @@ class RevisedParallel(SelectorPolicy):
     budget: int = within(16, hint="16 is usual")
 
     @property
-    def has_shadows(self) -> bool:
-        """As it is asked for."""
-        return self.revise == "shadow"
-
-    @property
-    def by_entry(self) -> bool:
-        """Shadows are entries beside those of the canvas."""
-        return self.has_shadows or super().by_entry
+    def needs(self) -> Words:
+        return super().needs | (_OF_SHADOWS if self.revise == "shadow" else NOTHING)
 
     @property
     def run_type(self) -> type[CanvasRun]:
         return ShadowRun if self.revise == "shadow" else RevisedRun
+
+    def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
+        """A run of this policy, before its first pass."""
+        layout = "entries" if self.revise == "shadow" else "rows"
+        return super().open(model, prompt, length, layout=layout, **options)
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""

@@ -220,7 +220,7 @@ class ShadowReviser:
 
 
 class ShadowPass(ModelPass):
-    """`ModelPass` with shadows; the same arguments, by entry.
+    """`ModelPass` with shadows; the same arguments, with layout "entries".
 
     Attributes:
         left_out: `[B, Q]` float32, the model's probability of the token that a slot holds, without
@@ -256,7 +256,7 @@ class ShadowPass(ModelPass):
 
 
 class ShadowRun(RevisedRun):
-    """`RevisedRun` whose passes compute shadows too, by entry."""
+    """`RevisedRun` whose passes compute shadows too; layout "entries"."""
 
     pass_type: ClassVar[type[ModelPass]] = ShadowPass
 

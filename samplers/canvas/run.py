@@ -68,7 +68,7 @@ class CanvasRun:
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.
         copies: most canvases that one pass computes.
-        by_entry: whether these are entries of one row, and not rows of a batch.
+        layout: of these, "rows" of a batch or "entries" of one row.
 
     Attributes:
         canvas: what is committed.
@@ -95,7 +95,7 @@ class CanvasRun:
         block: int | None = None,
         cache: CachePlan,
         copies: int = 1,
-        by_entry: bool = False,
+        layout: str = "rows",
     ) -> None:
         self._began = time.perf_counter()
         check_run(policy, model, prompt, length, params, noise, block, cache)
@@ -128,7 +128,7 @@ class CanvasRun:
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
         self.model_pass = self.pass_type(
-            model, prompt, self.canvas, width, params, noise, cache, copies, by_entry
+            model, prompt, self.canvas, width, params, noise, cache, copies, layout
         )
         self.stats.prefill_passes += self.model_pass.n_prefilled > 0
 

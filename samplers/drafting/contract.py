@@ -28,19 +28,14 @@ from torch import Tensor
 
 from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
-from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
+from mmaccel.contracts import Layout, Policy, TokenModel
 from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
-    from mmaccel.kernels.dispatch import Backend
-    from mmaccel.results import Stats
-    from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.sampling_params import SamplingParams
-    from mmaccel.samplers.window.rows import RunCounters, RunRows, TokenBuffer
-    from mmaccel.samplers.window.scheduler import WindowScheduler
-    from mmaccel.samplers.window.step_runner import StepRunner
-    from mmaccel.samplers.window.step_state import StepState
-    from mmaccel.samplers.window.window_size import FixedWidth
+    # `rows`, `buffer` and `counters` are there from the first pass on, all else from the beginning
+    from mmaccel.samplers.window.run import WindowRun as OpenRun
+else:
+    OpenRun = Any
 
 
 class Drafts(NamedTuple):
@@ -202,54 +197,6 @@ class DraftingPolicy(Policy, Protocol):
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""
-
-
-class OpenRun(Protocol):
-    """What a window run shows its drafters; `mmaccel.samplers.window.run.WindowRun` is one.
-
-    `rows`, `buffer` and `counters` are there from the first pass on, everything else from the
-    beginning.
-
-    Attributes:
-        policy, model, prompt, length, params: as in `mmaccel.contracts.Policy.sample`; `prompt` is
-            that of the rows that are decoded now.
-        noise: of these rows.
-        vocab_size: V.
-        width: W of the next pass.
-        is_retry: whether that pass repeats one that an invalid draft may have spoiled.
-        rows, buffer, counters: the rows; their tokens and the window over them; their counts.
-        scheduler: assigns the prompt's rows to batch slots; None without `ContinuousBatching`.
-        state: what a step hands to the next one.
-        backend: carries out operations.
-        runner: carries out steps.
-        stats: counted so far.
-        chooser: chooses widths.
-    """
-
-    policy: DraftingPolicy
-    model: TokenModel
-    prompt: Prompt
-    length: int
-    params: SamplingParams
-    noise: Noise
-    vocab_size: int
-    width: int
-    is_retry: bool
-    rows: RunRows
-    buffer: TokenBuffer
-    counters: RunCounters
-    scheduler: WindowScheduler | None
-    state: StepState
-    backend: Backend
-    runner: StepRunner
-    stats: Stats
-    chooser: FixedWidth
-
-    def frontier(self) -> Frontier:
-        """What is known where the window's drafts begin."""
-
-    def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
 
 
 NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}

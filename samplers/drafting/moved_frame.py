@@ -16,19 +16,22 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
-from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
-from mmaccel.samplers.drafting.copying import check_period, copy_back
+from mmaccel.samplers.drafting.contract import Drafts, Frontier
+from mmaccel.samplers.drafting.copies import PeriodicCopies
+from mmaccel.samplers.drafting.copying import copy_back
 
 _MARGIN = 1  # tokens that no shift at all is given
 
 
 @dataclass(frozen=True)
-class MovedFrame(DraftSource):
+class MovedFrame(PeriodicCopies):
     """Tokens of the previous frame, moved on; in the first two frames those of `previous-frame`."""
 
-    is_capturable = True
-    reads_last_scores = False
+    forms = "frames of several rows"
     name = "moved-frame"
+
+    def period(self, layout: Layout) -> int:
+        return 0 if layout.frame == layout.columns else layout.frame
 
     def propose(self, frontier: Frontier) -> Drafts:
         layout = frontier.layout
@@ -46,10 +49,6 @@ class MovedFrame(DraftSource):
         draft = moved[..., 0].gather(-1, best)[..., 0]
         usable = is_known[..., 0].gather(-1, best)[..., 0]
         return Drafts(torch.where(usable, draft, copy_back(frontier, layout.frame)))
-
-    def check_layout(self, layout: Layout | None) -> None:
-        period = 0 if layout is None or layout.frame == layout.columns else layout.frame
-        check_period(self.name, period, "frames of several rows")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -123,7 +124,9 @@ class RunParts(StaticPart):
         self.backend = Backend(device.type, prompt.batch, reads_back=not is_static)
         noise_kind = self.backend.choose(PassNoise, NoiseAhead)
         name = f"{type(source).__name__}.open"
-        self.drafter = check_kind(name, source.open(self), Drafter, "return a Drafter(self)")
+        self.drafter = check_kind(
+            name, source.open(cast(Any, self)), Drafter, "return a Drafter(self)"
+        )
         if "drafts" in vars(policy):  # a field, which the caller may have chosen
             self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
         if self.drafter.note:

@@ -31,10 +31,10 @@ from tests.fixtures.denoiser_targets import (
     WIDE,
     images,
     llada,
+    negative,
 )
 from tests.fixtures.denoisers import TinyLLaDA
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.messages.diffusion import negative
 
 IDS = torch.tensor([PROMPTS[2]])
 ALIKE = [[9, 2, 5, 1, 1, 4, 7], [13, 3, 9, 9, 2], [5]]  # end alike in blocks of 4
@@ -267,7 +267,9 @@ def test_models_are_found_by_their_configuration() -> None:
         assert find_denoiser(llada(model_type=kind)) is None
     known = mmaccel.supports(llada())
     assert known and "lossless-unmask" in known.policies and "jacobi" not in known.policies
-    assert "revised-parallel" not in known.policies  # it needs shadow entries
+    assert "revised-parallel" in known.policies
+    uncached = mmaccel.supports(TARGETS["fast-dllm"]())
+    assert "revised-parallel" not in uncached.policies  # it needs shadow entries
     sdar = TARGETS["sdar"]()
     assert "revised-parallel" in mmaccel.supports(sdar).policies
     assert mmaccel.supports(SDARDenoiser(sdar)).policies == mmaccel.supports(sdar).policies
