@@ -23,7 +23,7 @@ from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
-from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
@@ -48,10 +48,10 @@ class DenoiserService(PolicyService):
         self.n_ids = self._denoiser.vocab_size
 
     def lack(self, word: str, part: Any = None) -> str:
-        why = self._denoiser.lack(word, part)
-        if word == "finished blocks" and not why and not self._denoiser.is_self_checked:
-            check_denoiser(self._denoiser)
-        return why
+        lack = self._denoiser.lack(word, part)
+        if word == "finished blocks" and not lack and not self._denoiser.is_self_checked:
+            return find_fault(self._denoiser) or ""
+        return lack
 
     def methods(self) -> list[tuple[Any, Methods]]:
         has_own = callable(getattr(type(self.target), "diffusion_generate", None))
