@@ -29,7 +29,6 @@ class Word(NamedTuple):
 
 
 _AT_EXIT = "take DivPrune, which needs nothing but the visual tokens"
-_OF_ALL = f"give queries='all' where the method has it, or {_AT_EXIT}"
 
 GLOSSARY = {
     # what decoding does
@@ -76,7 +75,7 @@ GLOSSARY = {
     "visual tokens": Word("a vision-language model that lets visual tokens go at its stage"),
     "pixels": Word("the image's pixels, before the encoder", _AT_EXIT),
     "keys": Word("the keys of a layer", _AT_EXIT),
-    "cls_attention": Word("the attention of an encoder's class token", _OF_ALL),
+    "cls_attention": Word("the attention of an encoder's class token", _AT_EXIT),
     "all_attention": Word("the attention of all visual tokens", _AT_EXIT),
     "last_attention": Word("the attention of the prompt's last token", _AT_EXIT),
     "text_attention": Word("the attention of the text tokens", _AT_EXIT),

@@ -79,7 +79,9 @@ class VisionModel(Capable):
             return ""
         if part.stage == "encoder_exit" and word in OF_TOWER and self._in_encoder is not None:
             return f"its encoder computes less by {self._in_encoder!r}"
-        return f"it has no {word} {_WHERE[part.stage]}"
+        why = f"it has no {word} {_WHERE[part.stage]}"
+        reads_all = word == "cls_attention" and "all_attention" in self._looks(part.stage)
+        return f"{why}; queries='all' works with it" if reads_all else why
 
     def _looks(self, stage: Stage) -> frozenset[str]:
         """What methods of a stage may look at."""

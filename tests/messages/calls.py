@@ -426,8 +426,8 @@ VISION = [
             ("qwen2_vl", mmaccel.ToMe(keep=0.5), "2 x 2 blocks … FastV", mmaccel.FastV(keep=0.5)),
             ("chameleon", mmaccel.ToMe(keep=0.5), "a VQGAN … FastV", mmaccel.FastV(keep=0.5)),
             ("gemma3", _HALF, "pools a grid of one size", mmaccel.DivPrune(keep=0.25)),
-            ("llava_onevision", mmaccel.FiCoCoV(keep=0.5), "class token … take DivPrune",
-             mmaccel.DivPrune(keep=0.5)),
+            ("llava_onevision", mmaccel.FiCoCoV(keep=0.5), "no cls_attention … DivPrune",
+             mmaccel.ToMe(keep=0.5)),
         )
         for row in table(
             vision_model, ({"visual_tokens": method}, says, {"visual_tokens": other}),
