@@ -30,6 +30,7 @@ class Word(NamedTuple):
 
 GLOSSARY = {
     # what decoding does
+    "admitted rows": Word("rows that begin where others have ended", "decode batch by batch"),
     "attentions": Word("the attentions of all tokens as an output"),
     "caller's cache": Word("a cache that the caller gives or sees"),
     "captured steps": Word("steps that are captured as CUDA graphs", 'set cuda_graphs="auto"'),
@@ -42,6 +43,7 @@ GLOSSARY = {
     "fixed noise": Word("drafts that depend on noise or on other rows", "choose Jacobi()"),
     "fused decoder": Word("a decoder whose weights are packed and whose layers are ours"),
     "guesses": Word("drafts that learn what passes guess of later slots", "use drafts='auto'"),
+    "kept entries": Word("keys and values that later passes read", 'choose cache="none"'),
     "layer states": Word("hidden states of layers, which heads read", "draft by another source"),
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import Layout, Policy
+from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError
 from mmaccel.handle import check_drafts_layout, choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
@@ -16,6 +16,7 @@ from mmaccel.pipelines.attach.layout_processor import check_vocabulary
 from mmaccel.pipelines.attach.unwrap import check_switch
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.policies import Policy
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed, choose_seed
 

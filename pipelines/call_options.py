@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmaccel.checks import check_callable, check_int, show
-from mmaccel.contracts import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.media import check_deliver
+from mmaccel.policies import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import OnStep

@@ -8,7 +8,7 @@ from typing import Any
 from mmaccel.capabilities import Capable, explain, refuse
 from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load
 from mmaccel.checks import show
-from mmaccel.contracts import Layout, check_policy, lack_of_canvas
+from mmaccel.contracts import Layout, lack_of_canvas
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.layout_processor import check_layout
 from mmaccel.pipelines.attach.patching import Injection
@@ -16,6 +16,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.policies import check_policy
 
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
@@ -48,7 +49,7 @@ def pipeline_policies(target: Any, canvas: Sequence[str]) -> tuple[str, ...]:
     refused = "revised-parallel" if name == "AmusedPipeline" else "lossless-unmask"
     if name not in PIPELINES:
         model = open_denoiser(target)
-        has_shadows = model.supports_kv_cache and model.mask_token is not None
+        has_shadows = "kept entries" in model.offers and model.mask_token is not None
         refused = "" if has_shadows else "revised-parallel"
     return tuple(policy for policy in canvas if policy != refused)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
 from mmaccel.errors import OptionError
+from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
     check_mode,
@@ -132,7 +133,7 @@ class Predecessors:
         return entries.reads.gather(1, wide)
 
 
-class CachedDenoiser(Denoiser):
+class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     """Base of these; see `mmaccel.contracts.Denoiser`.
 
     A child runs a self-check when it is constructed, or is made of a model that passed one.
@@ -145,15 +146,11 @@ class CachedDenoiser(Denoiser):
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
 
-    Attributes:
-        supports_kv_cache: may be set to False; every pass is then over all columns.
-
     Memory: keys and values of all cache indices, allocated at the first pass, and a mask
         `[R, 1, C, P]`.
     """
 
-    supports_kv_cache = True
-    any_rows = True
+    offers = Denoiser.offers | {"admitted rows", "kept entries"}
 
     def __init__(
         self,
@@ -190,7 +187,7 @@ class CachedDenoiser(Denoiser):
 
     @property
     def prompt_limit(self) -> int | None:
-        """See `Denoiser`. Blocks are chosen of rows without padding, whatever their batch."""
+        """See `FinishedBlocks`. Blocks are chosen of rows without padding, whatever their batch."""
         methods = self.cached.methods
         if methods.attention is not None and methods.attention.budget < 1:
             return 0
@@ -198,7 +195,9 @@ class CachedDenoiser(Denoiser):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`. Cost: two short passes."""
-        if not self.supports_kv_cache or word not in LAYER_METHODS:
+        if word == "admitted rows" and self.cached.methods:
+            return "what its methods leave of a cache belongs to a row of the prompt"
+        if word not in LAYER_METHODS or "kept entries" not in self.offers:
             return super().lack(word, part)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
@@ -207,8 +206,11 @@ class CachedDenoiser(Denoiser):
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.cached.methods = methods
         self.cached.branches = branches
-        # what they leave of a cache belongs to a row of the prompt
-        self.any_rows = type(self).any_rows and not methods
+
+    @property
+    def layer_counts(self) -> LayerCounts:
+        stores = self.cached.stores
+        return LayerCounts() if stores is None else stores.counts
 
     def moved(self) -> None:
         """Drop the cache: the weights are on another device or in another dtype."""
@@ -224,9 +226,8 @@ class CachedDenoiser(Denoiser):
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
         open_own_products(self.model)
-        self.n_evicted = (0, 0)
-        if self.supports_kv_cache:
-            self.block_counts = self.cached.reserve(rows, cache_size).block_counts
+        if "kept entries" in self.offers:
+            self.cached.reserve(rows, cache_size)
         self._predecessors = None
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
@@ -244,7 +245,7 @@ class CachedDenoiser(Denoiser):
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
         with own_products(find_own_products(self.model), entries.tokens):
-            if self.supports_kv_cache:
+            if "kept entries" in self.offers:
                 return self.cached.run(entries)[..., : self.vocab_size]
             reads = entries.reads
             if self.block is not None:
@@ -255,7 +256,7 @@ class CachedDenoiser(Denoiser):
         self._check(entries)
         if self._predecessors is not None:
             self._predecessors.note(entries)
-        self.n_evicted = self.cached.prefill(entries)
+        self.cached.prefill(entries)
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:

@@ -159,16 +159,13 @@ class CachedPasses:
             )
         )
 
-    def prefill(self, entries: CanvasPass) -> tuple[int, int]:
+    def prefill(self, entries: CanvasPass) -> None:
         """One pass over prompts from their first tokens on, of which a method then evicts entries.
 
         Rows begin at the first index of the stores. Later passes count cache indices as before.
 
         Args:
             entries: with `start` and `lengths`; a row's are in the order of their positions.
-
-        Returns:
-            How many entries were evicted, of those that there were, over all rows of a layer.
         """
         assert self.stores is not None
         assert entries.lengths is not None and entries.start is not None
@@ -184,7 +181,6 @@ class CachedPasses:
             self.stores.evict(lengths, observer, entries.start)
         if not self.stores.n_evicted[0]:
             self.stores.keep_all(lengths, entries.start)
-        return self.stores.n_evicted
 
     def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
         """One pass without a cache; logits `[R, Q, V]` of the queries.

@@ -74,10 +74,6 @@ class SDARDenoiser(CachedDenoiser):
         mask_token: id of an open slot; None takes the configuration's `mask_token_id`.
         block: positions per block; None takes the configuration's `block_size`.
 
-    Attributes:
-        kv_cache_reason: why the model runs without a KV cache (`supports_kv_cache` is False);
-            otherwise empty.
-
     Raises:
         UnsupportedModelError: a model that fails its self-check with and without a cache.
         OptionError: an option outside its domain.
@@ -107,16 +103,18 @@ class SDARDenoiser(CachedDenoiser):
             block=block,
         )
         check_mode(model)
-        self.kv_cache_reason = ""
+        self._uncached = ""  # why it keeps no keys and values
         try:
             check_denoiser(self)
         except UnsupportedModelError as error:
-            self.supports_kv_cache = False
-            self.kv_cache_reason = str(error)
+            self.offers = self.offers - {"kept entries"}
+            self._uncached = str(error)
             check_denoiser(self)
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
+        if word == "kept entries":
+            return self._uncached
         if word in LAYER_METHODS:
             return "its layers attend by the code of its checkpoint"
         return super().lack(word, part)

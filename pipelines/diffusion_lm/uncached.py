@@ -50,7 +50,7 @@ class UncachedDenoiser(Denoiser):
         OptionError: an option outside its domain.
     """
 
-    any_rows = True
+    offers = Denoiser.offers | {"admitted rows"}
     shift = 0
     default_mask_token: int | None = None
 

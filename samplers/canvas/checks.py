@@ -51,10 +51,10 @@ def check_run(
     check_model(model)
     check_int("length", length, 1, hint="ask for at least 1 slot")
     check_noise(noise.seeds, prompt.batch)
-    if prompt.batching is not None and not model.any_rows:
+    if prompt.batching is not None and (why := model.lack("admitted rows")):
         raise OptionError(
-            f"batching: expected None for a {type(model).__name__}, which keeps something for each "
-            f"row of the prompt, received {show(prompt.batching)}; decode batch by batch"
+            f"batching: expected None for a {type(model).__name__}, received "
+            f"{show(prompt.batching)}: {why}; decode batch by batch"
         )
     if params.processor is not None:
         raise OptionError(
@@ -84,14 +84,14 @@ def check_run(
             "ones by a layout"
         )
     _check_blocks(model, prompt, length, block)
-    if (cache.reuses or layout == "entries") and not model.supports_kv_cache:
-        reason = model.kv_cache_reason
+    reason = model.lack("kept entries") if cache.reuses or layout == "entries" else ""
+    if reason:
         way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
         way = 'cache="none"' if cache.reuses else way
         raise UnsupportedModelError(
             f"cache: expected a model whose keys and values can be kept, for cache "
             f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
-            f"over everything; choose {way}{reason and f' ({reason})'}"
+            f"over everything: {reason}; choose {way}"
         )
     if cache.keeps_blocks and model.block is None:
         raise OptionError(

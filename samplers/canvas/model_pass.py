@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
+from mmaccel.model_parts import FinishedBlocks
 from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
@@ -62,7 +63,7 @@ class ModelPass:
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
         widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.reuses else n
-        block = model.block if model.supports_kv_cache else None
+        block = model.block if "kept entries" in model.offers else None
         extra = (copies, scratch + self.extra_cache_indices(width)) if self.by_entry else ()
         self._shape = (canvas.length, block, *extra)
         self.columns = Columns(prompt, *self._shape)
@@ -76,7 +77,10 @@ class ModelPass:
     def _prefill(self, canvas: Canvas) -> int:
         """Process the finished blocks of prompts that are longer than the model keeps."""
         columns = self.columns
-        limit = self.model.prompt_limit
+        model = self.model
+        if not isinstance(model, FinishedBlocks):
+            return 0
+        limit = model.prompt_limit
         base = columns.to_pass_rows(canvas.base.clamp(max=0)) + columns.first  # [R]
         lengths = base - columns.pad
         if limit is None or int(lengths.max()) <= limit:
@@ -86,7 +90,7 @@ class ModelPass:
         began = time.perf_counter()
         entries = columns.as_entries(self.model_tokens(canvas)[None], sets, canvas.start[:, None])
         with as_called():
-            self.model.prefill(replace(entries, start=columns.pad, lengths=lengths))
+            model.prefill(replace(entries, start=columns.pad, lengths=lengths))
         self.seconds += time.perf_counter() - began
         self._first_unwritten = base
         return int(lengths.sum())
@@ -113,7 +117,12 @@ class ModelPass:
     def choose_live_rows(self, is_live: list[bool]) -> None:
         """Leave rows that have ended out of the next pass, where the model allows that."""
         self.live = None
-        if not self.by_entry and self.model.any_rows and not all(is_live) and any(is_live):
+        if (
+            not self.by_entry
+            and not self.model.lack("admitted rows")
+            and not all(is_live)
+            and any(is_live)
+        ):
             rows = [row for row, is_one in enumerate(is_live) if is_one]
             self.live = self._index.new_tensor(rows)
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from mmaccel.capabilities import Capable, Exclusions
 from mmaccel.checks import check_callable, check_fields, check_kind, within
-from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
+from mmaccel.policies import CanvasPolicy, OnCanvasStep
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
@@ -68,7 +69,7 @@ class RunPolicy(Capable, CanvasPolicy):
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
+        """Fill `length` slots a row; see `mmaccel.policies.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         name = f"{type(self).__name__}.decode"

@@ -24,15 +24,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
-from mmaccel.contracts import (
-    CanvasInterrupt,
-    CanvasPolicy,
-    CanvasProgress,
-    Denoiser,
-    FinishedRow,
-    OnCanvasStep,
-    Prompt,
-)
+from mmaccel.contracts import Denoiser, FinishedRow, Prompt
+from mmaccel.policies import CanvasInterrupt, CanvasPolicy, CanvasProgress, OnCanvasStep
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_leaks, check_run
@@ -63,7 +56,7 @@ class CanvasRun:
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
-        params, noise: as in `mmaccel.contracts.Policy.sample`.
+        params, noise: as in `mmaccel.policies.Policy.sample`.
         on_step: called after every pass.
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
-from mmaccel.samplers.drafting.copying import check_period, copy_back
+from mmaccel.samplers.drafting.copying import copy_back
 
 
 @dataclass(frozen=True)
@@ -15,11 +14,9 @@ class Above(DraftSource):
 
     is_capturable = True
     reads_last_scores = False
+    needs_layout = "rows"
     name = "above"
 
     def propose(self, frontier: Frontier) -> Drafts:
         assert frontier.layout is not None
         return Drafts(copy_back(frontier, frontier.layout.columns))
-
-    def check_layout(self, layout: Layout | None) -> None:
-        check_period(self.name, 0 if layout is None else layout.columns, "rows")

@@ -50,13 +50,10 @@ class Coarse(DraftSource):
     is_capturable = True
     has_branches = True
     has_children = True
+    draws_trees = True
     reads_scores = True
     corrects = True
     name = "coarse"
-
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
@@ -104,12 +101,9 @@ class ShippedCoarse(DraftSource):
     is_capturable = True
     has_branches = True
     has_children = True
+    draws_trees = True
     corrects = True
     name = "coarse"
-
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
 
     def open(self, run: OpenRun) -> Drafter:
         source = shipped_source(run.model)

@@ -21,26 +21,18 @@ that of a proposed token is one-hot unless the drafter says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
-from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.errors import ShapeError
+from mmaccel.contracts import Layout, TokenModel
+from mmaccel.errors import OptionError, ShapeError
 
 if TYPE_CHECKING:
-    from mmaccel.kernels.dispatch import Backend
-    from mmaccel.results import Stats
-    from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.sampling_params import SamplingParams
-    from mmaccel.samplers.window.rows import RunCounters, RunRows, TokenBuffer
-    from mmaccel.samplers.window.scheduler import WindowScheduler
-    from mmaccel.samplers.window.step_runner import StepRunner
-    from mmaccel.samplers.window.step_state import StepState
-    from mmaccel.samplers.window.window_size import FixedWidth
+    from mmaccel.samplers.window.run import WindowRun
 
 
 class Drafts(NamedTuple):
@@ -183,74 +175,8 @@ class Frontier:
         return self.slots + self.origin
 
 
-class DraftingPolicy(Policy, Protocol):
-    """What a run reads of a window policy.
-
-    Attributes:
-        window: tokens processed per pass, or "adaptive".
-    """
-
-    window: int | str
-
-    @property
-    def freezes_noise(self) -> bool:
-        """Whether frozen noise chooses tokens; otherwise a draft's distribution is asked for."""
-
-    @property
-    def tree(self) -> object | None:
-        """A `TreeShape`, which asks the drafter for nodes; None for none."""
-
-    def draft_source(self) -> DraftSource:
-        """The source of drafts in a run."""
-
-
-class OpenRun(Protocol):
-    """What a window run shows its drafters; `mmaccel.samplers.window.run.WindowRun` is one.
-
-    `rows`, `buffer` and `counters` are there from the first pass on, everything else from the
-    beginning.
-
-    Attributes:
-        policy, model, prompt, length, params: as in `mmaccel.contracts.Policy.sample`; `prompt` is
-            that of the rows that are decoded now.
-        noise: of these rows.
-        vocab_size: V.
-        width: W of the next pass.
-        is_retry: whether that pass repeats one that an invalid draft may have spoiled.
-        rows, buffer, counters: the rows; their tokens and the window over them; their counts.
-        scheduler: assigns the prompt's rows to batch slots; None without `ContinuousBatching`.
-        state: what a step hands to the next one.
-        backend: carries out operations.
-        runner: carries out steps.
-        stats: counted so far.
-        chooser: chooses widths.
-    """
-
-    policy: DraftingPolicy
-    model: TokenModel
-    prompt: Prompt
-    length: int
-    params: SamplingParams
-    noise: Noise
-    vocab_size: int
-    width: int
-    is_retry: bool
-    rows: RunRows
-    buffer: TokenBuffer
-    counters: RunCounters
-    scheduler: WindowScheduler | None
-    state: StepState
-    backend: Backend
-    runner: StepRunner
-    stats: Stats
-    chooser: FixedWidth
-
-    def frontier(self) -> Frontier:
-        """What is known where the window's drafts begin."""
-
-    def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
-
+OpenRun: TypeAlias = "WindowRun"
+"""A run as its drafters see it; its loop imports this module."""
 
 NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 
@@ -278,6 +204,8 @@ class DraftSource(Checked, Capable):
         has_children: whether the drafter's `children` makes the drafts after given ones.
         corrects: whether the drafter's `correct` may change drafts, and both it and `observe` read
             the slots' frozen noise.
+        needs_layout: what tokens must form, "rows", "frames" or "frames of several rows"; empty:
+            nothing.
         needs_layers: whether the run's own model drafts, by layers that attend to part of their
             cache; only some models have such layers.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -295,6 +223,7 @@ class DraftSource(Checked, Capable):
     has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
+    needs_layout: ClassVar[str] = ""
     name: ClassVar[str] = ""
 
     @property
@@ -320,6 +249,7 @@ class DraftSource(Checked, Capable):
         """What drafts, if it is a model of its own, whose cache one run at a time has."""
         return None
 
+    @property
     def draws_trees(self) -> bool:
         """Whether the drafter's `distributions` says what follows the entries of a tree."""
         return False
@@ -342,6 +272,17 @@ class DraftSource(Checked, Capable):
 
     def check_layout(self, layout: Layout | None) -> None:
         """Raise OptionError for a layout that lacks what this source needs."""
+        columns, frame = (0, 0) if layout is None else (layout.columns, layout.frame)
+        found = {
+            "rows": columns > 0,
+            "frames": frame > 0,
+            "frames of several rows": frame not in (0, columns),
+        }
+        if self.needs_layout and not found[self.needs_layout]:
+            raise OptionError(
+                f"drafts={self.name!r}: expected a model whose tokens form {self.needs_layout}, "
+                "received one without; use drafts='left', or give a layout"
+            )
 
 
 @dataclass(eq=False)

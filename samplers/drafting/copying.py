@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Frontier
 
 
@@ -31,12 +30,3 @@ def copy_back(frontier: Frontier, period: int) -> Tensor:
     is_known = back <= frontier.slots + frontier.n_shown
     left = frontier.filled[:, None] - 1
     return tokens_at(frontier, torch.where(is_known, frontier.columns - back, left))
-
-
-def check_period(source: str, period: int, what: str) -> None:
-    """Raise OptionError for a source that copies from a period ago, where there is none."""
-    if period < 1:
-        raise OptionError(
-            f"drafts={source!r}: expected a model whose tokens form {what}, received one "
-            "without; use drafts='left', or give a layout"
-        )

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
-from mmaccel.samplers.drafting.copying import check_period, copy_back
+from mmaccel.samplers.drafting.copying import copy_back
 
 _MARGIN = 1  # tokens that no shift at all is given
 
@@ -28,6 +27,7 @@ class MovedFrame(DraftSource):
 
     is_capturable = True
     reads_last_scores = False
+    needs_layout = "frames of several rows"
     name = "moved-frame"
 
     def propose(self, frontier: Frontier) -> Drafts:
@@ -46,10 +46,6 @@ class MovedFrame(DraftSource):
         draft = moved[..., 0].gather(-1, best)[..., 0]
         usable = is_known[..., 0].gather(-1, best)[..., 0]
         return Drafts(torch.where(usable, draft, copy_back(frontier, layout.frame)))
-
-    def check_layout(self, layout: Layout | None) -> None:
-        period = 0 if layout is None or layout.frame == layout.columns else layout.frame
-        check_period(self.name, period, "frames of several rows")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class Blocks(Denoiser):
         fill: of the last two ids.
     """
 
-    block, supports_kv_cache = 4, True
+    block = 4
+    offers = Denoiser.offers | {"kept entries"}
     device = torch.device("cpu")
 
     def __init__(

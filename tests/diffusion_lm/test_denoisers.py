@@ -85,7 +85,9 @@ def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
 @pytest.mark.parametrize("family", TEXTS)
 def test_logits_are_those_of_every_row_alone(family: str) -> None:
     model = Recorded(build(family))
-    assert isinstance(model.inner, Denoiser) and model.supports_kv_cache == (family not in UNCACHED)
+    assert isinstance(model.inner, Denoiser) and ("kept entries" in model.offers) == (
+        family not in UNCACHED
+    )
     run(Stepwise(), model, LENGTH, 0.0)
     assert len(model.passes) == LENGTH
     for entries, logits in model.passes:

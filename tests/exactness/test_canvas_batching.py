@@ -24,7 +24,8 @@ from mmaccel import (
     SamplingParams,
     Stepwise,
 )
-from mmaccel.contracts import CanvasInterrupt, CanvasProgress, FinishedRow, Prompt
+from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
 from tests.fixtures.canvas import masked, prompt_of
 from tests.fixtures.joints import WrappedDenoiser
@@ -138,7 +139,7 @@ def test_rows_stay_in_the_passes_of_a_run_with_a_cache() -> None:
 def test_a_model_with_state_of_its_rows_is_not_batched_continuously() -> None:
     """And passes leave out none of its rows."""
     model = Counted(model_of("masked"))
-    model.any_rows = False
+    model.offers = model.offers - {"admitted rows"}
     with pytest.raises(OptionError):
         decode(CASES["stepwise"], ALL, False, ContinuousBatching(2), model=model)
     assert not model.rows

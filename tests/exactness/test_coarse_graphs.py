@@ -24,10 +24,10 @@ from mmaccel import (
     SpecTr,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import is_capturable
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
@@ -39,7 +39,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 from mmaccel.samplers.window.window_size import FixedWidth
 from tests.exactness.test_graph_reuse import CALLS, Call, assert_like
 from tests.fixtures.fake_device import same
@@ -72,7 +72,7 @@ class Calls:
         guided = "guidance_scale" in call.params
         rows += [[*row[::-1], 4] for row in rows] if guided else []
         prompt = make_prompt(rows, 1 + guided, layout=call.layout)
-        self.window.runner = runner
+        self.window.setup.runner = runner
         return policy.sample(
             self.window, prompt, call.length, params=SamplingParams(**call.params),
             noise=Noise.from_seed(call.seeds, len(call.seeds)),
@@ -81,7 +81,7 @@ class Calls:
     def check(self, policy: Policy, call: Call, cache: GraphCache, sync_every: int = 1) -> int:
         """Compare a captured call with its eager run; how many passes it captured."""
         made = self.run(policy, call, Replay(sync_every, cache))
-        assert_like(made, self.run(policy, call, EagerRunner()))
+        assert_like(made, self.run(policy, call, StepRunner()))
         return made.stats.captures
 
 
@@ -111,7 +111,7 @@ def test_the_adaptive_window(model: Any, source: Coarse) -> None:
     cache, calls, widths = GraphCache(), Calls(model), []
     for call in CALLS * 2:
         made = calls.run(Jacobi("adaptive", source), call, Replay(1, cache))
-        plain = calls.run(Jacobi(8, "neighbour"), call, EagerRunner())
+        plain = calls.run(Jacobi(8, "neighbour"), call, StepRunner())
         assert made.tokens.equal(plain.tokens)
         widths.append(made.stats.captures)
     assert 2 <= sum(widths) <= 5 and len(cache) == 1
@@ -130,7 +130,7 @@ def test_a_wide_sweep_after_a_narrow_pass(
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     monkeypatch.setattr(FixedWidth, "choose", lambda _, most: min(next(widths), most))
     monkeypatch.setattr(CoarseModel, "base", watch)
-    Calls(model).run(Jacobi(12, source), CALLS[0], EagerRunner())
+    Calls(model).run(Jacobi(12, source), CALLS[0], StepRunner())
     assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with
     # two slots seen, at least one accepted, and the last draft of a window of 6 is the fifth slot
     assert 4 <= max(distance for _, distance in read) <= 5
@@ -196,7 +196,7 @@ def test_drafts_come_from_the_graph_that_was_captured(
     made = [calls.run(Jacobi(6, source), CALLS[0], Replay(1, cache)) for _ in range(2)]
     assert made[0].stats.passes == made[1].stats.passes > 4
     assert len(swept) == 3 + 1  # eager, to warm up, recorded; the second run's first pass
-    plain = calls.run(Jacobi(6, "neighbour"), CALLS[0], EagerRunner())
+    plain = calls.run(Jacobi(6, "neighbour"), CALLS[0], StepRunner())
     assert plain.stats.passes != made[0].stats.passes and plain.tokens.equal(made[0].tokens)
 
 

@@ -17,7 +17,7 @@ from mmaccel import (
     Noise,
     SamplingParams,
 )
-from mmaccel.contracts import Policy
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from tests.exactness.bitwise_runs import assert_same
 from tests.exactness.test_continuous_batching import ALL, decode

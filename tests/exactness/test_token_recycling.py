@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams, Speculative
-from mmaccel.contracts import Pass, Policy
+from mmaccel.contracts import Pass
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
 from mmaccel.samplers.window.run import WindowRun

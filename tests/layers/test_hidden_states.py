@@ -124,7 +124,7 @@ def test_rounds_rate_what_was_generated(fused: bool) -> None:
                 noise=Noise.from_seed(3, 2),
             )
         )
-        assert window.n_evicted[0] > 32 - 2 * 9  # more than the prompts' entries
+        assert window.layer_counts.n_evicted[0] > 32 - 2 * 9  # more than the prompts' entries
     assert torch.equal(made[0].tokens, made[1].tokens)
 
 

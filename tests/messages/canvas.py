@@ -33,7 +33,8 @@ def _sample(
 
     def call() -> Any:
         model = ReferenceDenoiser(JOINT)
-        model.supports_kv_cache = caches
+        if caches:
+            model.offers = model.offers | {"kept entries"}
         given = Prompt(torch.tensor([[0, 3]]), torch.tensor(prompt))
         own, noise = policy or Stepwise(), Noise.from_seed(0, rows)
         try:

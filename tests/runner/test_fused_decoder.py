@@ -54,10 +54,10 @@ def run_passes(window: CausalLMWindow) -> list[Tensor]:
 def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Difference]:
     """How the two routes' logits differ, pass by pass."""
     pairs = list(zip(run_passes(own), run_passes(fused)))
-    assert (own.route, fused.route) == ("model", "fused")
+    assert (own.route.name, fused.route.name) == ("model", "fused")
     decoder = fused.forwards.decoder
     assert decoder is not None
-    assert bool(fused.route_reason) == bool(decoder.products.reordered_bytes)
+    assert bool(fused.route.reason) == bool(decoder.products.reordered_bytes)
     found = [compare_logits(*pair) for pair in pairs]
     assert all(difference.is_telling for difference in found)
     return found
@@ -66,7 +66,7 @@ def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Differe
 def find_difference(model: Any, make: Callable[[Any], CausalLMWindow] = CausalLMWindow) -> float:
     """The largest of them, in standard deviations."""
     own, fused = make(model), make(model)
-    fused.fused = True
+    fused.setup.fused = True
     return max(difference.largest for difference in find_differences(own, fused))
 
 
@@ -138,9 +138,9 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
     else:
         changes = {} if kind == "none" else {"rope_parameters": rope}
         window = CausalLMWindow(build_decoder("gpt2" if kind == "none" else "llama", **changes))
-    window.fused = True
+    window.setup.fused = True
     window.reserve(2, 20)
-    assert window.route == "fused" and (window.run_caches().tables is not None) == (
+    assert window.route.name == "fused" and (window.run_caches().tables is not None) == (
         kind == "llama3"
     )
 
@@ -150,8 +150,8 @@ def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:
     model.model.layers[1].self_attn.k_norm.variance_epsilon = 0.01
     window = CausalLMWindow(model, fused="auto")
     window.choose_route()
-    assert window.route == "model"
-    assert window.route_reason == "norms of queries and keys that differ"
+    assert window.route.name == "model"
+    assert window.route.reason == "norms of queries and keys that differ"
 
 
 def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fused_decoder, "_look_up", shifted)
     window = CausalLMWindow(build_decoder("llama"), fused="auto")
     window.choose_route()
-    assert window.route == "model" and "off in the" in window.route_reason
+    assert window.route.name == "model" and "off in the" in window.route.reason
 
 
 def test_image_models_of_other_heads() -> None:
@@ -182,7 +182,7 @@ def test_image_models_of_other_heads() -> None:
         assert find_difference(model, make) < 1e-5
     window = CausalLMWindow(build_model("chameleon"), fused="auto")
     window.choose_route()
-    assert window.route == "model" and "head masks the ids of images" in window.route_reason
+    assert window.route.name == "model" and "head masks the ids of images" in window.route.reason
     assert find_difference(build_janus()) < 1e-5
 
 
@@ -190,7 +190,7 @@ def test_image_models_of_other_heads() -> None:
 def test_an_unknown_layer_keeps_its_own_forward(name: str) -> None:
     window = CausalLMWindow(build_decoder(name), fused="auto")
     run_passes(window)
-    assert window.route == "model" and UNRECOGNISED[name][2] in window.route_reason
+    assert window.route.name == "model" and UNRECOGNISED[name][2] in window.route.reason
 
 
 def packed(model: Any) -> list[nn.Parameter]:
@@ -295,11 +295,11 @@ def test_packing_that_ends_midway_leaves_nothing_packed(
             window.choose_route()
     else:
         window.choose_route()
-        assert window.route == "model" and "no memory" in window.route_reason
+        assert window.route.name == "model" and "no memory" in window.route.reason
     assert calls[0] == 3
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
     window.choose_route()  # there is memory again
-    assert window.route == "fused"
+    assert window.route.name == "fused"
 
 
 def test_a_model_that_attach_refuses_after_packing_is_left_as_it_was() -> None:
@@ -316,7 +316,7 @@ def test_layers_that_share_weights_keep_the_models_own_forward() -> None:
     attention.v_proj.weight = attention.k_proj.weight
     window = CausalLMWindow(model, fused="auto")
     window.choose_route()
-    assert window.route == "model" and "share parameters" in window.route_reason
+    assert window.route.name == "model" and "share parameters" in window.route.reason
 
 
 def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
@@ -380,7 +380,7 @@ def test_weights_that_went_to_shared_memory_stay_there() -> None:
     window.choose_route()
     model.share_memory()
     window.choose_route()
-    assert window.route == "model" and "shared memory" in window.route_reason
+    assert window.route.name == "model" and "shared memory" in window.route.reason
     assert all(parameter.is_shared() for parameter in model.parameters())
 
 
@@ -440,7 +440,7 @@ def check_seen(model: Any, fused: CausalLMWindow) -> None:
     """The fused route gives the logits of the model as it is now."""
     own = run_passes(CausalLMWindow(copy.deepcopy(model)))
     received = run_passes(fused)
-    assert fused.route == "fused"
+    assert fused.route.name == "fused"
     for pair in zip(own, received):
         assert compare_logits(*pair).largest < 1e-5
 
@@ -624,10 +624,12 @@ def test_what_keeps_the_models_own_forward(
     window = CausalLMWindow(model, fused="auto")
     if is_packed:
         window.choose_route()
-        assert window.route == "fused"
+        assert window.route.name == "fused"
     change(model)
     window.choose_route()
-    assert window.route == "model" and re.search(reason, window.route_reason), window.route_reason
+    assert window.route.name == "model" and re.search(reason, window.route.reason), (
+        window.route.reason
+    )
     if change is not quantise:  # and no storage is shared any more
         parameters = model.parameters()
         assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
@@ -771,8 +773,8 @@ def test_a_planted_fault_is_caught(kernel: str, what: str, monkeypatch: pytest.M
         patch.setattr(fused_decoder, kernel, broken)
         window = CausalLMWindow(model, fused="auto")
         window.choose_route()
-    assert window.route == "model"
-    assert "off in the" in window.route_reason
+    assert window.route.name == "model"
+    assert "off in the" in window.route.reason
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
 
 
@@ -793,7 +795,7 @@ def test_a_fault_that_logits_hide_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(PackedLinear, "__call__", swapped)
     window = CausalLMWindow(models[0], fused="auto")
     window.choose_route()
-    assert "layer 0, whose attention is" in window.route_reason
+    assert "layer 0, whose attention is" in window.route.reason
     monkeypatch.setattr(forwards, "check_fused", lambda *_: "")
     fused = CausalLMWindow(models[1], fused=True)
     found = find_differences(CausalLMWindow(models[0]), fused)
@@ -809,7 +811,7 @@ def test_rounding_of_large_scores_is_no_fault() -> None:
         layer.self_attn.q_proj.weight.data *= 3
     window = CausalLMWindow(model, fused="auto")
     window.choose_route()
-    assert window.route == "fused"
+    assert window.route.name == "fused"
 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -830,7 +832,7 @@ def test_a_structure_that_is_not_the_models_is_caught(
     )
     window = CausalLMWindow(build_decoder(name), fused="auto")
     window.choose_route()
-    assert window.route == "model" and "off in the" in window.route_reason
+    assert window.route.name == "model" and "off in the" in window.route.reason
 
 
 class Operations(TorchDispatchMode):
@@ -877,7 +879,7 @@ def count_operations(
     name: str, route: bool, monkeypatch: pytest.MonkeyPatch, n_layers: int
 ) -> Counter[str]:
     window = make_window(name, n_layers)
-    window.fused = route
+    window.setup.fused = route
     ids = torch.randint(N_IDS, (2, 8))
     window.reserve(2, 20)
     window.forward(Pass(ids, torch.tensor([0, 3])))
@@ -967,7 +969,7 @@ def test_an_error_in_reading_keeps_the_models_own_forward(
     monkeypatch.setattr(fused_decoder, "read_structure", fail)
     window = CausalLMWindow(build_decoder("llama"), fused="auto")
     run_passes(window)
-    assert window.route == "model" and "RuntimeError (no such thing)" in window.route_reason
+    assert window.route.name == "model" and "RuntimeError (no such thing)" in window.route.reason
 
 
 def test_a_fused_model_is_freed_with_its_last_reference() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt, Layout, Prompt
+from mmaccel.contracts import LAYER_METHODS, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
@@ -33,6 +33,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
 )
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
+from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS, CanvasInterrupt
+from mmaccel.contracts import LAYER_METHODS
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
 from mmaccel.pipelines.diffusion_lm.cached import lack_of_blocks
@@ -34,6 +34,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyServi
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import bind_call, check_idle
 from mmaccel.pipelines.original_methods import original
+from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
 
 ARGUMENTS = pipeline_table(

@@ -157,11 +157,8 @@ class Eagle(HeadSource):
     )
 
     has_children = True
+    draws_trees = True
     name = "eagle"
-
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
 
     def file_time(self) -> float:
         """See `HeadSource.file_time`."""
