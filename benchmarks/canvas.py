@@ -150,7 +150,7 @@ class GrammarText:
     def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        model = load_model(AutoModelForCausalLM, folder, LoadConfig(device))
+        model = load_model(AutoModelForCausalLM, folder, LoadConfig(device=device))
         shift = read_words(folder)["logit_shift"]
         self.model = MaskedLM(model, grammar.MASK, shift=shift, vocab_size=grammar.MASK)
 

@@ -132,15 +132,11 @@ def builds() -> list[Build]:
 
 
 def _build(rows: int, width: int) -> Build:
-    flags = ("kept", "ended", "is_bad")
-    real = ("peak", "variation")
+    kernel = _accept_prefix_kernel
+    kinds = dict.fromkeys(("kept", "ended", "is_bad"), "*u8") | {"spent": "*fp64"}
+    kinds |= dict.fromkeys(("peak", "variation"), "*fp32")
     numbers = ("batch", "width", "n_stops", "origin", "capacity")
+    steps = [name for name in kernel.arg_names if name.endswith("_step")]
+    kinds |= dict.fromkeys((*numbers, *steps), "i32")
     constants = {"COUNTS": True, "B": rows, "W": width}
-    signature = {}
-    for name in _accept_prefix_kernel.arg_names:
-        kind = "*u8" if name in flags else "*fp32" if name in real else "*i64"
-        kind = "*fp64" if name == "spent" else kind
-        kind = "i32" if name in numbers or name.endswith("_step") else kind
-        signature[name] = "constexpr" if name in constants else kind
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(_accept_prefix_kernel, signature, constants, WARPS, 2, 168, pointers)
+    return Build.of(kernel, kinds, constants, WARPS, 2, 168, other="*i64")

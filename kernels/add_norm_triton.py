@@ -101,11 +101,8 @@ def builds() -> list[Build]:
 def _build(block: int, kind: NormKind | None, post: NormKind | None) -> Build:
     constants = {"KIND": kind, "POST": post, "C": block}
     names = _add_norm_kernel.arg_names
-    tensors = [*names[: names.index("hidden_step")]]
     numbers = ("eps", "offset", "post_eps", "post_offset", "scale")
-    kinds = dict.fromkeys(tensors, "*bf16") | dict.fromkeys(numbers, "fp32")
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
-    }
-    aligned = (*tensors, "hidden_step", "update_step", "width")
-    return Build(_add_norm_kernel, signature, constants, _warps(block), 2, 128, aligned)
+    kinds = dict.fromkeys(names[: names.index("hidden_step")], "*bf16")
+    kinds |= dict.fromkeys(numbers, "fp32")
+    aligned = ("hidden_step", "update_step", "width")
+    return Build.of(_add_norm_kernel, kinds, constants, _warps(block), 2, 128, aligned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,3 +30,32 @@ class Build:
     registers: int = 128
     divisible: tuple[str, ...] = ()
     fp_fusion: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Any,
+        kinds: Mapping[str, str],
+        constants: Mapping[str, Any],
+        warps: int,
+        stages: int,
+        registers: int,
+        aligned: Iterable[str] = (),
+        *,
+        other: str = "i32",
+        fp_fusion: bool = True,
+    ) -> Build:
+        """A build whose pointers are multiples of 16.
+
+        Args:
+            kinds: types of the arguments, by name.
+            aligned: further arguments that are such multiples.
+            other: the type of those that `kinds` does not name.
+        """
+        signature = {
+            name: "constexpr" if name in constants else kinds.get(name, other)
+            for name in kernel.arg_names
+        }
+        pointers = [name for name, kind in signature.items() if kind.startswith("*")]
+        divisible = (*pointers, *aligned)
+        return cls(kernel, signature, constants, warps, stages, registers, divisible, fp_fusion)

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.coarse_rounds import Redrafted, SweepSlots, SweepWeights
+from mmaccel.kernels.takes import Takes
 
 LANES = tl.constexpr(32)  # neighbours compared at a time
 TILE = 8192  # numbers of a matrix at a time
 WIDEST = 512  # hidden layer
 _WARPS = 8  # of a program; with 4 or 16 some builds spill registers; no GPU has timed them
+TAKES = {"weights.inner": Takes(widest=WIDEST)}
 
 
 @triton.jit
@@ -180,21 +182,6 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     tl.store(drafts + at, draft)
 
 
-def refuse_coarse_rounds(
-    weights: SweepWeights,
-    slots: SweepSlots,
-    work: Tensor,
-    scale: float,
-    n_corrected: int,
-    rounds: int,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    width = len(weights.inner)
-    if width > WIDEST:
-        return f"hidden layer: expected at most {WIDEST}, received {width}; make a smaller C"
-    return None
-
-
 def coarse_rounds(
     weights: SweepWeights,
     slots: SweepSlots,
@@ -239,24 +226,13 @@ def block_sizes(width: int) -> dict[str, int]:
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
     ids = ("columns", "neighbours", "seen", "ids", "before", "work", "written", "drafts")
-    kinds = dict.fromkeys(ids, "*i64") | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}
     numbers = (
-        "n_slots",
-        "n_columns",
-        "n_neighbours",
-        "width",
-        "n_candidates",
-        "n_corrected",
-        "n_values",
-    )
-    kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
-    signature = {name: kinds.get(name, "*fp32") for name in _round_kernel.arg_names}
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+        "n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_corrected", "n_values",
+    )  # fmt: skip
+    kinds = dict.fromkeys(ids, "*i64") | dict.fromkeys(numbers, "i32")
+    kinds |= {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}
     widths = (16, 32, 64, 128, 256, 512)
     return [
-        Build(
-            _round_kernel, signature, block_sizes(width), _WARPS, 1, 128,
-            (*pointers, "width"),
-        )
+        Build.of(_round_kernel, kinds, block_sizes(width), _WARPS, 1, 128, ["width"], other="*fp32")
         for width in widths
-    ]  # fmt: skip
+    ]

@@ -8,33 +8,17 @@ Departures: none.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.takes import COMMON, Takes
-from mmaccel.kernels.window_attention_triton import LOG2E, refuse_cache
+from mmaccel.kernels.takes import CACHE, HEADS
+from mmaccel.kernels.window_attention_tiles_triton import LOG2E
+from mmaccel.kernels.window_attention_triton import Shape
 
-TAKES = {"q": Takes(COMMON, adjacent=False), "k": Takes()}
-
-
-def refuse_column_mass(q: Tensor, k: Tensor, lse: Tensor, start: Tensor, **_: Any) -> str | None:
-    """Why this version cannot take such arguments beside what `TAKES` says; None if it can."""
-    return refuse_cache(q, k)
-
-
-class Shape(NamedTuple):
-    """Tile of a program: query rows, keys; and how it is compiled."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    registers: int
+TAKES = {"q": HEADS, "k": CACHE}
 
 
 # (bytes of a number, most numbers a head) -> shape
@@ -122,28 +106,10 @@ def builds() -> list[Build]:
 
 def _build(itemsize: int, block: int, shape: Shape) -> Build:
     number = "*fp32" if itemsize == 4 else "*bf16"
-    kinds = {
-        "q": number,
-        "k": number,
-        "lse": "*fp32",
-        "start": "*i64",
-        "weights": "*fp32",
-        "out": "*fp32",
-        "scale": "fp32",
-    }
+    kinds = dict.fromkeys(("lse", "weights", "out"), "*fp32") | {"start": "*i64", "scale": "fp32"}
+    kinds |= {"q": number, "k": number}
     constants = {"M": shape.rows, "N": shape.keys, "D": block}
-    names = _mass_kernel.arg_names
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
-    }
-    wide = [name for name, kind in signature.items() if kind.startswith("*")]
-    wide += [name for name in names if name.endswith(("_row", "_head", "_step"))]
-    return Build(
-        _mass_kernel,
-        signature,
-        constants,
-        shape.warps,
-        shape.stages,
-        shape.registers,
-        (*wide, "head"),
+    wide = [name for name in _mass_kernel.arg_names if name.endswith(("_row", "_head", "_step"))]
+    return Build.of(
+        _mass_kernel, kinds, constants, shape.warps, shape.stages, shape.registers, (*wide, "head")
     )

@@ -99,9 +99,5 @@ def builds() -> list[Build]:
 def _build(itemsize: int) -> Build:
     constants = {"N": POSITIONS, "D": BYTES // itemsize}
     kinds = {"store": f"*i{8 * itemsize}", "keep": "*i64", "start": "*i64"}
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32")
-        for name in _compact_kernel.arg_names
-    }
-    aligned = (*kinds, "row_step", "step", "head_step")
-    return Build(_compact_kernel, signature, constants, WARPS, 2, 96, aligned)
+    aligned = ("row_step", "step", "head_step")
+    return Build.of(_compact_kernel, kinds, constants, WARPS, 2, 96, aligned)

@@ -240,23 +240,11 @@ def couple(
 
 
 def _build(kernel: Any, registers: int) -> Build:
-    types = {
-        **dict.fromkeys(kernel.arg_names, "*fp32"),
-        "masses": "*fp64",
-        "drafts": "*i64",
-        "kept": "*u8",
-        "verified": "*i64",
-        "n_values": "i32",
-        "n_splits": "i32",
-        "width": "i32",
-        "row_stride": "i64",
-        "slot_stride": "i32",
-        "draft_row_stride": "i64",
-        "draft_slot_stride": "i32",
-    }
-    signature = {name: types[name] for name in kernel.arg_names}
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(kernel, signature, {}, WARPS, 3, registers, pointers)
+    kinds = {"masses": "*fp64", "drafts": "*i64", "kept": "*u8", "verified": "*i64"}
+    kinds |= dict.fromkeys(("n_values", "n_splits", "width"), "i32")
+    kinds |= {"row_stride": "i64", "slot_stride": "i32"}
+    kinds |= {"draft_row_stride": "i64", "draft_slot_stride": "i32"}
+    return Build.of(kernel, kinds, {}, WARPS, 3, registers, other="*fp32")
 
 
 def builds() -> list[Build]:

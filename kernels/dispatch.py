@@ -1,10 +1,9 @@
 """Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
-signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes, and a
-function `refuse_<name>` where tensors must fit each other. Its numpy version, for few rows on a
-CPU, has the same name and signature in `kernels/x_numpy.py`; a run decides once whether its steps
-take those (`Backend`).
+signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes. Its
+numpy version, for few rows on a CPU, has the same name and signature in `kernels/x_numpy.py`; a run
+decides once whether its steps take those (`Backend`).
 
 The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
 run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
@@ -102,24 +101,36 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
-    """Which backend `run` would take for these arguments.
+def choose(device_type: str) -> Choice:
+    """Which backend runs kernels on a kind of device. A call's own arguments may still forbid it.
 
     Raises:
         OptionError: MMACCEL_KERNELS has another value than the three.
     """
-    chosen = mode()
-    if chosen == "torch":
+    if mode() == "torch":
         return Choice("torch", f"{VARIABLE}=torch")
-    obstacle = find_obstacle(_device_type(args, options))
-    is_bfloat16 = any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, options))
-    if obstacle is None and is_bfloat16 and is_interpreted():
-        obstacle = "bfloat16, which Triton's interpreter computes wrongly"
-    if obstacle is None:
-        obstacle = refuse(specification, args, options)
+    obstacle = find_obstacle(device_type)
     if obstacle is not None:
         return Choice("torch", obstacle)
-    return Choice("triton", "interpreted" if is_interpreted() else "the tensors are on a GPU")
+    return Choice(
+        "triton", "interpreted" if is_interpreted() else f"the tensors are on {device_type}"
+    )
+
+
+def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
+    """Which backend `run` would take for these arguments.
+
+    Raises:
+        OptionError: see `choose`.
+    """
+    choice = choose(_device_type(args, options))
+    if choice.backend == "torch":
+        return choice
+    is_bfloat16 = any(tensor.dtype == torch.bfloat16 for tensor in _tensors(args, options))
+    if is_bfloat16 and is_interpreted():
+        return Choice("torch", "bfloat16, which Triton's interpreter computes wrongly")
+    obstacle = refuse(specification, args, options)
+    return choice if obstacle is None else Choice("torch", obstacle)
 
 
 def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -159,7 +170,7 @@ class Backend:
     def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
         is_on_host = device_type == "cpu" and reads_back and mode() == "auto"
         self._device_type = device_type
-        self._is_numpy = is_on_host and not takes("accept_prefix", device_type)
+        self._is_numpy = is_on_host and not uses_triton(device_type)
         self._has_few_rows = self._is_numpy and rows <= _FEW_ROWS
         self._versions: dict[Any, Any] = {}  # by specification
 
@@ -187,7 +198,7 @@ class Backend:
             module = import_module(f"{specification.__module__}_numpy")
             version: Callable[..., Any] = getattr(module, name)
             return version
-        if KERNELS.get(kernel) == name and takes(kernel, self._device_type):
+        if KERNELS.get(kernel) == name and uses_triton(self._device_type):
             return partial(run, specification)
         return specification
 
@@ -206,34 +217,13 @@ def check(device_type: str) -> None:
         )
 
 
-def takes(kernel: str, device_type: str) -> bool:
-    """Whether `run` takes a kernel's Triton version on a kind of device.
+def uses_triton(device_type: str) -> bool:
+    """Whether `run` takes Triton versions on a kind of device.
 
-    A call's own arguments may still forbid it. With MMACCEL_KERNELS=triton the answer is always
-    yes, so that `run` raises and says what is missing.
+    With MMACCEL_KERNELS=triton the answer is always yes, so that `run` raises and says what is
+    missing.
     """
-    assert kernel in KERNELS
-    chosen = mode()
-    return chosen == "triton" or (chosen == "auto" and find_obstacle(device_type) is None)
-
-
-def survey(device_type: str) -> dict[str, Choice]:
-    """Every kernel by name: the backend that would run on a kind of device, and why.
-
-    Single calls may still go to torch, for reasons of their shapes; `decide` says so.
-    """
-    chosen = mode()
-    obstacle = find_obstacle(device_type)
-    if chosen == "torch":
-        return dict.fromkeys(KERNELS, Choice("torch", f"{VARIABLE}=torch"))
-    if obstacle is not None:
-        refused = f"{obstacle}; calls raise, as {VARIABLE}=triton"
-        reason = refused if chosen == "triton" else obstacle
-        return dict.fromkeys(KERNELS, Choice("torch", reason))
-    return {
-        name: Choice("triton", "interpreted" if is_interpreted() else f"{device_type} is there")
-        for name in KERNELS
-    }
+    return mode() == "triton" or choose(device_type).backend == "triton"
 
 
 def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[Tensor]:
@@ -267,15 +257,13 @@ def refuse(
     specification: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> str | None:
     """Why the Triton version cannot take such arguments; None if it can."""
-    module = _triton_module(specification)
     given = dict(zip(_names(specification), args)) | options
-    for path, takes in getattr(module, "TAKES", {}).items():
+    for path, takes in getattr(_triton_module(specification), "TAKES", {}).items():
         name, *inner = path.split(".")
         value = given.get(name)
         for part in inner:
-            value = getattr(value, part)
-        reason = None if value is None else takes.refuse(path, value)
+            value = getattr(value, part, None)
+        reason = None if value is None else takes.refuse(path, value, given.get(takes.like))
         if reason is not None:
             return str(reason)
-    more = getattr(module, f"refuse_{specification.__name__}", None)
-    return None if more is None else more(*args, **options)
+    return None

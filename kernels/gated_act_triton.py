@@ -65,11 +65,6 @@ def builds() -> list[Build]:
 
 
 def _build(kind: int) -> Build:
-    constants = {"KIND": kind, "N": BLOCK}
     kinds = {"packed": "*bf16", "out": "*bf16"}
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32")
-        for name in _gated_act_kernel.arg_names
-    }
-    aligned = (*kinds, "row_step", "width")
-    return Build(_gated_act_kernel, signature, constants, WARPS, 2, 64, aligned)
+    constants = {"KIND": kind, "N": BLOCK}
+    return Build.of(_gated_act_kernel, kinds, constants, WARPS, 2, 64, ("row_step", "width"))

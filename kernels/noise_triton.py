@@ -15,13 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.takes import Takes
 
 BLOCK = 256  # Philox blocks a program, four values each
 WARPS = 4
-
-
-TAKES: dict[str, Takes] = {}
 
 
 @triton.jit
@@ -118,14 +114,5 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
 
 def builds() -> list[Build]:
     """Every configuration this file launches."""
-    pointers = dict.fromkeys(("seeds", "items", "slots", "purpose"), "*i64")
-    signature = {
-        **pointers,
-        "out": "*fp32",
-        "width": "i32",
-        "n_values": "i32",
-        "purpose_step": "i32",
-        "BLOCK": "constexpr",
-    }
-    names = (*pointers, "out")
-    return [Build(_uniforms_kernel, signature, {"BLOCK": BLOCK}, WARPS, 2, 64, names)]
+    kinds = dict.fromkeys(("seeds", "items", "slots", "purpose"), "*i64") | {"out": "*fp32"}
+    return [Build.of(_uniforms_kernel, kinds, {"BLOCK": BLOCK}, WARPS, 2, 64)]

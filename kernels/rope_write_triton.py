@@ -23,7 +23,12 @@ WIDEST = 8192  # numbers of all query heads of a token, where a norm is over the
 PER_WARP = 256  # numbers of a program for each warp
 
 
-TAKES = {name: Takes(COMMON) for name in ("qkv", "keys", "values")}
+TAKES = {
+    "qkv": Takes(COMMON),
+    "keys": Takes(like="qkv"),
+    "values": Takes(like="qkv"),
+    "norms.q_weight": Takes(widest=WIDEST),
+}
 
 
 @triton.jit
@@ -111,31 +116,6 @@ def _prepare(  # type: ignore[no-untyped-def]
     return x
 
 
-def refuse_rope_write(
-    qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    index: Tensor,
-    *,
-    interleaved: bool = False,
-    grouped: bool = False,
-    norms: HeadNorms | None = None,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    if not qkv.dtype == keys.dtype == values.dtype:
-        return f"heads in {qkv.dtype} for a cache in {keys.dtype} and {values.dtype}"
-    n_queries = _count_queries(qkv, keys)
-    width = keys.shape[2]
-    if norms is not None and is_flat(norms, n_queries, width):
-        if grouped:
-            return "a norm over all heads, which stand in groups"
-        if n_queries * width > WIDEST:
-            return f"a norm over {n_queries * width} numbers; at most {WIDEST}"
-    return None
-
-
 def rope_write(
     qkv: Tensor,
     cos: Tensor | None,
@@ -209,15 +189,10 @@ def _build(
         "D": block,
     }
     names = _rope_write_kernel.arg_names
-    tensors = names[: names.index("token_step")]
-    kinds = dict.fromkeys(tensors, "*bf16") | {"index": "*i64"}
+    kinds = dict.fromkeys(names[: names.index("token_step")], "*bf16") | {"index": "*i64"}
     kinds |= {"eps": "fp32", "offset": "fp32"}
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
-    }
-    aligned = [*tensors, *(name for name in names if name.endswith("_step"))]
+    aligned = [name for name in names if name.endswith("_step")]
     aligned += ["key_head", "value_head", "width"]
     registers = 64 if norm is None else 128
-    return Build(
-        _rope_write_kernel, signature, constants, _warps(block), 2, registers, tuple(aligned)
-    )
+    kernel = _rope_write_kernel
+    return Build.of(kernel, kinds, constants, _warps(block), 2, registers, aligned)

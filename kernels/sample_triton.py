@@ -153,26 +153,6 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         store_part(parts, part_token, n_parts, split, best, token, high, total, any_bad)
 
 
-def refuse_sample_frozen(
-    logits: Tensor,
-    branches: int,
-    settings: Settings,
-    mask: Tensor | None,
-    seeds: Tensor,
-    items: Tensor,
-    slots: Tensor,
-    purpose: Tensor,
-    forced: Tensor | None = None,
-    last: Tensor | None = None,
-) -> str | None:
-    """Why this version cannot take such arguments; None if it can."""
-    if not 1 <= branches <= 3:
-        return f"branches: expected 1, 2 or 3, received {branches}"
-    if last is not None and settings.cuts:
-        return "scores of the last slot, which are written only where no filter takes tokens away"
-    return None
-
-
 def sample_frozen(
     logits: Tensor,
     branches: int,
@@ -283,29 +263,18 @@ def sample_frozen(
     return Sampled(*results)
 
 
-_READ = {
-    "n_values": "i32",
-    "n_splits": "i32",
-    "width": "i32",
-    "row_stride": "i64",
-    "slot_stride": "i32",
-    "branch_stride": "i64",
-    "mask_row_stride": "i32",
-    "mask_slot_stride": "i32",
-    "has_mask": "i32",
-    "branches": "i32",
-    "scale": "fp32",
-    "second_scale": "fp32",
-    "temperature": "fp32",
-}
 _TYPES = {
     **dict.fromkeys(("lists", "counts", "edges", "bounds", "part_token"), "*i32"),
     **dict.fromkeys(("seeds", "items", "slots", "purpose", "forced", "tokens"), "*i64"),
+    **dict.fromkeys(("row_stride", "branch_stride"), "i64"),
+    **dict.fromkeys(("n_values", "n_splits", "n_parts", "width", "slot_stride"), "i32"),
+    **dict.fromkeys(("mask_row_stride", "mask_slot_stride", "has_mask", "branches"), "i32"),
+    **dict.fromkeys(("scale", "second_scale", "temperature"), "fp32"),
     **dict.fromkeys(("rank", "top_k", "top_p", "log_min_p"), "fp32"),
-    **dict.fromkeys(("is_share", "has_lists", "has_noise", "has_min", "n_parts"), "i32"),
+    **dict.fromkeys(("is_share", "has_lists", "has_noise", "has_min"), "i32"),
     **dict.fromkeys(("id_bits", "is_greedy", "has_forced"), "i32"),
     "mask": "*u8",
-}  # fmt: skip
+}
 
 
 def _build(
@@ -316,11 +285,10 @@ def _build(
     fp_fusion: bool = False,
     **fixed: int | None,
 ) -> Build:
-    types = {**dict.fromkeys(kernel.arg_names, "*fp32"), **_READ, **_TYPES, "logits": f"*{dtype}"}
-    types |= dict.fromkeys(fixed, "constexpr")
-    signature = {name: types[name] for name in kernel.arg_names}
-    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(kernel, signature, fixed, many * WARPS, 3, registers, pointers, fp_fusion)
+    kinds = _TYPES | {"logits": f"*{dtype}"}
+    return Build.of(
+        kernel, kinds, fixed, many * WARPS, 3, registers, other="*fp32", fp_fusion=fp_fusion
+    )
 
 
 def builds() -> list[Build]:

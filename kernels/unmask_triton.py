@@ -199,22 +199,14 @@ def unmask(
 
 def builds() -> list[Build]:
     """Every configuration this file launches; float16 compiles as bfloat16 does."""
-    longs = dict.fromkeys(("seeds", "items", "slots", "purpose"), "*i64")
-    integers = ("n_positions", "n_rows", "n_values", "part", "row_stride", "position_stride")
+    kinds = dict.fromkeys(("seeds", "items", "slots", "purpose", "tokens"), "*i64")
+    kinds |= {"floats": "*fp32", "ids": "*i32", "masked": "*i1", "temperature": "fp32"}
+    kinds |= dict.fromkeys(("confidences", "entropies", "gaps", "peaks"), "*fp32")
     found = []
     for dtype in ("fp32", "bf16"):
         for greedy in (True, False):
-            signature = {"logits": f"*{dtype}", "masked": "*i1", **longs}
-            signature |= {"floats": "*fp32", "ids": "*i32"}
-            names = (*signature, "part")
-            signature |= dict.fromkeys(integers, "i32") | {"temperature": "fp32"}
-            signature |= {"GREEDY": "constexpr", "BLOCK": "constexpr"}
             sizes = {"GREEDY": greedy, "BLOCK": BLOCK}
-            found.append(Build(_part_kernel, signature, sizes, WARPS, 2, 96, names))
-    results = dict.fromkeys(("confidences", "entropies", "gaps", "peaks"), "*fp32")
-    signature = {"floats": "*fp32", "ids": "*i32", "masked": "*i1", "tokens": "*i64", **results}
-    names = tuple(signature)
-    signature |= dict.fromkeys(("n_rows", "n_parts", "n_values"), "i32")
-    signature |= {"ROWS": "constexpr", "PARTS": "constexpr"}
-    join = Build(_join_kernel, signature, {"ROWS": ROWS, "PARTS": PARTS}, WARPS, 2, 64, names)
-    return [*found, join]
+            own = kinds | {"logits": f"*{dtype}"}
+            found.append(Build.of(_part_kernel, own, sizes, WARPS, 2, 96, ["part"]))
+    sizes = {"ROWS": ROWS, "PARTS": PARTS}
+    return [*found, Build.of(_join_kernel, kinds, sizes, WARPS, 2, 64)]

@@ -13,7 +13,6 @@ query of the row sees count as absent, even where they are NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -50,38 +49,6 @@ class Grid:
     radius: int
 
 
-@overload
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = ...,
-    window: int | None = ...,
-    tree: Tensor | None = ...,
-    blocks: Blocks | None = ...,
-    grid: Grid | None = ...,
-    lse: Literal[False] = ...,
-    ragged: bool = ...,
-) -> Tensor: ...
-@overload
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = ...,
-    window: int | None = ...,
-    tree: Tensor | None = ...,
-    blocks: Blocks | None = ...,
-    grid: Grid | None = ...,
-    lse: Literal[True],
-    ragged: bool = ...,
-) -> tuple[Tensor, Tensor]: ...
 def window_attention(
     q: Tensor,
     k: Tensor,
@@ -94,9 +61,8 @@ def window_attention(
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
     grid: Grid | None = None,
-    lse: bool = False,
     ragged: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Softmax attention of the window.
 
     Args:
@@ -110,12 +76,11 @@ def window_attention(
         tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
             positions after the window stay unseen. None: all before it.
         blocks, grid: see `Blocks` and `Grid`.
-        lse: return the log-sum-exp of the scores too.
         ragged: whether rows differ much in length, or key heads in the number of their blocks: a
             GPU's work is then shared out by lengths. Changes the order of sums alone.
 
     Returns:
-        `[R, Hq, W, Dv]` of q's dtype, and with `lse` also `[R, Hq, W]` float32.
+        `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the scores, `[R, Hq, W]` float32.
 
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """
@@ -126,8 +91,7 @@ def window_attention(
     weights = (scores - total.where(total.isfinite(), 0.0)[..., None]).exp()
     values = v.float().where(seen.any(2)[..., None], 0.0)
     out = (weights.flatten(2, 3) @ values).unflatten(2, (q.shape[1] // heads, -1))
-    out = out.flatten(1, 2).to(q.dtype)
-    return (out, total.flatten(1, 2)) if lse else out
+    return out.flatten(1, 2).to(q.dtype), total.flatten(1, 2)
 
 
 def score(q: Tensor, k: Tensor, scale: float, softcap: float | None = None) -> Tensor:

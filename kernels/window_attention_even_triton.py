@@ -17,7 +17,6 @@ splits. A part has `least` tiles or more, so that a short batch has few parts.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -217,41 +216,23 @@ def build_attend(strided: Build, registers: int) -> Build:
         strided: that way.
         registers: the most that it takes.
     """
+    kinds = {**strided.signature, "ends": "*i32"}
     constants = {**strided.constants, "UNITS": UNITS}
-    signature = {
-        name: "constexpr" if name in constants else strided.signature.get(name, "i32")
-        for name in _attend_kernel.arg_names
-    }
-    return replace(
-        strided,
-        kernel=_attend_kernel,
-        signature=signature | {"ends": "*i32"},
-        constants=constants,
-        registers=registers,
-        divisible=(*strided.divisible, "ends"),
+    wide = [name for name in strided.divisible if not kinds[name].startswith("*")]
+    return Build.of(
+        _attend_kernel, kinds, constants, strided.warps, strided.stages, registers, wide
     )
 
 
 def build_others() -> list[Build]:
     """The plan, with lists of blocks and without, and the merge."""
-    tile = {"M": 64, "N": 32}
-    pointers = {"start": "*i64", "ends": "*i32"}
-    lists: dict[str, Any] = {**tile, "UNITS": UNITS}
+    kinds = {"start": "*i64", "count": "*i32", "ends": "*i32", "shares": "*fp32", "logs": "*fp32"}
+    kinds |= {"out": "*bf16", "lse": "*fp32"}
+    lists: dict[str, Any] = {"M": 64, "N": 32, "UNITS": UNITS}
     plain = lists | {"count": None, "block_size": 1}
     merged = {"M": 64, "ROWS": ROWS, "DV": 256}
-    parts = {"shares": "*fp32", "logs": "*fp32", "ends": "*i32", "out": "*bf16", "lse": "*fp32"}
     return [
-        _build(_plan_kernel, pointers | {"count": "*i32"}, lists, ()),
-        _build(_plan_kernel, pointers, plain, ()),
-        _build(_merge_kernel, parts, merged, ("value_head",)),
+        Build.of(_plan_kernel, kinds, lists, WARPS, 2, 128),
+        Build.of(_plan_kernel, kinds, plain, WARPS, 2, 128),
+        Build.of(_merge_kernel, kinds, merged, WARPS, 2, 128, ["value_head"]),
     ]
-
-
-def _build(
-    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], wide: tuple[str, ...]
-) -> Build:
-    signature = {
-        name: "constexpr" if name in constants else pointers.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    return Build(kernel, signature, constants, WARPS, 2, 128, (*pointers, *wide))

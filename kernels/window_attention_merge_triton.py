@@ -91,8 +91,5 @@ def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:
 
 def build_merge() -> Build:
     """The one configuration, at its widest values."""
-    pointers = {"shares": "*fp32", "logs": "*fp32", "out": "*bf16", "lse": "*fp32"}
-    numbers = dict.fromkeys(("lines", "splits", "value_head"), "i32")
-    constants = {"ROWS": ROWS, "DV": 256}
-    signature = {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
-    return Build(_merge_kernel, signature, constants, WARPS, 2, 128, (*pointers, "value_head"))
+    kinds = {"shares": "*fp32", "logs": "*fp32", "out": "*bf16", "lse": "*fp32"}
+    return Build.of(_merge_kernel, kinds, {"ROWS": ROWS, "DV": 256}, WARPS, 2, 128, ["value_head"])

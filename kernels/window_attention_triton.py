@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.takes import COMMON, Takes
+from mmaccel.kernels.takes import CACHE, HEADS
 from mmaccel.kernels.window_attention import Blocks, Grid
 from mmaccel.kernels.window_attention_even_triton import (
     Launch,
@@ -43,7 +43,7 @@ LEAST_KEYS = 128  # a split's share of the cache is not smaller
 MOST_SPLITS = 32
 
 
-TAKES = {"q": Takes(COMMON, adjacent=False), "k": Takes(), "v": Takes()}
+TAKES = {"q": HEADS, "k": CACHE, "v": CACHE}
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
     warps: int
     stages: int
     registers: int
-    ragged: int
+    ragged: int = 0
 
 
 # (bytes of a number, padded head width) -> shapes, the smallest that holds all rows is taken
@@ -140,25 +140,6 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     )
 
 
-def refuse_window_attention(q: Tensor, k: Tensor, v: Tensor, start: Tensor, **_: Any) -> str | None:
-    """Why this version cannot take such arguments beside what `TAKES` says; None if it can."""
-    return refuse_cache(q, k, v)
-
-
-def refuse_cache(q: Tensor, *stores: Tensor) -> str | None:
-    """What keeps kernels from such queries and a cache; None if nothing does."""
-    most = 128 if q.dtype == torch.float32 else 256
-    for each in (q, *stores):
-        if each.dtype != q.dtype or each.shape[-1] > most:
-            return f"heads {list(each.shape)} in {each.dtype}; {most} numbers at most in {q.dtype}"
-    for each in stores:
-        if each.shape[2] * each.stride(2) >= 2**31:
-            return f"a head's entries that reach {each.shape[2] * each.stride(2)} numbers far"
-        if each.numel() == 0:
-            return "an empty cache"
-    return None
-
-
 def window_attention(
     q: Tensor,
     k: Tensor,
@@ -171,9 +152,8 @@ def window_attention(
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
     grid: Grid | None = None,
-    lse: bool = False,
     ragged: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
 
     Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
@@ -226,7 +206,7 @@ def window_attention(
         attend_evenly(launch, out, logs, programs=programs, least=LEAST_KEYS // shape.keys)
     else:
         _attend_in_splits(launch, out, logs)
-    return (out.transpose(1, 2), logs.transpose(1, 2)) if lse else out.transpose(1, 2)
+    return out.transpose(1, 2), logs.transpose(1, 2)
 
 
 def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor) -> None:
@@ -265,15 +245,11 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
         **dict.fromkeys(("q", "k", "v"), number),
-        "start": "*i64",
+        **dict.fromkeys(("start", "text"), "*i64"),
+        **dict.fromkeys(("index", "count"), "*i32"),
+        **dict.fromkeys(("out", "lse"), "*fp32"),
+        **dict.fromkeys(("scale", "cap"), "fp32"),
         "tree": "*u8",
-        "index": "*i32",
-        "count": "*i32",
-        "text": "*i64",
-        "out": "*fp32",
-        "lse": "*fp32",
-        "scale": "fp32",
-        "cap": "fp32",
     }
     constants: dict[str, Any] = {
         "CAPPED": not is_plain,
@@ -285,18 +261,8 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
     if is_plain:
         constants |= dict.fromkeys(("tree", "index", "count", "text"))
         constants |= {"block_size": 1, "columns": 1}
-    names = _attend_kernel.arg_names
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
-    }
-    wide = [name for name, kind in signature.items() if kind.startswith("*")]
-    wide += [name for name in names if name.endswith(("_row", "_head", "_step"))]
-    return Build(
-        _attend_kernel,
-        signature,
-        constants,
-        shape.warps,
-        shape.stages,
-        shape.registers,
-        (*wide, "head"),
+    kernel = _attend_kernel
+    wide = [name for name in kernel.arg_names if name.endswith(("_row", "_head", "_step"))]
+    return Build.of(
+        kernel, kinds, constants, shape.warps, shape.stages, shape.registers, (*wide, "head")
     )

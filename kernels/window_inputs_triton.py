@@ -89,9 +89,5 @@ def builds() -> list[Build]:
 
 
 def _build(width: int) -> Build:
-    names = _window_inputs_kernel.arg_names
-    numbers = ("batch", "width", "branches", "origin", "token_step")
-    signature = {name: "i32" if name in numbers else "*i64" for name in names}
-    signature["W"] = "constexpr"
-    pointers = tuple(name for name, kind in signature.items() if kind == "*i64")
-    return Build(_window_inputs_kernel, signature, {"W": width}, WARPS, 2, 96, pointers)
+    kinds = dict.fromkeys(("batch", "width", "branches", "origin", "token_step"), "i32")
+    return Build.of(_window_inputs_kernel, kinds, {"W": width}, WARPS, 2, 96, other="*i64")

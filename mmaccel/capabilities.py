@@ -30,7 +30,6 @@ class Word(NamedTuple):
 
 GLOSSARY = {
     # what decoding does
-    "admitted rows": Word("rows that begin where others have ended", "decode batch by batch"),
     "attentions": Word("the attentions of all tokens as an output"),
     "caller's cache": Word("a cache that the caller gives or sees"),
     "captured steps": Word("steps that are captured as CUDA graphs", 'set cuda_graphs="auto"'),
@@ -40,15 +39,24 @@ GLOSSARY = {
     "draft passes": Word("passes over part of the cache", "draft by another source"),
     "corrections": Word("drafts that their source corrects", "choose Jacobi()"),
     "drafts": Word("tokens that are drafted", "choose Autoregressive()"),
+    "finished blocks": Word("blocks that later passes never change", 'choose cache="none"'),
     "fixed noise": Word("drafts that depend on noise or on other rows", "choose Jacobi()"),
     "fused decoder": Word("a decoder whose weights are packed and whose layers are ours"),
     "guesses": Word("drafts that learn what passes guess of later slots", "use drafts='auto'"),
-    "kept entries": Word("keys and values that later passes read", 'choose cache="none"'),
+    "hidden slots": Word("slots that passes leave out", "leave far out of the cache"),
+    "kept entries": Word(
+        "entries that later passes read", 'choose cache="none", layout="rows" and revise="edit"'
+    ),
     "layer states": Word("hidden states of layers, which heads read", "draft by another source"),
+    "mask token": Word("a token that stands for an open slot", 'choose revise="edit" or "redo"'),
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),
+    "own scheduler": Word("a scheduler of LLaDA2Pipeline's", "try EntropyBounded()"),
+    "seeds": Word("noise by seeds", "give generator= to the call"),
     "shared prompts": Word("rows that read one stored prompt together", "set share_prefix='auto'"),
+    "token layouts": Word("tokens that are known slot by slot"),
     "trees": Word("passes over a tree of drafts"),
+    "verified canvases": Word("canvases of drafts that a pass verifies", "try EntropyBounded()"),
     # what methods of caches and attention do
     "eviction": Word("entries of prompts that leave the caches of layers"),
     "hidden states": Word("hidden states of a prompt's entries"),

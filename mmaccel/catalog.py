@@ -175,9 +175,9 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "online": ("online:Online", "corrections learned while it runs"),
             "token-recycling": ("token_recycling:TokenRecycling", "what followed a token before"),
             "random": ("random_tokens:Random", "drawn from all tokens; a control"),
-            "left": ("left:Left", "the token to the left"),
-            "above": ("above:Above", "the token above, in a grid"),
-            "previous-frame": ("previous_frame:PreviousFrame", "the same place a frame before"),
+            "left": ("copies:Left", "the token to the left"),
+            "above": ("copies:Above", "the token above, in a grid"),
+            "previous-frame": ("copies:PreviousFrame", "the same place a frame before"),
             "moved-frame": ("moved_frame:MovedFrame", "a frame before, moved as it moved"),
             "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
             "suffix": ("memory.suffix:Suffix", "what followed the longest match, while that pays"),
@@ -345,15 +345,15 @@ LATENT_SPEECH = ("vibevoice", "pocket_tts", "gradium_phonon_tts")
 IMAGE_CODES = ("chameleon", "chameleon_xllmx", "emu3", "glm_image", "imagegpt", "janus")
 """`model_type`s of transformers whose tokens may be codes of images, which no text drafts."""
 _DIFFUSION = "mmaccel.pipelines.diffusion_lm."
-PIPELINES = {  # class name -> "module:serve" of its service
-    "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:serve",
-    "AmusedPipeline": f"{_DIFFUSION}amused:serve",
-    "DiffusionGemmaForBlockDiffusion": f"{_DIFFUSION}diffusion_gemma.generate:serve",
-    "DiffusionGemmaPipeline": f"{_DIFFUSION}diffusion_gemma.pipeline:serve",
+PIPELINES = {  # class name -> "module:class" of its service
+    "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:LLaDA2Service",
+    "AmusedPipeline": f"{_DIFFUSION}amused:AmusedService",
+    "DiffusionGemmaForBlockDiffusion": f"{_DIFFUSION}diffusion_gemma.generate:GemmaService",
+    "DiffusionGemmaPipeline": f"{_DIFFUSION}diffusion_gemma.pipeline:GemmaPipelineService",
 }
 
-DENOISER_SERVICE = f"{_DIFFUSION}service:serve"
-"""Serves a denoiser, and what one can be made of; takes arguments as those of `PIPELINES` do."""
+DENOISER_SERVICE = f"{_DIFFUSION}service:DenoiserService"
+"""Serves a denoiser, and what one can be made of."""
 
 IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `ImageModel`
     "words": "mmaccel.pipelines.models.scenes:load_words",

@@ -49,21 +49,17 @@ OF_LAYERS = LAYER_METHODS | {
 }  # fmt: skip
 """Words that only models offer whose layers cache and attend by functions of mmaccel."""
 
-_OF_WINDOWS = {  # words of passes that go on behind a prompt, and why a canvas may lack them
-    "admitted rows": "it keeps something for each row of the prompt",
+NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why it does not
     "captured steps": "its canvas is filled pass by pass",
     "chunked prompts": "its passes are over whole canvases",
     "copied entries": "its passes are over whole canvases",
     "fused decoder": "its passes are the model's own",
+    "own scheduler": "a policy chooses what is committed",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
 }
-
-
-def lack_of_canvas(word: str) -> str:
-    """Why no model that fills canvases has what a word says; empty where one may."""
-    return _OF_WINDOWS.get(word, "")
-
+OF_CACHED_CANVASES = frozenset({"finished blocks", "kept entries"})
+"""Words that only denoisers offer that can keep keys and values."""
 
 _RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
 
@@ -415,33 +411,43 @@ class Denoiser(Model):
     token at the position of `queries[:, q]` itself, whatever shift the model has. A pass may have
     fewer rows than were reserved: the first ones.
 
-    A model that offers "kept entries" keeps keys and values at chosen cache indices, which later
-    passes read under a mask per entry. Without it every pass covers all columns in their order:
-    C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`. Of a model that offers
-    "admitted rows", a row of a pass depends on its entries and on what was written at its cache
-    indices, and on nothing that belongs to a row of the prompt; its passes leave out rows that have
-    ended. V includes the mask token where it is one of the ids.
-
     Attributes:
+        vocab_size: V, the mask token included where it is one of the ids.
         mask_token: id that stands for an open slot; None for a model of uniform corruption, whose
             open slots hold random tokens.
         block: positions per block of a block-causal model, counted from a row's first token: an
             entry's logits depend on no later block. None where everything depends on everything.
+        supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
+            later passes under a mask per entry. Without it every pass covers all columns in their
+            order: C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`.
+        kv_cache_reason: why the model runs without a KV cache; empty where it has one.
+        max_positions: the most positions of prompt and canvas together.
+        any_rows: whether a row of a pass depends on its entries and on what was written at its
+            cache indices, and on nothing that belongs to a row of the prompt. Only such a model
+            takes `ContinuousBatching`, and its passes leave out rows that have ended.
         is_self_checked: whether the model was already checked to follow `reads` and `block`. Other
             models run `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are cached.
     """
 
     kind = "canvas"
-    offers = frozenset(GLOSSARY) - OF_LAYERS - frozenset(_OF_WINDOWS) - {"kept entries"}
+    offers = frozenset(GLOSSARY) - OF_LAYERS - NOT_OF_CANVASES.keys() - OF_CACHED_CANVASES
     mask_token: int | None
     block: int | None = None
+    supports_kv_cache: bool = False
+    kv_cache_reason: str = ""
+    any_rows: bool = False
     is_self_checked: bool = False
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
-        if word in self.offers:
+        if word == "mask token" and self.mask_token is None:
+            return "its open slots hold random tokens"
+        if word == "finished blocks" and self.block is None:
+            return "its tokens attend to everything"
+        if word in self.offers or (word in OF_CACHED_CANVASES and self.supports_kv_cache):
             return ""
-        return lack_of_canvas(word) or "every pass computes everything anew"
+        why = NOT_OF_CANVASES.get(word) or self.kv_cache_reason
+        return why or "every pass computes everything anew"
 
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:

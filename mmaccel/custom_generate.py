@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError
-from mmaccel.handle import check_drafts_layout, choose_policy, family_of
+from mmaccel.handle import choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.layout_processor import check_vocabulary
-from mmaccel.pipelines.attach.unwrap import check_switch
+from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.policies import Policy
@@ -67,7 +67,7 @@ class Decoder:
                 f"custom_generate: expected greedy search or sampling, received {mode}; leave "
                 "custom_generate out of such a call"
             )
-        check_vocabulary(self.service.layout, model)
+        check_layout(self.service.layout, count_ids(model))
         service = replace(self.service, family=family_of(model), coarse_drafts={})
         return service.sample(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **others
@@ -102,11 +102,10 @@ def decoder(
             need a layout where there is none.
     """
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
-    check_switch("strict", strict)
-    check_switch("assume_stateless", assume_stateless)
+    check_choice("strict", strict, (True, False))
+    check_choice("assume_stateless", assume_stateless, (True, False))
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
     chosen = choose_policy(policy, layout)
-    check_drafts_layout(chosen, layout)
     return Decoder(
         GenerateService(chosen, CausalLM(), own_seed, strict, layout, engine, assume_stateless)
     )

@@ -9,23 +9,23 @@ from typing import Any
 
 from mmaccel.capabilities import explain, refuse
 from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
+from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layer_methods import read_methods
-from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
+from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
 from mmaccel.pipelines.attach.patching import Injection, find_owner
-from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.attach.unwrap import (
-    check_switch,
-    find_generator,
-    is_diffusers_pipeline,
-    is_holder,
-    unwrap,
+from mmaccel.pipelines.attach.registry import (
+    find_pipeline,
+    open_service,
+    pipeline_policies,
+    read_canvas_policy,
 )
+from mmaccel.pipelines.attach.service import Service
+from mmaccel.pipelines.attach.unwrap import find_generator, unwrap
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
@@ -66,11 +66,16 @@ class Handle:
     The model holds its handle: a policy stays attached where nobody keeps the handle.
     """
 
-    def __init__(self, target: Any, service: Any, injection: Injection) -> None:
+    def __init__(self, target: Any, service: Service) -> None:
         self._target = target
         self._service = service
-        self._injection = injection
-        injection.owner = self  # for `detach`
+        self._injection = Injection(self)
+        try:
+            for part, methods in service.methods():
+                self._injection.add(part, methods)
+        except Exception:
+            self._injection.remove()
+            raise
 
     @property
     def stats(self) -> Stats | None:
@@ -80,17 +85,14 @@ class Handle:
     @property
     def history(self) -> list[Stats]:
         """Statistics of all finished calls, the last one at the end."""
-        history: list[Stats] = self._service.history
-        return history
+        return self._service.history
 
     @property
     def kept_tokens(self) -> list[KeptTokens]:
         """Which visual tokens of each image and video the last call kept; empty without
         `visual_tokens`, without images, and where the original loop ran.
         """
-        if not isinstance(self._service, GenerateService):  # a pipeline without visual tokens
-            return []
-        return self._service.visuals.kept_tokens()
+        return self._service.kept_tokens()
 
     def reset(self) -> None:
         """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them
@@ -104,11 +106,7 @@ class Handle:
             BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
         with self._injection.calls.change("reset"):
-            if hasattr(self._service, "engine"):
-                self._service.engine.close()
-            if isinstance(self._service, GenerateService):
-                self._service.series.reset()
-                close_forwards(self._target)
+            self._service.reset()
 
     def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
@@ -123,10 +121,7 @@ class Handle:
             BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
         with self._injection.calls.change("detach"):
-            if hasattr(self._service, "engine"):
-                self._service.engine.close()
-            if isinstance(self._service, GenerateService) and not keep_packed:
-                close_forwards(self._target, forget=False)
+            self._service.close(keep_packed=keep_packed)
             self._injection.remove()
 
     def __enter__(self) -> Handle:
@@ -249,8 +244,8 @@ def attach(
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     warn_if_untested()
-    check_switch("strict", strict)
-    check_switch("assume_stateless", assume_stateless)
+    check_choice("strict", strict, (True, False))
+    check_choice("assume_stateless", assume_stateless, (True, False))
     engine = Engine(
         cuda_graphs,
         sync_every,
@@ -268,14 +263,12 @@ def attach(
                 f"visual_tokens: expected a vision-language model of transformers, received a "
                 f"{type(target).__name__}; leave visual_tokens out"
             )
-        served = serve_pipeline(
-            target, policy, own_seed, strict, layout, engine, methods, read_policy
-        )
-        return Handle(target, *served)
+        pipeline = open_service(target)
+        pipeline.serve(read_canvas_policy(policy), own_seed, strict, layout, engine, methods)
+        return Handle(target, pipeline)
     model, family = find_served(target)
-    chosen = choose_policy(policy, layout)
-    check_drafts_layout(chosen, family.layout(model) if layout is None else layout)
-    check_vocabulary(layout, model)
+    chosen = choose_policy(policy, layout, family.layout(model))
+    check_layout(layout, count_ids(model))
     engine.check(find_device(model), chosen)
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
     if strict and refusal is not None:
@@ -293,20 +286,17 @@ def attach(
         layout,
         engine,
         assume_stateless,
+        target,
+        model,
         reduction=reduction,
         layer_methods=methods,
     )
-    injection = Injection()
-    injection.add(model, service.methods())
-    if is_diffusers_pipeline(target):
-        injection.add(target, {"__call__": service.watch_pipeline})
-    holder = unwrap(target)
-    if is_holder(holder):
-        injection.add(holder, {"generate": service.watch_calls})
-    handle = Handle(model, service, injection)
-    if engine.needs_fused:
+    handle = Handle(model, service)
+    if engine.needs_fused and find_training_effect(model) is None:  # else at its first call
         try:
-            check_fusible(model, family, engine)
+            window = family.wrap(model)
+            engine.use_fused(window)
+            window.choose_route()
         except BaseException:
             handle.detach()
             raise
@@ -350,7 +340,7 @@ def supports(target: Any) -> Support:
     try:
         own = find_pipeline(target)
         if own:
-            return Support(True, own, "", pipeline_policies(target, policy_names("canvas")))
+            return Support(True, own, "", pipeline_policies(target))
         model, family = find_served(target)
     except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))
@@ -392,18 +382,6 @@ def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
     return None
 
 
-def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
-    """Raise UnsupportedModelError where the fused decoder does not serve a model.
-
-    One in training mode is asked at its first call.
-    """
-    if find_training_effect(model) is not None:
-        return
-    window = family.wrap(model)
-    engine.use_fused(window)
-    window.choose_route()
-
-
 def family_of(model: Any) -> CausalLM:
     """The family a model belongs to, by the `model_type` of its configuration."""
     kind = getattr(getattr(model, "config", None), "model_type", None)
@@ -411,20 +389,20 @@ def family_of(model: Any) -> CausalLM:
     return family
 
 
-def choose_policy(policy: Any, layout: Any = None) -> Policy:
+def choose_policy(policy: Any, layout: Any, own: Layout | None = None) -> Policy:
     """The policy that `mmaccel.catalog.read_policy` finds, checked.
 
+    Args:
+        policy, layout: as `attach` takes them.
+        own: the layout of the model's family.
+
     Raises:
-        OptionError: no policy, or an object that is no layout.
+        OptionError: no policy, an object that is no layout, or drafts that need another one.
     """
     policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
-    return policy
-
-
-def check_drafts_layout(policy: Policy, layout: Layout | None) -> None:
-    """Raise OptionError for a policy whose drafts need a layout, without one."""
     source = source_of(policy)
     if source is not None:
-        source.check_layout(layout)
+        source.check_layout(own if layout is None else layout)
+    return policy

@@ -99,8 +99,11 @@ class LoadOptions:
             `mmaccel.pipelines.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
-        revision, variant, token, local_files_only, cache_dir: of a download, see
-            `mmaccel.pipelines.loading.hub.HubOptions`.
+        revision: of a download: branch, tag or commit; None is the main branch.
+        variant: of its weights, such as "fp16"; None takes those without one.
+        token: for private and gated repositories; None takes the one of `hf auth login`.
+        local_files_only: use the cache of `huggingface_hub` alone.
+        cache_dir: folder of that cache; None is its own.
     """
 
     device: Any = option("auto", "auto, cpu, cuda, cuda:1, mps or xpu")

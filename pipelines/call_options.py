@@ -8,7 +8,6 @@ from typing import Any
 
 from mmaccel.checks import check_callable, check_int, show
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.media import check_deliver
 from mmaccel.policies import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
@@ -61,16 +60,10 @@ class ServeOptions(DecodingOptions):
     prompt_width: int = 0
     prefix_tree: PrefixTree | None = None
 
-    def check(self) -> None:
-        """Check what does not depend on the model.
-
-        Raises:
-            OptionError: a number outside its domain, something that cannot be called, or no tree.
-        """
+    def __post_init__(self) -> None:
         check_int("rows", self.rows, 1, hint="ask for 1 or more")
-        check_deliver(self.deliver)
-        check_callable("on_step", self.on_step)
-        check_callable("arrivals", self.arrivals)
+        for name in ("deliver", "on_step", "arrivals"):
+            check_callable(name, getattr(self, name))
         check_int("prompt_width", self.prompt_width, 0, hint="0 is the longest prompt's")
         if self.prefix_tree is not None and not isinstance(self.prefix_tree, PrefixTree):
             raise OptionError(

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.checks import ANY_INT, check_answer
 from mmaccel.contracts import Denoiser, Layout, Prompt
-from mmaccel.errors import BusyError, OptionError, ShapeError
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import (
     ModelFacts,
     find_device,
@@ -36,7 +37,7 @@ from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.results import Generation
+from mmaccel.results import Generation, OnStep
 from mmaccel.samplers.sampling_params import SamplingParams
 
 Use = Literal["read", "prompt", "ignore", "refuse"]
@@ -114,6 +115,9 @@ class Task:
         length: new tokens of a row.
         params: sampling parameters.
         samples: whether tokens are drawn; a greedy call uses no seed.
+        seed: of all rows, or one per row; None: the service chooses it.
+        on_step: called after every pass.
+        prefill_chunk_size: that the call asks for.
         hand_over: turns the generation into what the call returns.
     """
 
@@ -123,6 +127,9 @@ class Task:
     length: int = 0
     params: SamplingParams = field(default_factory=SamplingParams)
     samples: bool = True
+    seed: int | Sequence[int] | None = None
+    on_step: OnStep | None = None
+    prefill_chunk_size: int | None = None
     hand_over: Callable[[Generation], Any] = lambda made: made.tokens
 
 
@@ -211,7 +218,13 @@ class GenerateCall:
         if mask is None:
             mask = self.ids.new_ones(len(self.ids), self.n_columns)
         self.mask: Tensor = mask.bool()
-        self.positions = _read_positions(others.get("position_ids"))
+        positions = others.get("position_ids")
+        if positions is not None and positions.ndim == 3:
+            # on a grid: three coordinates, and the text's own count before these
+            positions = positions[1:] if len(positions) == 4 else positions
+            if bool((positions == positions[:1]).all()):  # a text
+                positions = positions[0]
+        self.positions: Tensor | None = positions
         if not others.get("mm_encoder_outputs"):  # no images in the prompt
             others.pop("mm_encoder_outputs", None)
         self.given = sort_arguments(others, self.arguments)
@@ -260,27 +273,24 @@ class GenerateCall:
 
         Calls with guidance, and families of models that have no such prompts, are not served then.
         """
-        return list(self._find_prompt_reasons())
-
-    def _find_prompt_reasons(self) -> Iterator[str]:
-        yield from (name for name in self.given["prompt"] if name not in PER_LAYER)
+        found = [name for name in self.given["prompt"] if name not in PER_LAYER]
         if self.n_cached:
-            yield "a cache given by the caller"
+            found.append("a cache given by the caller")
         for name, kind in PER_LAYER.items():
             if kind in self.records and self.arguments.get(name) == OF_PROMPT:
-                yield name
-        if not is_left_padded(self.mask):
-            yield "an attention mask that does more than hide padding on the left"
-            return
+                found.append(name)
         positions = self.positions
-        if positions is not None and positions.ndim == 3:
-            yield "position_ids on a grid"
+        if not is_left_padded(self.mask):
+            found.append("an attention mask that does more than hide padding on the left")
+        elif positions is not None and positions.ndim == 3:
+            found.append("position_ids on a grid")
         elif positions is not None and not self.n_cached:
             counted = (self.mask.long().cumsum(-1) - 1)[self.mask]
             if positions.shape[-1] != self.mask.shape[1] or not torch.equal(
                 positions.expand_as(self.mask)[self.mask], counted.to(positions.device)
             ):
-                yield "position_ids that are not counted from each row's first token"
+                found.append("position_ids that are not counted from each row's first token")
+        return found
 
     def prompt(self) -> Prompt:
         """Rows without padding and holes; with guidance, then the unconditional rows.
@@ -303,19 +313,6 @@ class GenerateCall:
         return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout, is_text=is_text)
 
 
-def _read_positions(positions: Tensor | None) -> Tensor | None:
-    """`GenerateCall.positions` of `position_ids`.
-
-    Models with positions on a grid take them with three coordinates, and the text's own count
-    before these.
-    """
-    if positions is None or positions.ndim != 3:
-        return positions
-    coordinates = positions[1:] if len(positions) == 4 else positions
-    is_text = bool((coordinates == coordinates[:1]).all())
-    return coordinates[0] if is_text else coordinates
-
-
 def align_left(ids: Tensor, mask: Tensor) -> Tensor:
     """Move columns that are not attended to, padding and holes, to the right."""
     order = (~mask).long().argsort(dim=1, stable=True)  # [B, T]
@@ -330,6 +327,14 @@ def join_branches(
     aligned = [pad(align_left(ids, mask), (0, longest - ids.shape[1])) for ids, mask in branches]
     lengths = torch.cat([mask.sum(1) for _, mask in branches])
     return torch.cat(aligned)[:, : int(lengths.max())].to(device), lengths.to(device)
+
+
+def count_to_end(tokens: Tensor, ends: int | Tensor) -> Tensor:
+    """`[B]` int64: slots of `[B, L]` tokens up to and with the first end token, or all L."""
+    length = tokens.shape[1]
+    index = torch.arange(length, device=tokens.device)
+    ends = ends.to(tokens.device) if isinstance(ends, Tensor) else ends
+    return torch.where(torch.isin(tokens, ends), index + 1, length).amin(1)
 
 
 def hand_over(
@@ -381,14 +386,22 @@ def find_obstacles(
         facts: of its model.
         takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
     """
-    stages = (
-        find_in_call(call),
-        _find_in_shapes(call, facts),
-        _find_in_lengths(call, facts),
-        _find_in_own_prompt(call, facts, takes_own_prompt),
+    found = (  # each is asked only where those before it find nothing
+        list(find_in_call(call))
+        or list(_find_in_shapes(call, facts))
+        or list(_find_in_lengths(call, facts))
+        or list(_find_in_own_prompt(call, facts, takes_own_prompt))
     )
-    found = next((reasons for reasons in map(list, stages) if reasons), [])
-    return list(dict.fromkeys([*found, *_find_in_lists(call)]))
+    guidance = call.guidance
+    if guidance is not None and guidance.model is not call.model:
+        found.append("guidance by another model")
+    if any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
+        found.append("guidance after another processor")
+    else:
+        found += (kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix"))
+    if call.has_end and call.pad is None:
+        found.append("an end token without a padding token")
+    return list(dict.fromkeys(found))
 
 
 def find_in_call(call: GenerateCall) -> Iterator[str]:
@@ -463,8 +476,6 @@ def _find_in_lengths(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
         sizes = zip(layers, facts.windows)
         if any(own.max_cache_len < min(n_columns, window or n_columns) for own, window in sizes):
             yield "a StaticCache with less room than the call needs"
-    if {len(layer.keys) for layer in layers if layer.is_initialized} - {len(call.ids)}:
-        yield "a cache of another number of rows"
 
 
 def _find_in_own_prompt(
@@ -494,30 +505,14 @@ def _find_in_own_prompt(
             yield "output_attentions over a StaticCache"
     windows = [window for window in facts.windows if window is not None]
     assert call.length is not None
-    if windows and min(windows) < call.n_columns + call.length and _has_holes(call.mask):
+    is_narrow = windows and min(windows) < call.n_columns + call.length
+    if is_narrow and not is_left_padded(call.mask):
         yield "an attention mask with holes for a model with sliding windows"
-
-
-def _has_holes(mask: Tensor) -> bool:
-    """Whether a row of `[B, T]` bool hides columns after its first token."""
-    return bool((mask[:, 1:] < mask[:, :-1]).any())
-
-
-def _find_in_lists(call: GenerateCall) -> Iterator[str]:
-    guidance = call.guidance
-    if guidance is not None and guidance.model is not call.model:
-        yield "guidance by another model"
-    if not any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
-        yield from (kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix"))
-    else:
-        yield "guidance after another processor"
-    if call.has_end and call.pad is None:
-        yield "an end token without a padding token"
 
 
 def is_left_padded(mask: Tensor) -> bool:
     """`[B, T]` bool: False, then True up to the end, at least once."""
-    return not _has_holes(mask) and bool(mask[:, -1].all())
+    return bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all())
 
 
 # ------------------------------------------------------------------------ `generate` of denoisers
@@ -614,8 +609,9 @@ def _read_rows(
         mask_token: that no prompt may hold; padding may be any number.
 
     Raises:
-        ShapeError: another shape or dtype, or a row without a token.
-        OptionError: a mask of other numbers, or ids that cannot stand in a prompt.
+        ShapeError: another shape or dtype, a row without a token, a mask of other numbers, or ids
+            that the model does not have.
+        OptionError: a mask token.
     """
     ids, mask = given[name], given[mask_name]
     is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
@@ -626,18 +622,8 @@ def _read_rows(
             "take the tokenizer's input_ids"
         )
     mask = torch.ones_like(ids) if mask is None else mask
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
-        shown = str(list(mask.shape)) if isinstance(mask, Tensor) else repr(mask)
-        raise ShapeError(
-            f"{mask_name}: expected {list(ids.shape)}, received {shown}; take the one of "
-            "the tokenizer, or None where nothing is padded"
-        )
-    is_other = (mask != 0) & (mask != 1)
-    if bool(is_other.any()):
-        raise OptionError(
-            f"{mask_name}: expected 1 on tokens and 0 on padding, received "
-            f"{mask[is_other][0].item()}; take the one of the tokenizer, not scores to add"
-        )
+    hint = "take the one of the tokenizer, 1 on tokens and 0 on padding"
+    check_answer(mask_name, mask, ids.shape, "", hint, within=(0, 1))
     ids, mask = ids.to(torch.int64), mask.to(ids.device).bool()
     is_empty = ~mask.any(1)
     if bool(is_empty.any()):
@@ -645,19 +631,16 @@ def _read_rows(
             f"{name}: expected at least one token in every row, received padding alone in "
             f"row {int(is_empty.nonzero()[0])} by {mask_name}; begin it with a token"
         )
-    remedy = "take those of the model's own tokenizer"
-    refused = [(ids < 0, "ids from 0 on", remedy)]
-    if n_ids is not None:
-        refused.append((ids >= n_ids, f"ids below {n_ids}", remedy))
-    if mask_token is not None:
-        remedy = "leave open slots to the canvas, and give known ones by a layout"
-        refused.append((ids == mask_token, "no mask token", remedy))
-    for is_wrong, expected, remedy in refused:
-        for row, column in (is_wrong & mask).nonzero().tolist():
-            raise OptionError(
-                f"{name}: expected {expected}, received id {int(ids[row, column])} in row {row}; "
-                f"{remedy}"
-            )
+    last = ANY_INT if n_ids is None else n_ids - 1
+    hint = "take those of the model's own tokenizer"
+    check_answer(name, ids[mask], (int(mask.sum()),), "int64", hint, within=(0, last))
+    is_open = (ids == mask_token) & mask if mask_token is not None else ~mask & mask
+    if bool(is_open.any()):
+        raise OptionError(
+            f"{name}: expected no mask token, received id {mask_token} in row "
+            f"{int(is_open.any(1).nonzero()[0])}; leave open slots to the canvas, and give known "
+            "ones by a layout"
+        )
     return ids, mask
 
 
@@ -665,17 +648,11 @@ def _read_scale(given: Mapping[str, Any]) -> Any:
     """The guidance scale; 1 runs no second branch.
 
     Raises:
-        OptionError: a scale without negative prompts, negative prompts without a scale, or a mask
-            without prompts.
+        OptionError: a scale without negative prompts, or negative prompts without a scale.
     """
     scale = given["guidance_scale"]
     is_off = scale is None or scale == 1
     if given["negative_prompt_ids"] is None:
-        if given["negative_prompt_attention_mask"] is not None:
-            raise OptionError(
-                "negative_prompt_attention_mask: expected negative_prompt_ids with it, received "
-                "it alone; give both, or none"
-            )
         if not is_off:
             raise OptionError(
                 f"guidance_scale: expected negative_prompt_ids with it, received {scale!r} alone; "
@@ -706,7 +683,7 @@ def _read_length(levels: Sequence[Mapping[str, Any]], n_columns: int) -> int:
     """L, tokens to generate behind prompts of `n_columns`.
 
     Raises:
-        OptionError: no number, two numbers for the same, or one below 1.
+        OptionError: no number, or one below 1.
     """
     names = ("gen_length", "max_new_tokens", "max_length")
     named = [(name, level.get(name)) for level in levels for name in names]
@@ -715,11 +692,6 @@ def _read_length(levels: Sequence[Mapping[str, Any]], n_columns: int) -> int:
         raise OptionError(
             "max_new_tokens: expected how many tokens to generate, received none; a canvas has a "
             "length from the start, give one such as max_new_tokens=128"
-        )
-    if levels[0].get("gen_length") is not None and levels[0].get("max_new_tokens") is not None:
-        raise OptionError(
-            "gen_length: expected none with max_new_tokens, received both; they are two "
-            "names of one number"
         )
     before = n_columns if name == "max_length" else 0
     if not isinstance(count, int) or isinstance(count, bool) or count - before < 1:
@@ -761,12 +733,3 @@ def bind_call(
     asked = dict(bound.arguments)
     bound.apply_defaults()
     return asked, dict(bound.arguments)
-
-
-def check_idle(is_busy: bool) -> None:
-    """Raise BusyError while another call of the same pipeline runs."""
-    if is_busy:
-        raise BusyError(
-            "pipeline: expected one call at a time, received one while another runs; make a "
-            "second pipeline of the same components for it"
-        )

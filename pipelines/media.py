@@ -13,9 +13,8 @@ from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Arrivals, FinishedRow, Prompt
-from mmaccel.errors import OptionError
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -64,16 +63,6 @@ def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
     return batch_size
 
 
-def check_deliver(deliver: Any) -> None:
-    """Check that `deliver` can be called.
-
-    Raises:
-        OptionError: it cannot.
-    """
-    if not callable(deliver):
-        raise OptionError(f"deliver: expected a function, received {show(deliver)}; give one")
-
-
 def collect_payloads(
     payloads: dict[int, Any], deliver: Callable[[Any], None] | None
 ) -> Callable[[Any], None]:
@@ -82,8 +71,7 @@ def collect_payloads(
     Raises:
         OptionError: `deliver` is neither None nor a function.
     """
-    if deliver is not None:
-        check_deliver(deliver)
+    check_callable("deliver", deliver)
 
     def collect(payload: Any) -> None:
         payloads[payload.index] = payload

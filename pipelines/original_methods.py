@@ -24,5 +24,5 @@ def plain_class(target: Any) -> type:
 
 
 def has_own(model: Any, name: str) -> bool:
-    """Whether a method of one model was replaced by its owner, rather than by a `PassCounter`."""
-    return name in vars(model) and not hasattr(vars(model)[name], "counter")
+    """Whether a method of one model was replaced by its owner, rather than by `count_passes`."""
+    return name in vars(model) and not hasattr(vars(model)[name], "callers")

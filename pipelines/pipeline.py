@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadOptions, read_options
+from mmaccel.options import LoadOptions, PassKeywords, read_options
 from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import (
     MovablePipeline,
     Part,
@@ -52,28 +51,13 @@ class Decoding:
     methods: LayerMethods
 
 
-@dataclass(frozen=True)
-class Loading:
-    """Options of a `from_pretrained`, checked.
-
-    Attributes:
-        engine: how passes are carried out.
-        config: how files are read, and where to.
-        family: how the checkpoint is read; None detects it.
-    """
-
-    engine: Engine
-    config: LoadConfig
-    family: str | None
-
-
 def read_loading(
     keywords: Mapping[str, Any],
     *,
     size: tuple[int, int] | None = None,
     decoder: str | Path | None = None,
-) -> Loading:
-    """The options of a `from_pretrained`.
+) -> tuple[Engine, LoadConfig]:
+    """How passes are carried out, and how files are read, by the options of a `from_pretrained`.
 
     Args:
         keywords: fields of `LoadOptions`.
@@ -84,35 +68,13 @@ def read_loading(
         MissingBackendError: what an option needs is not on this machine.
     """
     options = read_options(LoadOptions, "from_pretrained", keywords)
-    engine = Engine(
-        options.cuda_graphs,
-        options.sync_every,
-        options.fused,
-        options.compile,
-        prefill_chunk_size=options.prefill_chunk_size,
-        share_prefix=options.share_prefix,
-    )
+    engine = Engine(**{name: getattr(options, name) for name in PassKeywords.__annotations__})
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
-    hub = HubOptions(
-        revision=options.revision,
-        token=options.token,
-        variant=options.variant,
-        local_files_only=options.local_files_only,
-        cache_dir=options.cache_dir,
-    )
     engine.check(device)
-    config = LoadConfig(
-        device=device,
-        dtype=dtype,
-        size=size,
-        decoder=Path(decoder) if isinstance(decoder, str) else decoder,
-        trust_remote_code=options.trust_remote_code,
-        hub=hub,
-        device_map=options.device_map,
-        offload_folder=options.offload_folder,
-    )
-    return Loading(engine, config, options.family)
+    read = {"device": device, "dtype": dtype, "size": size}
+    read["decoder"] = Path(decoder) if isinstance(decoder, str) else decoder
+    return engine, LoadConfig(**vars(options) | read)
 
 
 class Pipeline(MovablePipeline):

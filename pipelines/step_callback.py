@@ -20,6 +20,7 @@ def call_back(
     tensors: Mapping[str, Tensor],
     *,
     remedy: str,
+    reads_interrupt: bool = False,
 ) -> None:
     """Call a `callback_on_step_end` with copies of tensors.
 
@@ -28,10 +29,11 @@ def call_back(
         pipe, step, timestep: its first three arguments.
         tensors: what it asks for, by name.
         remedy: for callers that want to change tokens.
+        reads_interrupt: whether the pipeline's own loop reads `pipe._interrupt`.
 
     Raises:
-        OptionError: a tensor that it changed, in place or in what it returns, or one that it was
-            not shown.
+        OptionError: a tensor that it changed, in place or in what it returns, one that it was not
+            shown, or an `_interrupt` that nothing reads.
     """
     shown = {name: tensor.clone() for name, tensor in tensors.items()}
     returned = callback(pipe, step, timestep, dict(shown))
@@ -43,6 +45,11 @@ def call_back(
                 "which nothing reads; leave it out"
             )
         check_unchanged(name, value, tensors[name], remedy)
+    if is_interrupted(pipe) and not reads_interrupt:
+        raise OptionError(
+            f"_interrupt: expected False, because a {type(pipe).__name__} does not read it, "
+            "received True; raise an exception in the callback to end the call"
+        )
 
 
 def check_unchanged(name: str, value: Any, given: Tensor, remedy: str) -> None:
@@ -61,16 +68,3 @@ def check_unchanged(name: str, value: Any, given: Tensor, remedy: str) -> None:
 def is_interrupted(pipe: Any) -> bool:
     """Whether a callback has set `pipe._interrupt`, as diffusers' pipelines read it."""
     return bool(getattr(pipe, "_interrupt", False))
-
-
-def refuse_interrupt(pipe: Any) -> None:
-    """Refuse `_interrupt` on a pipeline whose own loop does not read it.
-
-    Raises:
-        OptionError: it is set.
-    """
-    if is_interrupted(pipe):
-        raise OptionError(
-            f"_interrupt: expected False, because a {type(pipe).__name__} does not read it, "
-            "received True; raise an exception in the callback to end the call"
-        )

@@ -60,7 +60,7 @@ class PassFormats(TorchDispatchMode):
     """What the passes of one run are computed in, seen in the first one that is no replay.
 
     Args:
-        model: a token model or denoiser; its `model` and `activation_format` are read.
+        model: a token model or denoiser; its `model` and `route` are read.
 
     Attributes:
         name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or

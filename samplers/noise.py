@@ -266,7 +266,7 @@ class Noise(Checked):
 
     def uniforms(self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor) -> Tensor:
         """Uniforms in (0, 1) of every slot, `[B, W, n]` float32; arguments as in `gumbel`."""
-        if dispatch.takes("noise", slots.device.type):
+        if dispatch.uses_triton(slots.device.type):
             return self._uniforms(slots, n_values, stream, step)
         blocks = torch.arange((n_values + 3) // 4, device=slots.device)
         return spread(self._words(blocks, slots, stream, step), n_values)
@@ -278,7 +278,7 @@ class Noise(Checked):
             slots: `[B, W]` int64.
             step: pass number, an int, `[]` int64 or each row's own `[B]`.
         """
-        if dispatch.takes("noise", slots.device.type):  # one launch, and some 160 below
+        if dispatch.uses_triton(slots.device.type):  # one launch, and some 160 below
             return Fresh(*self._uniforms(slots, 3, Stream.FRESH, step).unbind(-1))
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]

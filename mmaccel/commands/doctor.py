@@ -239,16 +239,15 @@ def check_kernels() -> list[Finding]:
 
     kinds = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     try:
-        surveys = {kind: dispatch.survey(kind) for kind in kinds}
+        choices = {kind: dispatch.choose(kind) for kind in kinds}
     except OptionError as error:
         return [Finding("kernels", "needed", str(error))]
-    findings = []
-    for kernel in dispatch.KERNELS:
-        choices = {kind: survey[kernel] for kind, survey in surveys.items()}
-        texts = [f"{kind}: {choice.backend}, {choice.reason}" for kind, choice in choices.items()]
-        runs = dispatch.mode() != "triton" or any(c.backend == "triton" for c in choices.values())
-        findings.append(Finding(f"kernel {kernel}", "yes" if runs else "no", "; ".join(texts)))
-    return findings
+    said = "; ".join(f"{kind}: {each.backend}, {each.reason}" for kind, each in choices.items())
+    runs = dispatch.mode() != "triton" or any(c.backend == "triton" for c in choices.values())
+    if not runs:
+        said += f"; calls raise, as {dispatch.VARIABLE}=triton"
+    state = "yes" if runs else "no"
+    return [Finding(f"kernel {kernel}", state, said) for kernel in dispatch.KERNELS]
 
 
 def check_model(name: str, trust_remote_code: bool = False) -> Finding:

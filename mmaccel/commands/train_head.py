@@ -37,7 +37,8 @@ class TrainHead:
 
         source = find_model(self.model, {name: DEMO_WEIGHTS / name for name in TEXT_MODELS})
         open_folder(self.out, "OUT")
-        load_config = LoadConfig(*choose_placement(self.device, "float32"))
+        device, dtype = choose_placement(self.device, "float32")
+        load_config = LoadConfig(device=device, dtype=dtype)
         opened, tokenizer = load_causal_lm(source, load_config)
         facts = new_report(str(load_config.device), made_for=self.model)
         make_head(opened, tokenizer, lines, self.training, self.out, facts=facts)

@@ -40,7 +40,6 @@ from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
-from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
@@ -193,10 +192,10 @@ def open_model(
     from mmaccel.demo.recall.words import WORDS
 
     check_task(name, _COMMAND)
-    hub = HubOptions(revision=revision)
-    source = find_model(name, {TextModel.demo: DEMO_WEIGHTS / TextModel.demo}, hub=hub)
+    config = LoadConfig(device=device, dtype=dtype, revision=revision)
+    source = find_model(name, {TextModel.demo: DEMO_WEIGHTS / TextModel.demo}, hub=config)
     check_task(source, _COMMAND)
-    model, tokenizer = load_causal_lm(source, LoadConfig(device=device, dtype=dtype, hub=hub))
+    model, tokenizer = load_causal_lm(source, config)
     return TextModel(model, tokenizer, tokenizer.get_vocab().keys() == set(WORDS))
 
 

@@ -19,10 +19,9 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import check_prompt, load_causal_lm
-from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_causal_lm
 from mmaccel.pipelines.loading.tasks import check_task
-from mmaccel.pipelines.pipeline import Loading
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import PromptedModel
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_image_family, find_source
@@ -76,7 +75,7 @@ class ContinuedTexts(PromptedModel):
         return texts
 
 
-def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
+def find_causal_lm(name: str, load_config: LoadConfig) -> Path | None:
     """The folder of a causal LM of transformers; None for a model of images.
 
     Raises:
@@ -86,7 +85,7 @@ def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     check_task(name, "generate")
-    source = find_source(name, hub)
+    source = find_source(name, load_config)
     check_task(source, "generate")
     try:
         find_image_family(source, name)
@@ -103,14 +102,14 @@ def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
     return None
 
 
-def open_texts(source: Path, loading: Loading, length: int) -> TextToImage:
+def open_texts(source: Path, engine: Engine, load_config: LoadConfig, length: int) -> TextToImage:
     """A causal LM whose `stream` decodes texts as that of a model of images decodes images.
 
     Raises:
         UnsupportedModelError: no tokenizer, or a model that is not decoded in windows.
     """
-    model, tokenizer = load_causal_lm(source, loading.config)
-    return TextToImage(ContinuedTexts(model, tokenizer, length), source, loading.engine)
+    model, tokenizer = load_causal_lm(source, load_config)
+    return TextToImage(ContinuedTexts(model, tokenizer, length), source, engine)
 
 
 def list_texts() -> dict[str, list[str]]:

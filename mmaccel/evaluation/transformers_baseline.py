@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.evaluation.texts import ContinuedTexts
-from mmaccel.pipelines.attach.fallback import PassCounter
+from mmaccel.pipelines.attach.fallback import count_passes
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner import compiled_passes
@@ -118,7 +118,7 @@ class BaselineDecoding:
         config = GenerationConfig(
             max_new_tokens=length + room, do_sample=False, pad_token_id=0, **self._how()
         )
-        with alone(self.model), PassCounter(self.model.model) as counter:
+        with alone(self.model), count_passes(self.model.model) as counter:
             found: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,

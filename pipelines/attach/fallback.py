@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,14 +13,16 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Stats
+
+_BEFORE_PASS = "prepare_inputs_for_generation"
 
 
 def run_original(
     model: Any,
     name: str,
-    args: tuple[Any, ...],
     options: dict[str, Any],
     seed: int | Sequence[int] | None = None,
 ) -> tuple[Any, Stats]:
@@ -31,8 +31,7 @@ def run_original(
     Args:
         model: the model.
         name: a decoding loop of `GenerationMixin`.
-        args: of the loop: ids `[B, T]` first, the configuration fourth.
-        options: the named arguments.
+        options: arguments of the loop by name.
         seed: of torch's generators (the CPU's and the model's device's) during the run; their
             states are restored afterwards. Several seeds are hashed into one. None leaves the
             generators alone. The generators belong to the process, so seeded runs in several
@@ -44,61 +43,51 @@ def run_original(
         sequences. A loop that returns no tokens, but latents or sound, has none.
     """
     began = time.perf_counter()
-    with PassCounter(model) as counter, _seeded(seed, find_device(model)):
-        out = original(model, name)(*args, **options)
+    others = dict(options)
+    ids = others.pop("input_ids")  # whose name in a model's own loop may be another
+    with count_passes(model) as counter, _seeded(seed, find_device(model)):
+        out = original(model, name)(ids, **others)
     seconds = time.perf_counter() - began
-    ids, config = args[0], args[3]
     passes = counter.passes
     made = getattr(out, "sequences", out)
     if not isinstance(made, Tensor):
         row_passes = passes * ids.shape[0]
         return out, Stats(tokens=0, passes=passes, row_passes=row_passes, seconds=seconds)
     tokens = made[:, ids.shape[1] :]
-    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
+    ends = getattr(options["generation_config"], "_eos_token_tensor", None)
+    n_tokens = tokens.numel() if ends is None else int(count_to_end(tokens, ends).sum())
     row_passes = passes if tokens.shape[0] == 1 else n_tokens
     return out, Stats(tokens=n_tokens, passes=passes, row_passes=row_passes, seconds=seconds)
 
 
-class PassCounter:
-    """Counts the passes of transformers' loops over a model, in a `with` block.
+@contextmanager
+def count_passes(model: Any) -> Iterator[Any]:
+    """Inside the block an object's `passes` are those of transformers' loops over a model.
 
-    A loop calls `prepare_inputs_for_generation` once before every pass. The model itself is not
-    touched: code that torch compiled for it sees neither a hook nor another class.
-
-    Args:
-        model: the model; during the block its method is an attribute that counts and calls it.
-
-    Attributes:
-        passes: counted so far.
+    A loop calls `prepare_inputs_for_generation` once before every pass. That method is an attribute
+    of the model in the block, which counts and calls it; else the model is not touched: code that
+    torch compiled for it sees neither a hook nor another class.
     """
+    own = getattr(model, _BEFORE_PASS)
 
-    method = "prepare_inputs_for_generation"
+    @functools.wraps(own)
+    def count(*args: Any, **options: Any) -> Any:
+        counter.passes += 1
+        return own(*args, **options)
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.passes = 0
-
-    def __enter__(self) -> PassCounter:
-        own = getattr(self._model, self.method)
-
-        @functools.wraps(own)
-        def count(*args: Any, **options: Any) -> Any:
-            self.passes += 1
-            return own(*args, **options)
-
-        before = vars(self._model).get(self.method)  # the caller's, or another thread's counter
-        self._callers = before.counter._callers if hasattr(before, "counter") else before
-        count.counter = self  # type: ignore[attr-defined]
-        vars(self._model)[self.method] = count
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        present = vars(self._model).get(self.method)
-        if getattr(present, "counter", None) is not self:
-            return  # a later counter of another thread calls this one, and goes last
-        del vars(self._model)[self.method]
-        if self._callers is not None:
-            vars(self._model)[self.method] = self._callers
+    counter: Any = count
+    counter.passes = 0
+    before = vars(model).get(_BEFORE_PASS)  # the caller's, or another thread's counter
+    counter.callers = before.callers if hasattr(before, "callers") else before
+    vars(model)[_BEFORE_PASS] = counter
+    try:
+        yield counter
+    finally:
+        if vars(model).get(_BEFORE_PASS) is counter:
+            del vars(model)[_BEFORE_PASS]
+            if counter.callers is not None:
+                vars(model)[_BEFORE_PASS] = counter.callers
+        # else a later counter of another thread calls this one, and goes last
 
 
 @contextmanager
@@ -109,51 +98,20 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
     if isinstance(seed, Sequence):
         text = ",".join(map(str, seed))
         seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
-    own = torch.get_rng_state()
-    on_device = None
-    module: Any = None if device.type == "cpu" else torch.get_device_module(device.type)
-    torch.default_generator.manual_seed(seed)
-    with _current(module, device):
-        if module is not None:
-            on_device = module.get_rng_state()
-            module.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(own)
-        with _current(module, device):
-            if module is not None:
-                module.set_rng_state(on_device)
-
-
-def _current(module: Any, device: torch.device) -> Any:
-    """A context in which `device` is current, where its backend has several."""
-    return module.device(device) if hasattr(module, "device") else nullcontext()
-
-
-def _count(tokens: Tensor, ends: Tensor | None) -> int:
-    """Tokens `[B, L]` up to and including each row's first end token."""
-    if ends is None:
-        return tokens.numel()
-    is_end = torch.isin(tokens, ends.to(tokens.device)).long()
-    return int((is_end.cumsum(1) - is_end == 0).sum())
-
-
-def find_caller() -> int:
-    """The `stacklevel` at which a warning of the calling function points at the user's line."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("mmaccel", "transformers", "torch"):
-            break
-        level = level + 1
-        frame = frame.f_back
-    return level
-
-
-def warn_once(reason: str, warned: set[str]) -> None:
-    """Warn for a reason that is not among `warned` yet; the warning points at the user's line."""
-    if reason not in warned:
-        warned.add(reason)
-        warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=find_caller())
+    backends: list[Any] = [torch]
+    current: Any = nullcontext()
+    if device.type != "cpu":
+        backend: Any = torch.get_device_module(device.type)
+        backends.append(backend)
+        if hasattr(backend, "device"):  # of which there are several
+            current = backend.device(device)
+    with current:
+        states = [one.get_rng_state() for one in backends]
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds every device
+        for one in backends[1:]:
+            one.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for one, state in zip(backends, states):
+                one.set_rng_state(state)

@@ -7,7 +7,7 @@ other loops (beam search, assisted decoding) run as before, and the statistics s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,14 +21,17 @@ from torch import Tensor
 from mmaccel.capabilities import explain
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.fallback import run_original, warn_once
+from mmaccel.pipelines.attach.fallback import run_original
 from mmaccel.pipelines.attach.layer_methods import parts_of
 from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
 from mmaccel.pipelines.attach.series import CallSeries
+from mmaccel.pipelines.attach.service import Methods, Service
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
+from mmaccel.pipelines.attach.unwrap import is_holder, is_pipeline, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.generate_call import (
     PER_LAYER,
@@ -46,7 +49,7 @@ from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.policies import Policy
-from mmaccel.results import Generation, OnStep, Progress, Stats, add_stats
+from mmaccel.results import Generation, Progress, Stats, add_stats
 from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.noise import Noise, draw_seed
@@ -56,12 +59,15 @@ _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
 _BATCH = "transformers' own continuous batching; generate takes a padded batch"
 _BATCHES = ("generate_batch", "init_continuous_batching")
 _OTHER_LOOPS = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
-_SAMPLE = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
+_SAMPLE = (  # arguments of transformers' loops by position
+    "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus",
+    "streamer",
+)  # fmt: skip
 _STEP = 0x9E3779B97F4A7C15  # odd: the seeds of 2**63 calls of a series differ
 
 
-@dataclass
-class GenerateService:
+@dataclass(eq=False)
+class GenerateService(Service):
     """Serves the `generate` calls of one model.
 
     Args:
@@ -74,13 +80,13 @@ class GenerateService:
             processors; a loop that takes none is refused.
         engine: how passes are carried out.
         assume_stateless: as in `GenerateCall`.
+        target: what was given to `attach`; None where nothing is attached.
+        model: the model in it.
+        coarse_drafts: those that were opened for the model.
         reduction: of the visual tokens of every call.
         layer_methods: what is done to the layers' caches and attention in every call.
 
     Attributes:
-        history: statistics of all calls, the last one at the end.
-        warned: reasons for a fallback that the caller was warned of.
-        coarse_drafts: those that were opened for the model.
         series: of the present thread: what its calls have made, and the one that runs.
         visuals: what reducers did in the last call that ended.
     """
@@ -92,8 +98,8 @@ class GenerateService:
     layout: Layout | None = None
     engine: Engine = field(default_factory=Engine)
     assume_stateless: bool = False
-    history: list[Stats] = field(default_factory=list)
-    warned: set[str] = field(default_factory=set)
+    target: Any = None
+    model: Any = None
     coarse_drafts: Opened = field(default_factory=dict)
     reduction: VisualReduction = field(default_factory=VisualReduction)
     layer_methods: LayerMethods = field(default_factory=LayerMethods)
@@ -103,11 +109,36 @@ class GenerateService:
         self.visuals = VisualCall(self.reduction)
         self._one_call = RLock()
 
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """Methods that replace the model's own, by name."""
+    def methods(self) -> list[tuple[Any, Methods]]:
         own = {"_sample": self.sample, "generate": self._generate}
-        loops = {name: partial(self._run_other, name) for name in _OTHER_LOOPS}
-        return own | loops | {name: partial(self._run_batches, name) for name in _BATCHES}
+        own |= {name: partial(self._run_other, name) for name in _OTHER_LOOPS}
+        own |= {name: partial(self._run_batches, name) for name in _BATCHES}
+        found: list[tuple[Any, Methods]] = [(self.model, own)]
+        if is_pipeline(self.target, "diffusers"):
+            found.append((self.target, {"__call__": self.watch_pipeline}))
+        holder = unwrap(self.target)
+        if is_holder(holder):
+            found.append((holder, {"generate": self.watch_calls}))
+        return found
+
+    def kept_tokens(self) -> list[Any]:
+        return self.visuals.kept_tokens()
+
+    def reset(self) -> None:
+        self.engine.close()
+        self.series.reset()
+        close_forwards(self.model)
+
+    def close(self, *, keep_packed: bool = False) -> None:
+        self.engine.close()
+        if not keep_packed:
+            close_forwards(self.model, forget=False)
+
+    def record(self, stats: Stats) -> None:
+        """See `Service`; the statistics of a watched series are added up at its end."""
+        self.series.n_calls += 1
+        (self.history if self.series.parts is None else self.series.parts).append(stats)
+        self.warn(stats.fallbacks)
 
     def watch_pipeline(self, pipe: Any, *args: Any, **options: Any) -> Any:
         """The call of a pipeline that holds the model: says so where it generated nothing."""
@@ -170,34 +201,37 @@ class GenerateService:
             self.family.placeholders(model),
             self.series.tokens,
         )
+        loop = (call.ids, logits_processor, stopping_criteria, generation_config)
+        given = dict(zip(_SAMPLE, (*loop, synced_gpus, streamer))) | others
+        run_original = partial(self._fall_back, model, "_sample", given)
         try:
             facts = self.family.check(model)
         except UnsupportedModelError as error:
             if self.strict:
                 raise
-            return self._run_original(call, [str(error)])
+            return run_original([str(error)])
         task = self.family.sample_loop(call)
         if task is not None:
             self._refuse("a model of several codebooks a step")
-            return self._run_original(call, task.reasons) if task.reasons else self._run(task)
+            return run_original(task.reasons) if task.reasons else self._run(task)
         reasons = find_obstacles(call, facts, self.family.takes_own_prompt)
         reasons += self.family.obstacles(call)
         reasons += self.series.visuals.obstacles(call)
         asked = parts_of(call)
         reasons += [each.short for each in explain(self.layer_methods, *asked)]
         if reasons:
-            return self._run_original(call, reasons)
+            return run_original(reasons)
         try:
             return self._decode(call)
         except OptionError as error:  # a draft model that is too short for the call, and the like
             if self.strict or not _is_untouched(call):
                 raise
-            return self._run_original(call, [str(error)])
+            return run_original([str(error)])
         except (AttributeError, ImportError, TypeError) as error:
             untested = describe_untested(VERSION)  # whose functions may have changed
             if untested is None or not _is_untouched(call):
                 raise
-            return self._run_original(call, [f"{untested}, and {type(error).__name__}: {error}"])
+            return run_original([f"{untested}, and {type(error).__name__}: {error}"])
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
@@ -263,26 +297,19 @@ class GenerateService:
                 "that out, or attach without layout"
             )
 
-    def _run_original(self, call: GenerateCall, reasons: list[str]) -> Any:
-        loop = (call.ids, call.processors, call.criteria, call.config)
-        given = {"synced_gpus": call.synced_gpus, "streamer": call.streamer, **call.others}
-        return self._fall_back(call.model, "_sample", reasons, *loop, **given)
-
     def _run_other(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
-        return self._fall_back(model, name, [_OTHER_LOOPS[name]], *args, **options)
+        given = dict(zip(_SAMPLE, args)) | options
+        return self._fall_back(model, name, given, [_OTHER_LOOPS[name]])
 
     def _run_batches(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
         self._refuse(_BATCH, [_BATCH])
-        warn_once(_BATCH, self.warned)
+        self.warn([_BATCH])
         return original(model, name)(*args, **options)
 
-    def _fall_back(
-        self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any
-    ) -> Any:
+    def _fall_back(self, model: Any, name: str, options: dict[str, Any], reasons: list[str]) -> Any:
         """Run one of transformers' own decoding loops; warn once, and record the reasons."""
         self._refuse(name, reasons, is_held=True)
-        options = dict(zip(_SAMPLE, args)) | options
-        options = self.series.visuals.encode_whole(model, options["input_ids"], options)
+        options = self.series.visuals.encode_whole(model, options)
         if self.layout is not None:
             given = options["logits_processor"]
             if type(given).__name__ != "LogitsProcessorList":
@@ -291,51 +318,29 @@ class GenerateService:
                 self._refuse("a model that drafts for another one")
             n_prompt = options["input_ids"].shape[1]
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
-        warn_once("; ".join(reasons), self.warned)
-        own = (*(options.pop(name) for name in _SAMPLE), *args[len(_SAMPLE) :])
-        out, stats = run_original(model, name, own, options, self._vary_seed())
-        self._record(stats, reasons)
+        self.warn(reasons)
+        out, stats = run_original(model, name, options, self._vary_seed())
+        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
+        self.record(stats)
         return out
 
     def _record_fallback(self, reasons: list[str], began: float) -> None:
         """Record a call that no loop of ours has seen."""
-        warn_once("; ".join(reasons), self.warned)
-        self._record(Stats("", seconds=time.perf_counter() - began), reasons)
-
-    def _record(self, stats: Stats, fallbacks: Sequence[str] = ()) -> None:
-        """Keep the statistics of a call; those of a watched series are added up at its end."""
-        if fallbacks:
-            stats.policy, stats.fallbacks = repr(self.policy), list(fallbacks)
-        self.series.n_calls += 1
-        (self.history if self.series.parts is None else self.series.parts).append(stats)
+        seconds = time.perf_counter() - began
+        self.record(Stats(repr(self.policy), fallbacks=list(reasons), seconds=seconds))
 
     # ------------------------------------------------------------------ what a policy serves
 
-    def _run(
-        self,
-        task: Task,
-        model: Any = None,
-        seed: Any = None,
-        on_step: OnStep | None = None,
-        prefill_chunk_size: int | None = None,
-    ) -> Any:
-        """Decode a task.
-
-        Args:
-            task: what is decoded.
-            model: whose folder may hold coarse drafts; None: none is looked for.
-            seed: as `_choose_seed` gave it; None: not yet.
-            on_step: called after every pass.
-            prefill_chunk_size: that the call asks for.
-        """
+    def _run(self, task: Task, model: Any = None) -> Any:
+        """Decode a task; coarse drafts may lie in the folder of a model."""
         window = task.model
         prompt = task.prompt
-        seed = self._choose_seed(task.samples) if seed is None else seed
+        seed = self._choose_seed(task.samples) if task.seed is None else task.seed
         if getattr(model, "name_or_path", "") and isinstance(window, StateModel):
             use_folder(window, Path(model.name_or_path))
             share_opened(window, self.coarse_drafts)  # opened once for all calls
         self.engine.prepare(
-            window, prompt, self.policy, task.params, prefill_chunk_size=prefill_chunk_size
+            window, prompt, self.policy, task.params, prefill_chunk_size=task.prefill_chunk_size
         )
         generation = self.policy.sample(
             window,
@@ -343,10 +348,10 @@ class GenerateService:
             task.length,
             params=task.params,
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
-            on_step=on_step,
+            on_step=task.on_step,
         )
         generation.stats.seed = seed if task.samples else self.seed
-        self._record(generation.stats)
+        self.record(generation.stats)
         return task.hand_over(generation)
 
     def _decode(self, call: GenerateCall) -> Any:
@@ -393,20 +398,18 @@ class GenerateService:
             fields = {} if outputs is None else outputs.collect()
             return hand_over(call.ids, made, call.pad, call.config.return_dict_in_generate, fields)
 
-        return self._run(
-            Task(
-                model=window,
-                prompt=prompt,
-                length=call.length,
-                params=own.params({"processor": chain} | warpers),
-                samples=samples,
-                hand_over=hand_on,
-            ),
-            call.model,
-            seed,
-            None if streamer is None and chain is None else on_step,
-            chunk_size,
+        task = Task(
+            model=window,
+            prompt=prompt,
+            length=call.length,
+            params=own.params({"processor": chain} | warpers),
+            samples=samples,
+            seed=seed,
+            on_step=None if streamer is None and chain is None else on_step,
+            prefill_chunk_size=chunk_size,
+            hand_over=hand_on,
         )
+        return self._run(task, call.model)
 
     def _describe_reduction(self, call: GenerateCall, window: CausalLMWindow, stats: Stats) -> None:
         """Fill in the statistics what the model computed less of."""

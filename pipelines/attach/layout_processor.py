@@ -65,30 +65,31 @@ def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
     return type(processors)([*processors[:first], mask, *processors[first:], last])
 
 
-def check_layout(layout: Any) -> None:
-    """Raise OptionError for an object that is no layout; None passes."""
-    if layout is not None and (isinstance(layout, type) or not isinstance(layout, Layout)):
+def check_layout(layout: Any, n_ids: int | None = None) -> None:
+    """Raise OptionError for an object that is no layout, or is one of another vocabulary.
+
+    Args:
+        layout: None passes.
+        n_ids: of the model; None where it is not known.
+    """
+    if layout is None:
+        return
+    if isinstance(layout, type) or not isinstance(layout, Layout):
         raise OptionError(
             f"layout: expected one such as mmaccel.Frames or mmaccel.Grid, received "
             f"{show(layout)}; leave it out where nothing is known about the slots"
         )
-
-
-def check_vocabulary(layout: Layout | None, model: Any) -> None:
-    """Raise OptionError for a layout of another vocabulary than the model's; None passes."""
-    if layout is not None:
-        weight = getattr(model.get_output_embeddings(), "weight", None)
-        check_size(layout, None if weight is None else weight.shape[0])
-
-
-def check_size(layout: Layout | None, n_ids: int | None) -> None:
-    """Raise OptionError for a layout of another vocabulary than `n_ids` ids; None passes."""
-    if layout is None or n_ids is None:
-        return
     allowed = layout.allowed(torch.zeros(1, 1, dtype=torch.int64, device="cpu"))
     size = getattr(layout, "vocab_size", None if allowed is None else allowed.shape[-1])
-    if size is not None and size != n_ids:
+    if None not in (size, n_ids) and size != n_ids:
         raise OptionError(
             f"layout: expected the model's {n_ids} ids, received a layout of {size}; "
             f"give it vocab_size={n_ids}"
         )
+
+
+def count_ids(model: Any) -> int | None:
+    """V of a model's logits; None where its head has no weight."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    shape = getattr(weight, "shape", None)  # quantised heads have a method of that name
+    return None if shape is None else int(shape[0])

@@ -108,30 +108,28 @@ class Injection:
 
     Usage: `add` once per object, `remove` at the end.
 
+    Args:
+        owner: the object that makes the injection; `find_owner` returns it.
+
     Attributes:
-        owner: the object that made the injection; `find_owner` returns it.
         calls: of the replaced methods, that run now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any = None) -> None:
         self._objects: list[Any] = []
-        self.owner: Any = None
+        self.owner = owner
         self.calls = RunningCalls()
 
-    def add(
-        self, target: Any, methods: Mapping[str, Callable[..., Any]], *, new: bool = False
-    ) -> None:
+    def add(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
         """Replace methods of one object.
 
         Args:
             target: the object.
-            methods: name to a function of (object, *args, **kwargs). It takes over the original's
-                name and signature; the original itself is `original(object, name)`.
-            new: the methods keep their own names and signatures, and the object may lack them.
+            methods: name to a function of (object, *args, **kwargs). It takes over the name and
+                signature of the original, if there is one, which is `original(object, name)`.
 
         Raises:
-            AttachError: the object has an injection already, lacks a method and `new` is False, or
-                its class cannot be exchanged.
+            AttachError: the object has an injection already, or its class cannot be exchanged.
         """
         base = plain_class(target)
         if is_injected(target):
@@ -139,14 +137,8 @@ class Injection:
                 f"attach: expected a {base.__name__} without a policy, received one that has one; "
                 "detach it first, with mmaccel.detach"
             )
-        lacking = [name for name in methods if not callable(getattr(base, name, None))]
-        if lacking and not new:
-            raise AttachError(
-                f"attach: expected an object with {', '.join(methods)}, received a {base.__name__} "
-                f"without {', '.join(lacking)}; attach to the model that generates"
-            )
         try:
-            target.__class__ = _injected_class(base, methods, new)
+            target.__class__ = _injected_class(base, methods)
         except TypeError as error:
             raise AttachError(
                 "attach: expected an object whose class can be exchanged, received a "
@@ -179,14 +171,12 @@ class Injection:
             self._objects.pop()
 
 
-def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]], new: bool) -> type:
+def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]]) -> type:
     """The class of injected objects of class `base`, the same for the same methods."""
-    signatures = [str(inspect.signature(method)) for method in methods.values() if new]
-    key = (base, *methods, *signatures)
+    key = (base, *methods)
     if key not in _CLASSES:
         content: dict[str, Any] = {
-            name: _forward(name, method if new else getattr(base, name), new)
-            for name, method in methods.items()
+            name: _forward(name, getattr(base, name, method)) for name, method in methods.items()
         }
         content |= {
             BASE: base,
@@ -202,7 +192,7 @@ def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]], new: 
     return _CLASSES[key]
 
 
-def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., Any]:
+def _forward(name: str, like: Callable[..., Any]) -> Callable[..., Any]:
     """A method with the name and signature of `like` that calls what the object holds instead."""
 
     def method(self: Any, *args: Any, **options: Any) -> Any:
@@ -214,9 +204,8 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
         return original(self, name)(*args, **options)  # also of a copy that knows no policy
 
     method = functools.wraps(like)(method)
-    if new:  # the class outlives what replaces its methods
-        del method.__wrapped__
-        method.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
+    del method.__wrapped__  # the class outlives what replaces its methods
+    method.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
     return method
 
 

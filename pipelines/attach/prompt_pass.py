@@ -6,7 +6,8 @@ Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
 
@@ -24,54 +25,6 @@ from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import PromptCuts
 
 
-@dataclass(frozen=True, eq=False)
-class PrefillPass:
-    """The pass over a prompt.
-
-    Attributes:
-        call: the call.
-        outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
-        layers: drops visual tokens inside the language model; None where nobody asked.
-        observer: keeps what an eviction will look at; None where nothing is evicted.
-    """
-
-    call: GenerateCall
-    outputs: StepOutputs | None
-    layers: PromptCuts | None
-    observer: Observer | None
-
-    def run(self, sparse: SparseBlocks | None) -> PromptStates:
-        """Process the prompt, of which a selector for prompts may choose the blocks."""
-        call = self.call
-        layers = self.layers
-        others = dict(call.others)
-        others.pop("tokenizer", None)  # stopping criteria have it
-        cache = call.cache
-        if not call.returns_cache:
-            from transformers.cache_utils import DynamicCache
-
-            cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
-        others |= {CACHE: cache, "use_cache": True}
-        n_cached = call.n_cached
-        watchers = [] if self.observer is None else [self.observer]
-        tiles = None
-        if sparse is not None and sparse.method.chooses_prompts:
-            tiles = PromptTiles(sparse, call.mask.bool())
-        served = number_served(check_causal_lm(call.model))
-        with watched(call.model, watchers, tiles, served) if layers is None else layers.cutting():
-            output = call.model._prefill(call.ids, call.config, others)
-        if self.outputs is not None:
-            self.outputs.take_prompt(output, None if call.is_uncached else cache)
-        return PromptStates(
-            read_layers(cache),
-            output.logits[:, -1],
-            call.mask.shape[0] * (call.mask.shape[1] - n_cached),
-            () if layers is None else layers.cuts,
-            None if layers is None else layers.steps,
-            self.observer,
-        )
-
-
 def open_prompt(
     call: GenerateCall,
     outputs: StepOutputs | None,
@@ -82,7 +35,8 @@ def open_prompt(
 
     Args:
         call: the call.
-        outputs, layers: see `PrefillPass`.
+        outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
+        layers: drops visual tokens inside the language model; None where nobody asked.
         methods: of the layers' caches; None where there are none.
     """
     device = call.device
@@ -100,10 +54,44 @@ def open_prompt(
         inputs["token_type_ids"] = call.others["token_type_ids"][:, -1:].to(device)
     if call.others.get("mm_token_type_ids") is not None:  # text
         inputs["mm_token_type_ids"] = call.others["mm_token_type_ids"][:, -1:].to(device) * 0
+
+    def process(sparse: SparseBlocks | None) -> PromptStates:
+        """Process the prompt, of which a selector for prompts may choose the blocks."""
+        others = dict(call.others)
+        others.pop("tokenizer", None)  # stopping criteria have it
+        cache = call.cache
+        if not call.returns_cache:
+            from transformers.cache_utils import DynamicCache
+
+            cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
+        others |= {CACHE: cache, "use_cache": True}
+        n_new = call.mask.numel() - call.mask.shape[0] * call.n_cached
+        tiles = None
+        if sparse is not None and sparse.method.chooses_prompts:
+            tiles = PromptTiles(sparse, call.mask)
+        if layers is not None:
+            watching: AbstractContextManager[Any] = layers.cutting()
+        else:
+            watchers = [] if observer is None else [observer]
+            served = number_served(check_causal_lm(call.model))
+            watching = watched(call.model, watchers, tiles, served)
+        with watching:
+            output = call.model._prefill(call.ids, call.config, others)
+        if outputs is not None:
+            outputs.take_prompt(output, None if call.is_uncached else cache)
+        return PromptStates(
+            read_layers(cache),
+            output.logits[:, -1],
+            n_new,
+            () if layers is None else layers.cuts,
+            None if layers is None else layers.steps,
+            observer,
+        )
+
     return OwnPrompt(
         mask,
         next_position,
-        PrefillPass(call, outputs, layers, observer).run,
+        process,
         inputs=inputs,
         is_cut=layers is not None,
         has_steps=layers is not None and layers.steps is not None,

@@ -124,7 +124,7 @@ class StepOutputs(StepRecorder):
                 if steps[0] is None:  # the model gives out none
                     steps = [None] * self._n_steps
                 elif self._is_uncached:
-                    steps = list(accumulate(steps, _GROW[name]))
+                    steps = list(accumulate(steps, _grow))
             found[name] = tuple(steps[: self._n_steps])
         return found | ({} if self._cache is None else {CACHE: self._cache})
 
@@ -175,17 +175,12 @@ class StepOutputs(StepRecorder):
             self._cache.update(keys, values, layer)
 
 
-def _grow_states(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Hidden states `[B, N, C]` of each layer, and those of one more token `[B, 1, C]`."""
-    return tuple(torch.cat(pair, 1) for pair in zip(before, new))
-
-
-def _grow_weights(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Attention weights `[B, H, N, N]` of each layer, and those of one more `[B, H, 1, N + 1]`."""
-    return tuple(torch.cat([pad(old, (0, 1)), row], 2) for old, row in zip(before, new))
-
-
-_GROW = {"hidden_states": _grow_states, "attentions": _grow_weights}
+def _grow(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Hidden states `[B, N, C]` or weights `[B, H, N, N]` of each layer with those of one more
+    token, `[B, 1, C]` or `[B, H, 1, N + 1]`.
+    """
+    wide = (pad(old, (0, row.shape[-1] - old.shape[-1])) for old, row in zip(before, new))
+    return tuple(torch.cat(pair, -2) for pair in zip(wide, new))
 
 
 def _put(before: Tensor | None, part: Tensor, rows: list[int], batch: int) -> Tensor:

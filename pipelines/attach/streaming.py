@@ -50,7 +50,7 @@ class TokenStreamer:
         self._criteria = criteria
         self._streamer = streamer
         self._pad = pad
-        self._finish = [_OPEN] * prompt.shape[0]
+        self._ends = [_OPEN] * prompt.shape[0]
         self.steps = 0
 
     def __call__(self, progress: Progress) -> Tensor | None:
@@ -59,33 +59,29 @@ class TokenStreamer:
         Cost: one host synchronisation.
         """
         lengths: list[int] = progress.lengths.tolist()
-        while self.steps < self._count_complete(lengths):
+        while _OPEN in self._ends:
+            # without padding rows that have ended go on until all have
+            goes_on = [end == _OPEN or self._pad is None for end in self._ends]
+            if self.steps >= min(n for n, is_open in zip(lengths, goes_on) if is_open):
+                break
             self._pass_on(progress.tokens[:, self.steps])
-        if self._pad is None and _OPEN in self._finish:
+        if self._pad is not None:
+            return progress.lengths.new_tensor(self._ends)
+        if _OPEN in self._ends:
             return None
-        ends = self._finish if self._pad is not None else [self.steps] * len(self._finish)
-        return progress.lengths.new_tensor(ends)
-
-    def _count_complete(self, lengths: list[int]) -> int:
-        """Steps for which every unfinished row has a token."""
-        unfinished = [n for n, end in zip(lengths, self._finish) if end == _OPEN]
-        if not unfinished:
-            return self.steps
-        return min(unfinished if self._pad is not None else lengths)
+        return torch.full_like(progress.lengths, self.steps)
 
     def _pass_on(self, tokens: Tensor) -> None:
         tokens = tokens.to(self._ids.device)
         if self._pad is not None:
-            done = torch.tensor(
-                [end != _OPEN for end in self._finish], device=tokens.device, dtype=torch.bool
-            )
-            tokens = torch.where(done, self._pad.to(tokens.device), tokens)
+            is_done = tokens.new_tensor(self._ends) != _OPEN
+            tokens = torch.where(is_done, self._pad.to(tokens.device), tokens)
         self._ids = torch.cat([self._ids, tokens[:, None]], 1)
         self.steps += 1
         scores = None if self._scores is None else self._scores(self.steps)
-        is_done: list[bool] = self._criteria(self._ids, scores).tolist()
+        is_done = self._criteria(self._ids, scores)
         if self._streamer is not None:
             self._streamer.put(tokens.cpu())
-        for row, stops in enumerate(is_done):
-            if stops and self._finish[row] == _OPEN:
-                self._finish[row] = self.steps
+        for row, stops in enumerate(is_done.tolist()):
+            if stops and self._ends[row] == _OPEN:
+                self._ends[row] = self.steps

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmaccel.checks import show
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.depth.holders import HOLDERS, PACKAGES
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
@@ -18,7 +17,7 @@ def unwrap(target: Any) -> Any:
     """The model that torch compiled, peft wrapped or a pipeline of transformers holds, or `target`
     itself.
     """
-    if is_library_class(target, "transformers.pipelines"):
+    if is_pipeline(target, "transformers.pipelines"):
         target = target.model
     while hasattr(target, "_orig_mod"):
         target = target._orig_mod
@@ -51,7 +50,7 @@ def find_generator(target: Any) -> Any:
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
         return target
     found = {name: part for name, part in parts.items() if hasattr(type(part), "_sample")}
-    if is_diffusers_pipeline(target) or not found:
+    if is_pipeline(target, "diffusers") or not found:
         return find_generator(parts[_find_component(target, parts)])
     if len(found) > 1:
         names = ", ".join(found)
@@ -80,23 +79,12 @@ def _find_decoder(target: Any) -> Any:
         ) from None
 
 
-def is_diffusers_pipeline(target: Any) -> bool:
-    """Whether an object is one of diffusers' pipelines, or of a child class of one."""
-    return is_library_class(target, "diffusers", but=_BASE)
-
-
-def is_library_class(target: Any, module: str, but: str = "") -> bool:
-    """Whether an object's class is a pipeline of a library's module, or a child of one.
-
-    Args:
-        target: the object.
-        module: name of the module.
-        but: name of a class that does not count.
-    """
+def is_pipeline(target: Any, module: str) -> bool:
+    """Whether an object's class is a pipeline of a library's module, or a child of one."""
     return any(
         kind.__module__.startswith(module) and kind.__name__.endswith("Pipeline")
         for kind in type(target).__mro__
-        if kind.__name__ != but
+        if kind.__name__ != _BASE
     )
 
 
@@ -114,9 +102,3 @@ def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
         f"LLaDA2Pipeline, DiffusionGemmaPipeline), received a {type(pipe).__name__}, none of "
         f"whose passes a policy can save; {remedy}"
     )
-
-
-def check_switch(name: str, value: Any) -> None:
-    """Raise OptionError unless an option is a bool; "no" would count as true."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name}: expected True or False, received {show(value)}; write True")

@@ -46,7 +46,7 @@ class ColumnCache:
 
 
 class MtpHead:
-    """The layer; see `mmaccel.samplers.drafting.heads.eagle.StateHead`.
+    """The layer, which does what an `EagleModel` does.
 
     Args:
         layers: transformers' `MtpModel` of the model.
@@ -78,7 +78,7 @@ class MtpHead:
         self._sizes = probe.held.keys.shape[2:], probe.held.values.shape[2:]
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
-        """See `StateHead`."""
+        """See `EagleModel`."""
         keys, values = (
             self._layer.eh_proj.weight.new_zeros(rows, columns, *size) for size in self._sizes
         )
@@ -86,11 +86,11 @@ class MtpHead:
         return HeadCache(keys, values, first)
 
     def enter(self, features: Tensor) -> Tensor:
-        """See `StateHead`."""
+        """See `EagleModel`."""
         return features.to(self._dtype)
 
     def __call__(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """See `StateHead`."""
+        """See `EagleModel`."""
         at = torch.arange(cache.keys.shape[1], device=tokens.device)
         own = columns[..., None]  # [B, K, 1]
         sees = (at >= cache.first[:, None, None]) & (at <= own)
@@ -103,7 +103,7 @@ class MtpHead:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """See `StateHead`."""
+        """See `EagleModel`."""
         found: Tensor = self._layers._project_to_logits(states).float()
         return found[..., : self._vocab_size]
 

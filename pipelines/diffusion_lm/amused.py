@@ -11,6 +11,7 @@ Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, Denoiser, Layout, Prompt
-from mmaccel.errors import OptionError
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
-from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
-from mmaccel.pipelines.generate_call import bind_call, check_idle
+from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
+from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
 from mmaccel.policies import CanvasProgress, OnCanvasStep
@@ -38,86 +39,81 @@ ARGUMENTS = pipeline_table(
 REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"
 
 
-class AmusedService(PolicyService):
-    """Serves the calls of one pipeline; there is no call that `strict` would refuse.
+@dataclass
+class GridCall:
+    """A call of the pipeline.
 
-    Raises:
-        OptionError: a policy with a cache or shadow entries, or a layout of another vocabulary.
+    Attributes:
+        policy: with the call's number of steps.
+        given: its arguments, with defaults.
+        has_begun: whether the pipeline has called its model; a callback that calls it later gets
+            the model.
+        tokens: `[B, h, w]` int64, what the policy made; None before.
     """
 
-    def open(self) -> int | None:
-        pipe = self._target
-        policy = self.policy
-        name = type(pipe).__name__
-        check_uncached(policy, name, "its passes are over the whole grid")
-        if getattr(policy, "revise", "") == "shadow" or getattr(policy, "layout", "") == "entries":
-            raise OptionError(
-                f"policy: expected one whose passes are rows for a {name}, which has no KV cache, "
-                f'received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
-            )
-        self._model = pipe.transformer
-        self._scheduler = pipe.scheduler
-        self._policy = policy  # of the running call
-        self._given: Mapping[str, Any] | None = None
-        self._tokens: Tensor | None = None
-        self._awaits_model_call = False
-        size: int = self._model.config.codebook_size
-        return size
+    policy: Any
+    given: Mapping[str, Any]
+    has_begun: bool = False
+    tokens: Tensor | None = None
+
+
+class AmusedService(PolicyService):
+    """Serves the calls of one pipeline; there is no call that `strict` would refuse."""
+
+    def open(self) -> None:
+        self._model = self.target.transformer
+        self._scheduler = self.target.scheduler
+        self.n_ids = self._model.config.codebook_size
 
     def methods(self) -> list[tuple[Any, Methods]]:
         return [
             (self._model, {"__call__": self._model_call}),
             (self._scheduler, {"step": self._step}),
-            (self._target, {"__call__": self._pipe_call}),
+            (self.target, {"__call__": self._pipe_call}),
         ]
 
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        check_idle(self._given is not None)
         bound = bind_call(own, args, options)
         if bound is None:
             return own(*args, **options)
         asked, given = bound
-        self._policy = read_schedule(ARGUMENTS, asked, self.policy)
-        self._given = given
-        self._awaits_model_call = True
-        try:
+        policy = read_schedule(ARGUMENTS, asked, self.policy)
+        with self.running(GridCall(policy, given)):
             return own(**given | {"num_inference_steps": 1, "callback": None})
-        finally:
-            self._given = self._tokens = None
-            self._awaits_model_call = False
 
     def _model_call(self, model: Any, tokens: Tensor, *args: Any, **conditions: Any) -> Any:
-        call = original(model, "__call__")
-        if not self._awaits_model_call or self._given is None:
-            return call(tokens, *args, **conditions)
-        self._awaits_model_call = False  # a callback that calls the model gets the model
-        branches = 2 if self._given["guidance_scale"] > 1.0 else 1
-        self._tokens = self._decode(tokens.chunk(branches)[0], call, conditions, branches)
+        passes = original(model, "__call__")
+        call = self.call
+        if call is None or call.has_begun:
+            return passes(tokens, *args, **conditions)
+        call.has_begun = True
+        branches = 2 if call.given["guidance_scale"] > 1.0 else 1
+        call.tokens = self._decode(call, tokens.chunk(branches)[0], passes, conditions, branches)
         return torch.zeros(
             branches, 1, device=tokens.device, dtype=torch.float32
         )  # the pipeline chunks it for guidance
 
     def _step(self, scheduler: Any, *args: Any, **options: Any) -> Any:
-        if self._tokens is None:
+        if self.call is None or self.call.tokens is None:
             return original(scheduler, "step")(*args, **options)
         from diffusers.schedulers.scheduling_amused import AmusedSchedulerOutput
 
-        return AmusedSchedulerOutput(self._tokens)
+        return AmusedSchedulerOutput(self.call.tokens)
 
     def _decode(
         self,
+        call: GridCall,
         latents: Tensor,
-        call: Callable[..., Any],
+        passes: Callable[..., Any],
         conditions: Mapping[str, Any],
         branches: int,
     ) -> Tensor:
         """Tokens `[B, h, w]` for latents that may already hold some of them."""
-        given = self._given
-        assert given is not None
+        given = call.given
         mask_token = self._scheduler.config.mask_token_id
         size = self._model.config.codebook_size
-        scale = self._target.vae_scale_factor
+        scale = self.target.vae_scale_factor
         side = self._model.config.sample_size * scale
         height, width = ((given[name] or side) // scale for name in ("height", "width"))
         batch = len(conditions["micro_conds"]) // branches
@@ -125,12 +121,12 @@ class AmusedService(PolicyService):
         within = (0, max(mask_token, size - 1))
         check_answer("latents", latents, (batch, height, width), "int", hint, within=within)
         latents = latents.long()
-        model = GridDenoiser(call, conditions, (height, width), mask_token, size, branches)
+        model = GridDenoiser(passes, conditions, (height, width), mask_token, size, branches)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
         column = latents.new_full((branches * batch, 1), 0 if mask_token else 1)
         layout = KnownTokens(self.layout, latents, mask_token)
         prompt = Prompt(column, torch.ones_like(column[:, 0]), branches=branches, layout=layout)
-        generation = self._policy.sample(
+        generation = call.policy.sample(
             model,
             prompt,
             height * width,
@@ -142,9 +138,6 @@ class AmusedService(PolicyService):
         self.record(generation.stats)
         tokens: Tensor = generation.tokens.view(batch, height, width)
         return tokens
-
-
-serve = AmusedService.serve
 
 
 class GridDenoiser(Denoiser):

@@ -16,7 +16,7 @@ reads; under a block-causal model, only what its own block may see of that.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 )
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import check_options
+from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.own_products import (
     find_own_products,
@@ -62,6 +63,30 @@ def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
         misfit: str = part.find_misfit(find_layer_sizes(passes.config))
         return misfit or passes.find_obstacle(reads_hidden=True)
     return ""
+
+
+@dataclass(frozen=True)
+class ImageIds:
+    """The numbering of canvases of images, of a model that has image tokens in one range of ids.
+
+    0..V-1 are the image tokens, V is the mask token, and the model's id i is V + 1 + i. So samplers
+    see a small vocabulary, and a canvas can still hold every id of the model: prompts, and tokens
+    between the rows of an image.
+
+    Attributes:
+        first: the model's id of image token 0.
+        size: V.
+        mask: the model's id of an open slot.
+    """
+
+    first: int
+    size: int
+    mask: int
+
+    def to_model(self, tokens: Tensor) -> Tensor:
+        """Tokens of a canvas, as the model's ids."""
+        other = torch.where(tokens == self.size, self.mask, tokens - self.size - 1)
+        return torch.where(tokens < self.size, tokens + self.first, other)
 
 
 class Predecessors:
@@ -145,12 +170,17 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         max_positions: positions of the model, or None.
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
+        images: (first id, count) of the image tokens, for canvases of images; see `ImageIds`.
+
+    Attributes:
+        supports_kv_cache: may be set to False; every pass is then over all columns.
 
     Memory: keys and values of all cache indices, allocated at the first pass, and a mask
         `[R, 1, C, P]`.
     """
 
-    offers = Denoiser.offers | {"admitted rows", "kept entries"}
+    supports_kv_cache = True
+    any_rows = True
 
     def __init__(
         self,
@@ -161,14 +191,49 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         max_positions: int | None,
         shift: int = 0,
         block: int | None = None,
+        images: tuple[int, int] | None = None,
     ) -> None:
         self.model = passes.model
         self.mask_token = mask_token
         self.shift = shift
         self.block = block
         self.vocab_size, self.max_positions = vocab_size, max_positions
+        self.images: ImageIds | None = None
+        if images is not None:
+            assert mask_token is not None
+            self.images = ImageIds(*images, mask_token)
+            self.vocab_size = self.mask_token = images[1]
         self.cached = passes
         self._predecessors: Predecessors | None = None
+
+    def check(self) -> None:
+        """Run the self-check: over the cache, and without where the model fails it there.
+
+        Raises:
+            UnsupportedModelError: a model that fails it without a cache, too.
+        """
+        check_mode(self.model)
+        try:
+            check_denoiser(self)
+        except Exception as error:  # maybe of the checkpoint's code
+            if not self.supports_kv_cache:
+                raise
+            self.supports_kv_cache = False
+            self.kv_cache_reason = str(error)
+            check_denoiser(self)
+
+    def to_canvas(self, ids: Tensor) -> Tensor:
+        """Ids of the model, as in a prompt or a layout, in the numbering of canvases."""
+        return ids if self.images is None else ids + self.images.size + 1
+
+    def to_model(self, tokens: Tensor) -> Tensor:
+        """Tokens of a canvas, as the model's ids."""
+        return tokens if self.images is None else self.images.to_model(tokens)
+
+    def take(self, logits: Tensor) -> Tensor:
+        """Of logits `[..., V']` of all ids of the model those that may be drawn, `[..., V]`."""
+        first = 0 if self.images is None else self.images.first
+        return logits[..., first : first + self.vocab_size]
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache: `reserve` comes first, as always."""
@@ -195,9 +260,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`. Cost: two short passes."""
-        if word == "admitted rows" and self.cached.methods:
-            return "what its methods leave of a cache belongs to a row of the prompt"
-        if word not in LAYER_METHODS or "kept entries" not in self.offers:
+        if not self.supports_kv_cache or word not in LAYER_METHODS:
             return super().lack(word, part)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
@@ -206,6 +269,8 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.cached.methods = methods
         self.cached.branches = branches
+        # what they leave of a cache belongs to a row of the prompt
+        self.any_rows = type(self).any_rows and not methods
 
     @property
     def layer_counts(self) -> LayerCounts:
@@ -226,7 +291,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
         open_own_products(self.model)
-        if "kept entries" in self.offers:
+        if self.supports_kv_cache:
             self.cached.reserve(rows, cache_size)
         self._predecessors = None
         if self.shift:
@@ -244,13 +309,15 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         self._check(entries)
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
+        if self.images is not None:
+            entries = replace(entries, tokens=self.to_model(entries.tokens))
         with own_products(find_own_products(self.model), entries.tokens):
-            if "kept entries" in self.offers:
-                return self.cached.run(entries)[..., : self.vocab_size]
+            if self.supports_kv_cache:
+                return self.take(self.cached.run(entries))
             reads = entries.reads
             if self.block is not None:
                 reads = reads & _block_causal(entries.positions, self.block)
-            return self.cached.run_plain(entries, reads)[..., : self.vocab_size]
+            return self.take(self.cached.run_plain(entries, reads))
 
     def prefill(self, entries: CanvasPass) -> None:
         self._check(entries)
@@ -270,11 +337,11 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         """
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
+        ids = self.to_model(tokens)
         entries = CanvasPass(
-            tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index
+            tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index
         )
-        logits = self.cached.run_plain(entries, reads)
-        return logits.roll(self.shift, 1)[..., : self.vocab_size]
+        return self.take(self.cached.run_plain(entries, reads).roll(self.shift, 1))
 
     def _check(self, entries: CanvasPass) -> None:
         most = self.max_positions
@@ -283,9 +350,14 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
 
 def count_ids(
-    model: Any, mask_token: int | None, shift: int, block: int | None, vocab_size: int | None
+    model: Any,
+    mask_token: int | None,
+    shift: int = 0,
+    block: int | None = None,
+    vocab_size: int | None = None,
+    images: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
-    """Check the options of a denoiser; V, and the ids that its model takes.
+    """Check the options of a denoiser; V without images, and the ids that its model takes.
 
     Raises:
         OptionError: an option outside its domain.
@@ -293,6 +365,12 @@ def count_ids(
     full = int(model.get_output_embeddings().weight.shape[0])
     n_ids = int(model.get_input_embeddings().weight.shape[0])
     check_options(shift, block, mask_token, n_ids)
+    first, size = (0, n_ids) if images is None else images
+    if first < 0 or size < 1 or first + size > n_ids:
+        raise OptionError(
+            f"images: expected (first id, count) within {n_ids} ids, received {images}; None for "
+            "canvases of text"
+        )
     if vocab_size is not None and not 1 <= vocab_size <= full:
         raise OptionError(
             f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import CanvasPass
+from mmaccel.contracts import CanvasPass, Route
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
@@ -67,12 +67,12 @@ class CachedPasses:
         model: see above.
         config: of the model's decoder.
         dtype, device: of the model's first parameter.
-        activation_format: as in `mmaccel.contracts.Model`.
+        route: as in `mmaccel.contracts.Model`.
         methods, branches: of the runs from the next `reserve` on.
         stores: of the layers, since `reserve`; None before.
     """
 
-    activation_format = ""
+    route = Route()
 
     def __init__(
         self,

@@ -10,23 +10,81 @@ Guidance of scale w in MMaDA and Lumina-DiMOO, (1 + w) c - w u, is `guidance_sca
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_mode
+from mmaccel.contracts import LAYER_METHODS, CanvasPass
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
+from mmaccel.pipelines.diffusion_lm.llada_passes import LLaDAPasses
 from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_positions
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
-from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
 
 
-class LLaDADenoiser(UncachedDenoiser):
+class ModelDenoiser(CachedDenoiser):
+    """Base of these.
+
+    Args:
+        model: an instance of its checkpoint's code, in evaluation mode.
+        mask_token: id of an open slot in the model's vocabulary; None takes the configuration's
+            `mask_token_id`, or `default_mask_token` of the family.
+        block: positions per block of a block-causal model; None takes the configuration's.
+        images: see `CachedDenoiser`.
+
+    Attributes:
+        n_ids: ids of the model.
+        kv_cache_reason: why the model runs without a KV cache (`supports_kv_cache` is False);
+            otherwise empty.
+
+    Raises:
+        UnsupportedModelError: a model that fails its self-check with and without a cache.
+        OptionError: an option outside its domain.
+    """
+
+    is_self_checked = True
+    default_mask_token: ClassVar[int | None] = None
+    default_block: ClassVar[tuple[str, int] | None] = None  # field of the configuration, and else
+    shifted: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        model: Any,
+        mask_token: int | None = None,
+        *,
+        block: int | None = None,
+        images: tuple[int, int] | None = None,
+    ) -> None:
+        config = model.config
+        mask_token = find_mask_token(model, mask_token, self.default_mask_token)
+        if block is None and self.default_block is not None:
+            block = getattr(config, *self.default_block)
+        vocab_size, self.n_ids = count_ids(model, mask_token, block=block, images=images)
+        super().__init__(
+            self.open_passes(model, block),
+            mask_token,
+            vocab_size=vocab_size,
+            max_positions=find_max_positions(config),
+            shift=self.shifted,
+            block=block,
+            images=images,
+        )
+        self.check()
+
+    @abstractmethod
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        """Of a model whose blocks have this many positions."""
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        if word in LAYER_METHODS and self.supports_kv_cache and self.block is not None:
+            return "its layers attend by the code of its checkpoint"
+        return super().lack(word, part)
+
+
+class LLaDADenoiser(ModelDenoiser):
     """LLaDA, LLaDA-1.5 and MMaDA: `model(input_ids, attention_bias=)`, full attention.
 
     The bias is given as booleans `[R, 1, N, N]`, because with a 2-D `attention_mask` alone the
@@ -36,30 +94,23 @@ class LLaDADenoiser(UncachedDenoiser):
 
     default_mask_token = 126336
 
-    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        n = ids.shape[1]
-        bias = visible[:, None, None].expand(-1, 1, n, -1)  # padding attends too, lest it be NaN
-        return queried_logits(self.model, queries, input_ids=ids, attention_bias=bias)
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        return LLaDAPasses(model)
 
 
-class DreamDenoiser(UncachedDenoiser):
-    """Dream and Dream-Coder: `model(input_ids, attention_mask, position_ids)`, shifted logits.
-
-    The mask is the word "full" or booleans `[R, 1, N, N]`.
+class DreamDenoiser(ModelDenoiser):
+    """Dream and Dream-Coder: `model(input_ids, attention_mask, position_ids, past_key_values)`,
+    shifted logits. The mask is the word "full" or booleans `[R, 1, N, N]`.
     """
 
-    shift = 1
+    shifted = 1
     default_mask_token = 151666
 
-    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        n = ids.shape[1]
-        mask = visible[:, None, None].expand(-1, 1, n, -1)
-        return queried_logits(
-            self.model, queries, input_ids=ids, attention_mask=mask, position_ids=positions
-        )
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        return CachedPasses(model, form="bool")
 
 
-class SDARDenoiser(CachedDenoiser):
+class SDARDenoiser(ModelDenoiser):
     """SDAR and TraDo: block-causal, over a KV cache;
     `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`.
 
@@ -68,88 +119,71 @@ class SDARDenoiser(CachedDenoiser):
     attends to what that returns, as a cache with indices needs it; without, the model appends them
     to the cache's for this pass. A mask that hides nothing selects a kernel for half precision
     only, so that one spare cache index is always hidden.
-
-    Args:
-        model: an instance of its checkpoint's code, in evaluation mode.
-        mask_token: id of an open slot; None takes the configuration's `mask_token_id`.
-        block: positions per block; None takes the configuration's `block_size`.
-
-    Raises:
-        UnsupportedModelError: a model that fails its self-check with and without a cache.
-        OptionError: an option outside its domain.
     """
 
-    is_self_checked = True
+    default_block = ("block_size", 4)
 
-    def __init__(
-        self, model: Any, mask_token: int | None = None, *, block: int | None = None
-    ) -> None:
-        config = model.config
-        block = getattr(config, "block_size", 4) if block is None else block
-        mask_token = find_mask_token(model, mask_token, None)
-        vocab_size, self.n_ids = count_ids(model, mask_token, 0, block, None)
-        passes = CachedPasses(
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        return CachedPasses(
             model,
             form="bool",
             spare=1,
-            options=MappingProxyType({"store_kv": True}),
-            plain_options=MappingProxyType({"store_kv": False}),
+            options={"store_kv": True},
+            plain_options={"store_kv": False},
         )
-        super().__init__(
-            passes,
-            mask_token,
-            vocab_size=vocab_size,
-            max_positions=find_max_positions(config),
-            block=block,
-        )
-        check_mode(model)
-        self._uncached = ""  # why it keeps no keys and values
-        try:
-            check_denoiser(self)
-        except UnsupportedModelError as error:
-            self.offers = self.offers - {"kept entries"}
-            self._uncached = str(error)
-            check_denoiser(self)
-
-    def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
-        if word == "kept entries":
-            return self._uncached
-        if word in LAYER_METHODS:
-            return "its layers attend by the code of its checkpoint"
-        return super().lack(word, part)
 
 
-class FastDLLMDenoiser(UncachedDenoiser):
+class RowsByLength(CachedPasses):
+    """Passes of models that take neither masks nor positions, and keep nothing: rows with equally
+    many visible columns go through the model together, without padding.
+
+    Args:
+        model: see above.
+        options: its further arguments.
+
+    Cost: one call of the model for each number of columns.
+    """
+
+    def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
+        """See `CachedPasses`."""
+        visible = entries.reads[:, 0]  # [R, N], columns that are contiguous
+        first = visible.int().argmax(1)
+        count = visible.sum(1)
+        logits: Tensor | None = None
+        for n in count.unique().tolist():
+            rows = (count == n).nonzero()[:, 0]
+            columns = first[rows, None] + torch.arange(n, device=count.device)  # [R', n]
+            at = entries.queries[rows] - first[rows, None]
+            ids = entries.tokens[rows].gather(1, columns)
+            part = queried_logits(  # of hidden columns: any logits
+                self.model, at.clamp(0, n - 1), input_ids=ids, **self._plain_options
+            )
+            if logits is None:
+                logits = part.new_empty(*entries.queries.shape, part.shape[-1])
+            logits[rows] = part
+        assert logits is not None
+        return logits
+
+
+class FastDLLMDenoiser(ModelDenoiser):
     """Fast-dLLM v2: `model(input_ids, block_size=)`, block-causal, shifted logits.
 
     The model builds its own mask, in blocks from the first column on, and attends to every column.
     So rows go in without padding, those of one length together, and there is no KV cache. The same
     weights in transformers' `Qwen2ForCausalLM`, whose layers they fit, can be decoded by
     `mmaccel.pipelines.diffusion_lm.masked_lm.MaskedLM`, which has a KV cache.
-
-    Args:
-        block: positions per block; None takes the configuration's `bd_size`.
     """
 
-    shift = 1
+    supports_kv_cache = False
+    shifted = 1
     default_mask_token = 151665
+    default_block = ("bd_size", 32)
 
-    def __init__(
-        self, model: Any, mask_token: int | None = None, *, block: int | None = None
-    ) -> None:
-        if block is None:
-            block = getattr(model.config, "bd_size", 32)
-        super().__init__(model, mask_token, block=block)
-
-    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        return self.run_by_length(ids, visible, queries, block_size=self.block, use_cache=False)
-
-    def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        return queried_logits(self.model, queries, input_ids=ids, **inputs)
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        return RowsByLength(model, plain_options={"block_size": block, "use_cache": False})
 
 
-class LuminaDenoiser(UncachedDenoiser):
+class LuminaDenoiser(ModelDenoiser):
     """Lumina-DiMOO: `model(input_ids, infer=True)`, full attention.
 
     The model takes every column for a token, so that rows go in without padding, those of one
@@ -157,10 +191,8 @@ class LuminaDenoiser(UncachedDenoiser):
     id).
     """
 
+    supports_kv_cache = False
     default_mask_token = 126336
 
-    def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        return self.run_by_length(ids, visible, queries)
-
-    def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        return queried_logits(self.model, queries, ids, infer=True, **inputs)
+    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+        return RowsByLength(model, plain_options={"infer": True})

@@ -7,132 +7,106 @@ family's service says which methods these are and what its policy must not ask f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from mmaccel.capabilities import Capable, explain, refuse
-from mmaccel.contracts import LAYER_METHODS, Layout
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.attach.fallback import warn_once
-from mmaccel.pipelines.attach.layout_processor import check_size
-from mmaccel.pipelines.attach.patching import Injection
+from mmaccel.capabilities import Capable, Option, explain, refuse
+from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES, OF_CACHED_CANVASES, Layout
+from mmaccel.errors import BusyError
+from mmaccel.pipelines.attach.layout_processor import check_layout
+from mmaccel.pipelines.attach.service import Service
+from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.results import Stats
-from mmaccel.samplers.canvas.cache_plan import as_plan
-
-Methods = Mapping[str, Callable[..., Any]]
+from mmaccel.pipelines.runner.engine import Engine
 
 
-class PolicyService(Capable):
-    """Base of the services of one object.
+class PolicyService(Service, Capable):
+    """Base of the services of one object, which is a model for what is attached to it.
 
     Args:
         target: the pipeline, model or denoiser.
-        policy: already checked to be of a kind that the target takes.
-        seed, strict, layout: see `mmaccel.attach`.
-        layer_methods: of the caches and the attention of the target's layers.
 
     Attributes:
-        history: statistics of all calls, the last one at the end.
+        target: what is attached to.
+        n_ids: ids of the model, which a layout must have too; None where this is not known.
+        call: the one that runs; None between calls.
+        seed, strict, layout, layer_methods: as `serve` takes them.
 
     Raises:
-        OptionError: a policy or a layout that the target cannot be decoded with.
-        UnsupportedModelError: a model that fails its self-check, or whose layers do not carry
-            methods.
+        OptionError, UnsupportedModelError: a target that no policy can be attached to.
     """
 
     slot = "model"
-    adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
+    whole: ClassVar[str] = "every pass computes the whole canvas"
+    """Why passes keep and leave out nothing."""
 
-    def __init__(
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        self.target = target
+        self.n_ids: int | None = None
+        self.call: Any = None
+        self.open()
+
+    def open(self) -> None:
+        """Find the target's parts."""
+        raise NotImplementedError
+
+    def serve(
         self,
-        target: Any,
         policy: Any,
         seed: int | Sequence[int] | None,
         strict: bool,
         layout: Layout | None,
+        engine: Engine,
         layer_methods: LayerMethods,
     ) -> None:
-        self.layer_methods = layer_methods
-        self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
-        self.history: list[Stats] = []
-        self._target = target
-        self._warned = set[str]()
-        check_size(layout, self.open())
-        refuse(explain(policy, layer_methods, self))
-
-    @classmethod
-    def serve(
-        cls,
-        target: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-        layer_methods: LayerMethods,
-    ) -> tuple[Self, Injection]:
-        """Attach a policy to a target.
-
-        Returns:
-            The service, and the injection that detaches it.
+        """Decode by a policy from the next call on; see `mmaccel.attach`.
 
         Raises:
-            OptionError, UnsupportedModelError: see the class.
-            AttachError: the target or a part of it has a policy already.
+            OptionError: a policy or a layout that the target cannot be decoded with.
+            UnsupportedModelError: a model that lacks what the policy, the methods of its layers or
+                the engine need.
         """
-        service = cls(target, policy, seed, strict, layout, layer_methods)
-        injection = Injection()
-        try:
-            for part, methods in service.methods():
-                injection.add(part, methods, new=cls.adds_methods)
-        except Exception:
-            injection.remove()
-            raise
-        return service, injection
-
-    def open(self) -> int | None:
-        """Check the policy and find the target's parts.
-
-        Returns:
-            Ids of the model, which a layout must have too; None where this is not known.
-        """
-        raise NotImplementedError
+        check_layout(layout, self.n_ids)
+        given = [] if seed is None else [Option("seed", frozenset({"seeds"}))]
+        if layout is not None:
+            given.append(Option("layout", frozenset({"token layouts"})))
+        refuse(explain(policy, layer_methods, engine, *given, self))
+        engine.check(self.target.device)
+        self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
+        self.layer_methods = layer_methods
 
     @property
     def model(self) -> Any:
         """What is attached to."""
-        return self._target
+        return self.target
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
-        return "every pass computes the whole canvas" if word in LAYER_METHODS else ""
+        if word in LAYER_METHODS | OF_CACHED_CANVASES | {"hidden slots"}:
+            return self.whole
+        return NOT_OF_CANVASES.get(word, "")
 
-    def methods(self) -> list[tuple[Any, Methods]]:
-        """Objects, each with the methods that replace its own; these take the object first."""
-        raise NotImplementedError
+    @contextmanager
+    def running(self, call: Any) -> Iterator[None]:
+        """Inside the block a call runs.
 
-    def record(self, stats: Stats) -> None:
-        """Append a call's statistics, and warn of a new reason for running without the policy."""
-        self.history.append(stats)
-        for reason in stats.fallbacks:
-            warn_once(reason, self._warned)
-
-
-def check_uncached(policy: Any, name: str, reason: str) -> None:
-    """Refuse a policy with a KV cache plan, for a model whose passes are over the whole canvas.
-
-    Raises:
-        OptionError: with the reason.
-    """
-    cache = as_plan(getattr(policy, "cache", "none"))
-    if cache.kind != "none" or cache.far is not None:
-        raise OptionError(
-            f"policy: expected one without a cache for a {name}, received {policy!r}; {reason}, "
-            "leave the cache out"
-        )
+        Raises:
+            BusyError: another one runs.
+        """
+        if self.call is not None:
+            raise BusyError(
+                "pipeline: expected one call at a time, received one while another runs; make a "
+                "second pipeline of the same components for it"
+            )
+        self.call = call
+        try:
+            yield
+        finally:
+            self.call = None
 
 
 def callback_tensors(given: Mapping[str, Any], default: Sequence[str]) -> list[str]:
@@ -154,11 +128,3 @@ def decode_texts(decoder: Any, sequences: Tensor, end: int | None) -> list[str]:
     rows = [row[:n] for row, n in zip(sequences, lengths)]
     texts: list[str] = decoder.batch_decode(rows, skip_special_tokens=True)
     return texts
-
-
-def count_to_end(tokens: Tensor, ends: int | Tensor) -> Tensor:
-    """`[B]` int64: slots of `[B, L]` tokens up to and with the first end token, or all L."""
-    length = tokens.shape[1]
-    index = torch.arange(length, device=tokens.device)
-    is_end = torch.isin(tokens, ends)
-    return torch.where(is_end, index + 1, length).amin(1)

@@ -48,7 +48,7 @@ def check_denoiser(model: Any) -> None:
     """
     inner = model.model
     attention = own_attention(getattr(inner, "config", None))
-    kind = type(model), model.offers, model.block, model.shift
+    kind = type(model), model.supports_kv_cache, model.block, model.shift
     key = (*kind, model.dtype, attention)
     if key in _passed.get(inner, ()):
         return
@@ -101,7 +101,7 @@ class DenoiserCheck:
             difference = compare_logits(both[:1, :1], self._change([self._block - 1])[:1, :1])
             self.is_causal = difference.is_telling and difference.mean == 0
         found = [both[:1], both[:1, : self._block]]
-        if "kept entries" in self.model.offers:
+        if self.model.supports_kv_cache:
             own = self.model.own_logits(self._cached_ids)
             fewer = self.model.own_logits(self._cached_ids[:, :-1])
             for entries, logits in zip(self._passes, (own, own, fewer), strict=True):
@@ -117,7 +117,7 @@ class DenoiserCheck:
             found.append(found[0])
         else:
             found.append(self._change(slice(self._block, None))[:1, : self._block])
-        if "kept entries" in self.model.offers:
+        if self.model.supports_kv_cache:
             self.model.reserve(len(self._ids) + 1, self._passes[0].reads.shape[-1])
             found += [self.model.forward(entries) for entries in self._passes]
         return found
@@ -133,8 +133,7 @@ class DenoiserCheck:
         """Logits `[R, L, V]` of a pass over prompt and canvas."""
         model = self.model
         prompt = Prompt(prompts.contiguous(), prompts.new_tensor(lengths))
-        block = model.block if "kept entries" in model.offers else None
-        columns = Columns(prompt, self.length, block)
+        columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
         model.reserve(len(lengths), columns.n)
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)
         logits: Tensor = model.forward(columns.as_rows(canvas[None], columns.is_real, slots))

@@ -18,18 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Prompt
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
-from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
 from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.run_lock import alone
-from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class DenoiserService(PolicyService):
@@ -38,28 +36,23 @@ class DenoiserService(PolicyService):
     There is no call that `strict` would refuse.
 
     Raises:
-        OptionError: no possible mask token, a model in training mode, a policy that cannot fill its
-            canvases, or a layout of another vocabulary.
-        UnsupportedModelError: a model that fails its self-check, or one without a KV cache under a
-            policy that needs one.
+        OptionError: no possible mask token, or a model in training mode.
+        UnsupportedModelError: a model that fails its self-check.
     """
 
-    adds_methods = True
-
-    def open(self) -> int | None:
-        self._denoiser = open_denoiser(self._target)
-        self._target = unwrap(self._target)
-        _check_policy(self.policy, self._denoiser)
+    def open(self) -> None:
+        self._denoiser = open_denoiser(self.target)
+        self.target = unwrap(self.target)
         self._model = getattr(self._denoiser, "model", self._denoiser)
-        return self._denoiser.vocab_size
+        self.n_ids = self._denoiser.vocab_size
 
     def lack(self, word: str, part: Any = None) -> str:
         return self._denoiser.lack(word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        has_own = callable(getattr(type(self._target), "diffusion_generate", None))
+        has_own = callable(getattr(type(self.target), "diffusion_generate", None))
         names = ("generate", "diffusion_generate") if has_own else ("generate",)
-        return [(self._target, dict.fromkeys(names, self.generate))]
+        return [(self.target, dict.fromkeys(names, self.generate))]
 
     @torch.no_grad()
     def generate(
@@ -163,24 +156,3 @@ class DenoiserService(PolicyService):
         if hasattr(denoiser, "to_model"):
             generation = replace(generation, tokens=denoiser.to_model(generation.tokens))
         return generation
-
-
-serve = DenoiserService.serve
-
-
-def _check_policy(policy: Any, denoiser: Denoiser) -> None:
-    """Open a run without a pass: what a policy refuses of every call, it refuses here.
-
-    Raises:
-        OptionError: a policy that cannot fill its canvases.
-        UnsupportedModelError: a model that does not fit what the policy needs.
-
-    Cost: none but the self-check of a model that nobody checked, where its blocks are cached.
-    """
-    if not isinstance(policy, RunPolicy):
-        return
-    token = 1 if denoiser.mask_token == 0 else 0
-    tokens = torch.full((1, 1), token, dtype=torch.int64, device=denoiser.device)
-    noise = Noise.from_seed(0, 1, denoiser.device)
-    prompt = Prompt(tokens, torch.ones_like(tokens[0]), stop_tokens=tokens[0])
-    policy.open(denoiser, prompt, policy.block or 1, params=SamplingParams(), noise=noise)

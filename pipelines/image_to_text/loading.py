@@ -43,7 +43,7 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     check_task(name, "answer")
-    source = find_model(name, {DEMO: find_vision_source(DEMO)}, hub=load_config.hub)
+    source = find_model(name, {DEMO: find_vision_source(DEMO)}, hub=load_config)
     check_task(source, "answer")
     _check_kind(source, load_config)
     processor = load_processor(AutoProcessor, source, load_config)

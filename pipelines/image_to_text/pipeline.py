@@ -147,13 +147,13 @@ class ImageToText(Pipeline):
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
         reducers = _read_reducers(visual_tokens)
-        loading = read_loading(options)
-        if loading.family is not None:
+        engine, config = read_loading(options)
+        if config.family is not None:
             raise OptionError(
                 f"family: expected none, as transformers knows the class of a vision-language "
-                f"model, received {show(loading.family)}; leave it out"
+                f"model, received {show(config.family)}; leave it out"
             )
-        model, processor, source = open_vision_language(name, loading.config)
+        model, processor, source = open_vision_language(name, config)
         return cls(
             model,
             processor,
@@ -162,7 +162,7 @@ class ImageToText(Pipeline):
             kv_cache=kv_cache,
             attention=attention,
             source=source,
-            **loading.engine.options,
+            **engine.options,
         )
 
     @property

@@ -20,7 +20,6 @@ from mmaccel.pipelines.image_to_video.registry import open_video
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
 from mmaccel.pipelines.media import (
     RowPlan,
-    check_deliver,
     collect_payloads,
     pick_max_num_seqs,
 )
@@ -112,12 +111,12 @@ class ImageToVideo(Pipeline):
                 cannot be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        loading = read_loading(options)
-        opened = open_video(name, codec, text_encoder, loading.config, family=loading.family)
+        engine, config = read_loading(options)
+        opened = open_video(name, codec, text_encoder, config)
         return cls(
             opened.video,
             opened.source,
-            loading.engine,
+            engine,
             opened.codec,
             text_encoder=opened.text_encoder,
         )
@@ -208,7 +207,7 @@ class ImageToVideo(Pipeline):
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
                 f"{params.guidance_scale}; leave it out"
             )
-        check_deliver(call.deliver)
+        check_callable("deliver", call.deliver)
         check_callable("on_step", call.on_step)
         seed = choose_seed(call.seed)
         seeds = [seed] if isinstance(seed, int) else list(seed)

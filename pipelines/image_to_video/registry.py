@@ -41,8 +41,6 @@ def open_video(
     codec: str | Path | None,
     text_encoder: str | Path | None,
     load_config: LoadConfig,
-    *,
-    family: str | None = None,
 ) -> OpenedVideo:
     """Load a video model.
 
@@ -51,7 +49,6 @@ def open_video(
         codec: the same of its codec; None is `CODEC`.
         text_encoder: the same of its T5; None is `TEXT_ENCODER`, where the model reads a text.
         load_config: device and dtype.
-        family: one of `FAMILIES`; None detects it.
 
     Raises:
         OptionError: no such model, codec, text encoder or family, or a text encoder for a model
@@ -60,14 +57,14 @@ def open_video(
     """
     from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
-    if family is not None:
-        check_choice("family", family, FAMILIES, hint="leave it out")
+    if load_config.family is not None:
+        check_choice("family", load_config.family, FAMILIES, hint="leave it out")
     check_task(name, "animate")
-    source = find_model(name, {}, hub=load_config.hub)
+    source = find_model(name, {}, hub=load_config)
     check_task(source, "animate")
-    hub = replace(load_config.hub, revision=None, variant=None)
-    codec_source = find_model(CODEC if codec is None else codec, {}, "codec", hub)
-    given = None if text_encoder is None else find_model(text_encoder, {}, "text_encoder", hub)
+    parts = replace(load_config, revision=None, variant=None)
+    codec_source = find_model(CODEC if codec is None else codec, {}, "codec", parts)
+    given = None if text_encoder is None else find_model(text_encoder, {}, "text_encoder", parts)
     with refusing(
         f"a Cosmos model in {source} and its codec in {codec_source}",
         "files that do not fit",
@@ -76,8 +73,8 @@ def open_video(
         video, text_source = load_cosmos(
             source,
             codec_source,
-            replace(load_config, hub=hub),
-            lambda: given or find_model(TEXT_ENCODER, {}, "text_encoder", hub),
+            parts,
+            lambda: given or find_model(TEXT_ENCODER, {}, "text_encoder", parts),
         )
     if given is not None and text_source is None:
         raise OptionError(

@@ -22,7 +22,7 @@ share a configuration) gets transformers' own sdpa attention under sdpa's own ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,10 +31,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
@@ -54,7 +54,6 @@ from mmaccel.pipelines.layers.store import (
 )
 
 NAME = "mmaccel_window"
-_window_attention: Callable[..., Tensor] = window_attention
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
@@ -205,10 +204,9 @@ class WindowPass:
         if self.by_kernel and not is_deep:
             # heads differ in how many blocks they have
             ragged = self.ragged or options.get("blocks") is not None
-            made: Tensor = dispatch.run(
-                _window_attention, query, key, value, start, ragged=ragged, **options
-            )
-            return made
+            return dispatch.run(
+                window_attention, query, key, value, start, ragged=ragged, **options
+            )[0]
         if options.get("blocks") is not None:
             return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(self.stores[layer].layout, options["window"], query)
@@ -232,9 +230,9 @@ class WindowPass:
         for number, part in enumerate(parts):
             key, value = part.store.visible()
             asking = by_head[:, part.heads].flatten(1, 2)
-            empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
+            empty = part.find_empty(key.shape[2])[:, :, None]
             mask = self._find_mask(part.store.layout, None, query)
-            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
+            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n, W, S]
             if self.rounds is not None:
                 gone = self.rounds.find_hidden(served, self.start, asking, key, number)
                 mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
@@ -251,8 +249,8 @@ class WindowPass:
         value: Tensor,
         states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hq, W, S]`, keys and values of a pass whose entries do not all see the
-        same of the store, since its cache changes between two of them; None where they do.
+        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see
+        the same of the store, as its cache changes between two of them; None where they do.
 
         Args:
             start: `[R]` int64, cache index of each row's first query in the layer.
@@ -285,7 +283,7 @@ class WindowPass:
         softcap = options["softcap"]
         if by_kernel:
             own, lse = dispatch.run(
-                _window_attention, query, key, value, start, lse=True, ragged=self.ragged, **options
+                window_attention, query, key, value, start, ragged=self.ragged, **options
             )
         else:
             groups = query.shape[1] // key.shape[1]
@@ -394,16 +392,12 @@ def _attend_under(
     mask: Tensor, query: Tensor, key: Tensor, value: Tensor, *,
     scale: float, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hq, W, S]`, by torch."""
-    groups = query.shape[1] // key.shape[1]
+    """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hkv, W, S]`, by torch."""
     if softcap is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, scale=scale, enable_gqa=groups > 1
-        )
-    packed = query.unflatten(1, (-1, groups))  # [R, Hkv, G, W, D]
+        return grouped_attention(query, key, value, mask, scale=scale)
+    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
     scores = (packed @ key[:, :, None].mT).float() * scale
-    by_head = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (-1, groups))
-    scores = softcap * (scores / softcap).tanh() + by_head
+    scores = softcap * (scores / softcap).tanh() + mask[:, :, None]
     weights = scores.softmax(-1).to(value.dtype)
     return (weights @ value[:, :, None]).flatten(1, 2)
 

@@ -150,11 +150,9 @@ class Observer:
             begin = self._first + first
             if mask is not None:
                 total += _mass_under(mask[:, :, piece], asking, key, weights, scale)
-            elif dispatch.takes("column_mass", device.type):
+            elif dispatch.uses_triton(device.type):
                 start = torch.full_like(lengths, begin)
-                _, lse = dispatch.run(
-                    window_attention, asking, key, key, start, scale=scale, lse=True
-                )
+                _, lse = dispatch.run(window_attention, asking, key, key, start, scale=scale)
                 total += dispatch.run(
                     column_mass, asking, key, lse, start, scale=scale, weights=weights
                 )

@@ -8,7 +8,7 @@ the front, so that tiles are those of a row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import Blocks, window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
-
-_window_attention: Callable[..., Tensor] = window_attention
 
 
 def attend_by_tiles(
@@ -48,7 +46,7 @@ def attend_by_tiles(
         some = query[:, :, first : first + blocks.size]
         given = options | {"blocks": blocks}
         if by_kernel:
-            made = dispatch.run(_window_attention, some, key, value, start + first, **given)
+            made, _ = dispatch.run(window_attention, some, key, value, start + first, **given)
         else:
             made = gathered_attention(some, key, value, start + first, **given)
         found.append(made)

@@ -166,7 +166,7 @@ class Rounds:
     def find_hidden(
         self, layer: int, start: Tensor, query: Tensor, key: Tensor, part: int = 0
     ) -> Tensor | None:
-        """What a pass must not see of the store, `[R, 1 or Hq, W, S]` bool; None: all is seen.
+        """What a pass must not see of the store, `[R, 1 or Hkv, W, S]` bool; None: all is seen.
 
         Args:
             layer: its number.
@@ -186,8 +186,6 @@ class Rounds:
         n_seen = min(hidden.shape[2], key.shape[2])
         found = hidden[..., :n_seen].to(query.device)
         found = pad(found, (0, key.shape[2] - n_seen))
-        if found.shape[1] > 1:
-            found = found.repeat_interleave(query.shape[1] // key.shape[1], 1)
         return found[:, :, None] & is_behind[:, None, :, None]
 
     def _write(self, layer: int, query: Tensor, first: Tensor) -> None:

@@ -70,7 +70,7 @@ class PrefixPart:
         if by_kernel:  # as heads of one position, the last of the prefix
             out, lse = dispatch.run(
                 window_attention, packed.flatten(1, 4)[:, :, None], keys, values,
-                self.lengths.to(keys.device) - 1, scale=scale, softcap=softcap, lse=True,
+                self.lengths.to(keys.device) - 1, scale=scale, softcap=softcap,
             )  # fmt: skip
         else:
             hidden = None if self.hidden is None else self.hidden.to(keys.device)

@@ -22,40 +22,33 @@ from torch import Tensor, nn
 from mmaccel.checks import check_fields, check_path, show, within
 from mmaccel.config_files import read_json, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.hub import USUAL, HubOptions
+from mmaccel.options import LoadOptions
 from mmaccel.pipelines.loading.refusal import check_folder, refusing
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.weight_folders import check_memory
 
 
-@dataclass(frozen=True)
-class LoadConfig:
-    """How a model is loaded.
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig(LoadOptions):
+    """`LoadOptions` that were read: where "auto" leads, and what images need beside.
 
     Attributes:
-        device, dtype: of the model.
+        device, dtype: of the model, as torch takes them.
         size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
-        trust_remote_code: whether Python code that a checkpoint brings may run.
-        hub: of a download, and the variant of the weights.
-        device_map: of accelerate, for the model that predicts tokens; the other parts are on
-            `device`.
-        offload_folder: where the weights go that a device map puts on the "disk".
 
     Raises:
         OptionError: a value of another type, or a missing file.
     """
 
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype = torch.float32
+    device: Any = "cpu"
+    dtype: Any = torch.float32
     size: tuple[int, int] | None = within(None, 1, hint="write for example (768, 768)")
     decoder: Path | None = None
-    trust_remote_code: bool = within(False, hint="False runs no code of a checkpoint")
-    hub: HubOptions = USUAL
-    device_map: Any = None
-    offload_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.token, str | None):
+            raise OptionError("token: expected a text or None, received another value")
         check_fields(self)
         if self.decoder is not None:
             check_path("decoder", self.decoder, "file")
@@ -84,7 +77,7 @@ def load_model(
         _check_memory(kind, folder, load_config, option)
     options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
     options["ignore_mismatched_sizes"] = True  # refused below, with names
-    options |= {} if load_config.hub.variant is None else {"variant": load_config.hub.variant}
+    options |= {} if load_config.variant is None else {"variant": load_config.variant}
     if hasattr(kind, "load_config"):  # a class of diffusers, which runs no code
         options["torch_dtype"] = load_config.dtype
     else:
@@ -222,16 +215,16 @@ def load_causal_lm(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
     return load_model(AutoModelForCausalLM, folder, load_config), tokenizer
 
 
-def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
+def check_size(size: tuple[int, int] | None, own: tuple[int, int]) -> None:
     """Check the size for a model that has one size.
 
     Raises:
         OptionError: another size than the model's.
     """
-    if load_config.size not in (None, own):
+    if size not in (None, own):
         raise OptionError(
             f"size: expected {own[0]}x{own[1]}, the only one of this model, received "
-            f"{'x'.join(map(str, load_config.size or ()))}; leave it out"
+            f"{'x'.join(map(str, size or ()))}; leave it out"
         )
 
 

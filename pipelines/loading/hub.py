@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmaccel.checks import show
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.options import LoadOptions
 from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
 
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -30,35 +29,7 @@ _UNREAD = tuple(  # other frameworks' weights, and what is there for people
 _VARIANT = re.compile(r"(?<=.)\.(fp16|bf16|fp32|fp8|ema|non_ema)(?=[.-])")
 
 
-@dataclass(frozen=True)
-class HubOptions:
-    """What a download from the hub is told, in the words of `huggingface_hub`.
-
-    Attributes:
-        revision: branch, tag or commit; None is the main branch.
-        token: for private and gated repositories; None takes the one of `hf auth login`.
-        variant: of the weights, such as "fp16"; None takes those without one.
-        local_files_only: use the cache alone.
-        cache_dir: folder of the cache; None is `huggingface_hub`'s own.
-    """
-
-    revision: str | None = None
-    token: str | None = None
-    variant: str | None = None
-    local_files_only: bool = False
-    cache_dir: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("revision", "token", "variant"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value.strip()):
-                shown = "another value" if name == "token" else show(value)
-                raise OptionError(
-                    f"{name}: expected a text or None, received {shown}; leave it out"
-                )
-
-
-USUAL = HubOptions()
+USUAL = LoadOptions()
 
 
 def is_hub_id(name: str) -> bool:
@@ -66,7 +37,7 @@ def is_hub_id(name: str) -> bool:
     return _HUB.fullmatch(name) is not None
 
 
-def download(name: str, options: HubOptions = USUAL, option: str = "model") -> Path:
+def download(name: str, options: LoadOptions = USUAL, option: str = "model") -> Path:
     """Download a repository to the hub's cache; the cached copy where the hub cannot be reached.
 
     Configurations come first: a repository that is known not to run here is refused before its
@@ -74,7 +45,7 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
 
     Args:
         name: an id of the hub.
-        options: see `HubOptions`.
+        options: revision, token, variant, local_files_only and cache_dir are read.
         option: name of the option in messages.
 
     Returns:
@@ -110,7 +81,17 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         if configs:
             folder = snapshot_download(name, allow_patterns=configs, **where)
             refuse_lookalike(name, Path(folder), option)
-        check_room(name, sum(sizes[file] for file in files), cache, option)
+        there = cache / f"models--{name.replace('/', '--')}" / "blobs"
+        n_bytes = sum(sizes[file] for file in files)
+        n_bytes -= sum(file.stat().st_size for file in there.glob("*"))
+        place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        free = shutil.disk_usage(place).free
+        if n_bytes > free:
+            raise OptionError(
+                f"{option}: expected {n_bytes / 2**30:.1f} GiB on the disk of {cache} for {name}, "
+                f"received {free / 2**30:.1f} GiB; free some (hf cache ls, hf cache rm), or set "
+                "HF_HOME to a folder on another disk"
+            )
         return Path(snapshot_download(name, allow_patterns=files, **where))
     except MMAccelError:
         raise
@@ -193,23 +174,3 @@ def _is_weight(file: str) -> bool:
 def _variant_of(file: str) -> str | None:
     found = _VARIANT.search(file)
     return found[1] if found else None
-
-
-def check_room(name: str, n_bytes: int, cache: Path, option: str = "model") -> None:
-    """Refuse a download that the disk cannot hold; files that are there already are not counted.
-
-    Raises:
-        OptionError: with both numbers.
-    """
-    place = cache
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    folder = cache / f"models--{name.replace('/', '--')}" / "blobs"
-    there = sum(f.stat().st_size for f in folder.iterdir()) if folder.is_dir() else 0
-    if n_bytes - there > free:
-        raise OptionError(
-            f"{option}: expected {(n_bytes - there) / 2**30:.1f} GiB on the disk of {cache} for "
-            f"{name}, received {free / 2**30:.1f} GiB; free some (hf cache ls, hf cache rm), or "
-            "set HF_HOME to a folder on another disk"
-        )

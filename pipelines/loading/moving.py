@@ -110,7 +110,9 @@ class MovablePipeline(ABC):
     @property
     def dtype(self) -> torch.dtype:
         """Number format of the model's weights."""
-        return _find_dtype(self._parts()["model"].module)
+        model = self._parts()["model"].module
+        own: torch.dtype | None = getattr(model, "dtype", None)
+        return next(model.parameters()).dtype if own is None else own
 
     @property
     def components(self) -> dict[str, Any]:
@@ -331,22 +333,10 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
             wanted = torch.float32 if is_kept else dtype
             if value.dtype == wanted:
                 continue
-            if isinstance(value, nn.Parameter):
-                _replace_data(value, wanted)
+            if isinstance(value, nn.Parameter):  # in place: modules that share it keep sharing it
+                value.data = value.data.to(wanted)
             else:
                 inner._buffers[name] = value.to(wanted)
-
-
-def _replace_data(parameter: nn.Parameter, dtype: torch.dtype) -> None:
-    """Cast a parameter in place: modules that share it keep sharing it."""
-    with torch.no_grad():
-        parameter.data = parameter.data.to(dtype)
-
-
-def _find_dtype(module: Any) -> torch.dtype:
-    own = getattr(module, "dtype", None)
-    found: torch.dtype = own if own is not None else next(module.parameters()).dtype
-    return found
 
 
 def _read_target(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Any, Any]:

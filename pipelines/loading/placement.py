@@ -53,7 +53,12 @@ def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
         OptionError: anything else, and integer or 8-bit dtypes.
     """
     if isinstance(dtype, str) and dtype.lower() == AUTO:
-        return _usual_dtype(torch.device(device))
+        kind = torch.device(device).type
+        if kind == "cuda":
+            is_new = torch.cuda.get_device_capability(device)[0] >= 8
+            return torch.bfloat16 if is_new else torch.float16
+        usual = {"cpu": torch.float32, "mps": torch.float16}
+        return usual.get(kind, torch.bfloat16)
     own = _BY_NAME.get(dtype.lower().removeprefix("torch.")) if isinstance(dtype, str) else None
     found = dtype if own is None else getattr(torch, own)
     if str(found).removeprefix("torch.") not in DTYPES or not isinstance(found, torch.dtype):
@@ -62,14 +67,6 @@ def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
             f"received {show(dtype)}; float32 keeps every guarantee"
         )
     return found
-
-
-def _usual_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cpu":
-        return torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
-    return torch.float16 if device.type == "mps" else torch.bfloat16
 
 
 def choose_placement(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from mmaccel.checks import suggest
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.hub import USUAL, HubOptions, download, is_hub_id
+from mmaccel.options import LoadOptions
+from mmaccel.pipelines.loading.hub import USUAL, download, is_hub_id
 from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
 
@@ -20,7 +21,7 @@ def find_model(
     name: str | Path,
     shipped: Mapping[str, Path],
     option: str = "model",
-    hub: HubOptions = USUAL,
+    hub: LoadOptions = USUAL,
 ) -> Path:
     """Find the folder or file of a model.
 

@@ -14,14 +14,15 @@ from dataclasses import MISSING, dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import Checked, within
+from mmaccel.checks import within
 from mmaccel.kernels.adaptive import cool_by_entropy, keep_above_noise
+from mmaccel.pipelines.logits.repetition import WindowRule
 
 _COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
 
 
 @dataclass(frozen=True)
-class TopNSigma(Checked):
+class TopNSigma(WindowRule):
     """Top-n-sigma, arXiv 2411.07641.
 
     Args:
@@ -33,13 +34,12 @@ class TopNSigma(Checked):
 
     n_sigma: float = within(MISSING, 0, math.inf, "1 is usual", above_low=True)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         return keep_above_noise(scores.float(), self.n_sigma).to(scores.dtype)
 
 
 @dataclass(frozen=True)
-class EntropyTemperature(Checked):
+class EntropyTemperature(WindowRule):
     """EDT, arXiv 2403.14541: divides scores by ``0.8 ** (theta / H)``; a temperature follows.
 
     Args:
@@ -51,7 +51,6 @@ class EntropyTemperature(Checked):
 
     theta: float = within(MISSING, 0, math.inf, "0.1 to 1 is usual", above_low=True)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         own = scores.float()
         return (own / cool_by_entropy(own, self.theta).clamp(min=_COLDEST)).to(scores.dtype)

@@ -21,52 +21,44 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
-from torch import Tensor
-
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.logits.frustratingly_simple import FrustratinglySimple
-from mmaccel.pipelines.logits.position_rules import EntropyTemperature, TopNSigma
-from mmaccel.pipelines.logits.repetition import (
-    RepetitionAwareSampling,
-    WindowedRepetitionPenalty,
-    penalize_prefix,
-)
+from mmaccel.pipelines.logits.repetition import WindowRule, penalize_prefix
 from mmaccel.samplers.sampling_params import Processor
 
 Kind = Literal["flat", "window", "prefix"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOME = "transformers.generation.logits_process"
-_FLAT = {
-    "EpsilonLogitsWarper",
-    "EtaLogitsWarper",
-    "InfNanRemoveLogitsProcessor",
-    "LogitNormalization",
-    "MinPLogitsWarper",
-    "SuppressTokensLogitsProcessor",
-    "TemperatureLogitsWarper",
-    "TopHLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "TypicalLogitsWarper",
-}
-_OWN_FLAT = (EntropyTemperature, TopNSigma)
-_OWN_WINDOW = (FrustratinglySimple, RepetitionAwareSampling, WindowedRepetitionPenalty)
-_PREFIX = {
-    "EncoderNoRepeatNGramLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
-    "ExponentialDecayLengthPenalty",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor",
-    "RepetitionPenaltyLogitsProcessor",
-    "SequenceBiasLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor",
-    "WatermarkLogitsProcessor",
-}
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys((
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    ), "flat"),
+    **dict.fromkeys((
+        "EncoderNoRepeatNGramLogitsProcessor",
+        "EncoderRepetitionPenaltyLogitsProcessor",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "WatermarkLogitsProcessor",
+    ), "prefix"),
+}  # fmt: skip
 
 
 def is_own(processor: Any, name: str) -> bool:
@@ -102,28 +94,14 @@ def stateless(processor: Function) -> Function:
     try:
         cast(Any, processor).is_stateless = True
     except (AttributeError, TypeError, ValueError):
-        return cast(Function, _Stateless(processor))
+        return cast(Function, stateless(partial(processor)))
     return processor
-
-
-class _Stateless:
-    """A marked wrapper of a processor that takes no attributes."""
-
-    is_stateless = True
-
-    def __init__(self, processor: Callable[[Any, Tensor], Any]) -> None:
-        self._processor = processor
-
-    def __call__(self, first: Any, second: Tensor) -> Any:
-        """Calls the processor with (row, ids) or (ids, scores)."""
-        return self._processor(first, second)
 
 
 def find_window_form(processor: Any) -> Processor | None:
     """The form of a processor that serves a whole window in one call; None without one."""
-    if type(processor) in _OWN_WINDOW:
-        form: Processor = processor.over_window
-        return form
+    if isinstance(processor, WindowRule) and type(processor).__call__ is WindowRule.__call__:
+        return processor.over_window
     if is_own(processor, "RepetitionPenaltyLogitsProcessor"):
         ignored = processor.prompt_ignore_length
         if ignored is None or isinstance(ignored, int):  # else one per row
@@ -143,39 +121,20 @@ def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
     """
     if find_window_form(processor) is not None:
         return "window"
-    if type(processor) in _OWN_FLAT:
-        return "flat"
-    name = type(processor).__name__
+    own = processor
+    what, remedy = "logits processor", "logits_processor=[mmaccel.stateless(processor)]"
     if is_own(processor, "PrefixConstrainedLogitsProcessor"):
-        function = processor._prefix_allowed_tokens_fn
-        if assume_stateless or _is_marked(processor) or _is_marked(function):
-            return "prefix"
-        return _explain(
-            f"a prefix_allowed_tokens_fn of the caller's own ({_name(function)})",
-            "prefix_allowed_tokens_fn=mmaccel.stateless(function)",
-        )
-    if type(processor).__module__ == _HOME:
-        return "flat" if name in _FLAT else "prefix" if name in _PREFIX else f"a {name}"
-    if assume_stateless or _is_marked(processor):
+        own = processor._prefix_allowed_tokens_fn
+        what = "prefix_allowed_tokens_fn"
+        remedy = "prefix_allowed_tokens_fn=mmaccel.stateless(function)"
+    elif type(processor).__module__ == _HOME:
+        name = type(processor).__name__
+        return _KINDS.get(name, f"a {name}")
+    marks = [getattr(each, "is_stateless", False) for each in (processor, own)]
+    if assume_stateless or True in marks:
         return "prefix"
-    return _explain(
-        f"a logits processor of the caller's own ({_name(processor)})",
-        "logits_processor=[mmaccel.stateless(processor)]",
-    )
-
-
-def _is_marked(processor: Any) -> bool:
-    return getattr(processor, "is_stateless", False) is True
-
-
-def _name(processor: Any) -> str:
-    """Qualified name of a function or method, or of an object's class."""
-    name: str = getattr(processor, "__qualname__", type(processor).__qualname__)
-    return name.rpartition("<locals>.")[2]
-
-
-def _explain(what: str, remedy: str) -> str:
+    qualified = getattr(own, "__qualname__", type(own).__qualname__).rpartition("<locals>.")[2]
     return (
-        f"{what}, which may remember earlier calls (if it does not, pass {remedy}, "
-        "or attach with assume_stateless=True)"
+        f"a {what} of the caller's own ({qualified}), which may remember earlier calls (if it does "
+        f"not, pass {remedy}, or attach with assume_stateless=True)"
     )

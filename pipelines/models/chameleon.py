@@ -179,7 +179,7 @@ def load_chameleon(folder: Path, load_config: LoadConfig) -> ChameleonImages:
     model, tokenizer = load_body(folder, load_config)
     shape = model.config.vq_config
     size = (shape.resolution, shape.resolution)
-    check_size(load_config, size)
+    check_size(load_config.size, size)
     side = shape.resolution // 2 ** (len(shape.channel_multiplier) - 1)
     decoder = load_decoder(folder, load_config, shape, (side, side))
     return ChameleonImages(model, tokenizer, decoder, size)

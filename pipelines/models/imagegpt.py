@@ -144,7 +144,7 @@ def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
 
     model = load_model(ImageGPTForCausalImageModeling, folder, load_config, optional=_TABLES)
     side = isqrt(model.config.n_positions)
-    check_size(load_config, (side, side))
+    check_size(load_config.size, (side, side))
     clusters = load_processor(ImageGPTImageProcessor, folder, load_config).clusters
     wanted = (model.config.vocab_size - 1, 3)
     if clusters is None or torch.as_tensor(clusters).shape != wanted:

@@ -293,7 +293,7 @@ def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
         )
     model = load_model(JanusForConditionalGeneration, folder, load_config)
     side = model.model.vision_model.config.image_size
-    check_size(load_config, (side, side))
+    check_size(load_config.size, (side, side))
     if not hasattr(model.generation_config, "generation_kwargs"):  # no generation_config
         opening = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         model.generation_config.generation_kwargs = {"boi_token_id": opening}

@@ -112,7 +112,7 @@ def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfi
     """
     from transformers import Xcodec2Model
 
-    sound = load_model(Xcodec2Model, codec, LoadConfig(load_config.device), option="codec")
+    sound = load_model(Xcodec2Model, codec, LoadConfig(device=load_config.device), option="codec")
     for name in _ENCODERS:
         setattr(sound, name, None)  # 70 % of its parameters
     return LlasaSpeech(load_window(source, load_config), tokenizer, sound)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -112,14 +112,8 @@ class Engine:
     @property
     def options(self) -> PassKeywords:
         """What it was made with, as keywords."""
-        return {
-            "cuda_graphs": self.cuda_graphs,
-            "sync_every": self.sync_every,
-            "fused": self.fused,
-            "compile": self.compile,
-            "prefill_chunk_size": self.prefill_chunk_size,
-            "share_prefix": self.share_prefix,
-        }
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return cast(PassKeywords, given)
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
         """Refuse what `cuda_graphs=True` or `compile=True` can never serve.

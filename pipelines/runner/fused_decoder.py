@@ -32,6 +32,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.gated_act import gated_act
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.pipelines.layers.attention import WindowPass
@@ -375,14 +376,8 @@ class FusedDecoder:
         on_cpu = queries.device.type == "cpu"
         if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
             keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
-        out = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),
-            keys,
-            values,
-            mask,
-            scale=attention.scale,
-            enable_gqa=groups > 1 and on_cpu,
-        )
+        asking = queries.transpose(1, 2)
+        out = grouped_attention(asking, keys, values, mask, scale=attention.scale)
         return out.transpose(1, 2).flatten(2)
 
     def logits(self, hidden: Tensor, n_ids: int) -> Tensor:
@@ -432,7 +427,7 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
 
     So a pass on a CPU does not ask for every call.
     """
-    if dispatch.takes(specification.__name__, device):
+    if dispatch.uses_triton(device):
         return partial(dispatch.run, specification)
     return specification
 

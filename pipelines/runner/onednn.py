@@ -34,46 +34,32 @@ _SAMPLES = 64  # entries by which a weight is known again
 _UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
 
 
-class ReorderedWeight:
-    """A weight `[N, C]` in oneDNN's order.
+def lay_out(weight: Tensor) -> Tensor:
+    """A copy of a weight `[N, C]`, float32 or bfloat16 on a CPU, in oneDNN's order."""
+    with torch.inference_mode(False), torch.no_grad():
+        made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
+    return made
 
-    Args:
-        weight: on a CPU, float32 or bfloat16.
-        parameters: that it is made of.
-        trials: of the model's shapes.
+
+def multiply(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
+    """Outputs `[T, N]` of inputs `[T, C]`, by what `lay_out` made."""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+    return made
+
+
+class Mark:
+    """By what a weight is known to hold what it did: the versions of the parameters that it is made
+    of, and, as writes through `.data` count no version, some of its entries.
     """
 
-    def __init__(self, weight: Tensor, parameters: Sequence[Tensor], trials: Trials) -> None:
-        self.nbytes = weight.nbytes
-        self.shape = tuple(weight.shape)
-        self._trials = trials
-        self._mark = _make_mark(weight, parameters)
-        with torch.inference_mode(False), torch.no_grad():
-            made = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
-        self._reordered: Tensor = made
+    def __init__(self, weight: Tensor, parameters: Sequence[Tensor]) -> None:
+        flat = weight.flatten() if weight.is_contiguous() else weight.t().flatten()
+        self._sample = flat[:: max(1, flat.numel() // _SAMPLES)].clone()
+        self._versions = [parameter._version for parameter in parameters]
 
-    def is_faster(self, n_rows: int) -> bool:
-        """Whether a trial has shown that."""
-        return self.shape in self._trials.faster.get(find_key(n_rows), ())
-
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`."""
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._reordered, bias, "none", [], "")
-        return made
-
-    def is_current(self, weight: Tensor, parameters: Sequence[Tensor]) -> bool:
-        """Whether the weight still holds what was laid out: by the versions of its parameters, and,
-        as writes through `.data` count no version, by some of its entries.
-        """
-        versions, sample = self._mark
-        now = _make_mark(weight, parameters)
-        return versions == now[0] and torch.equal(sample, now[1])
-
-
-def _make_mark(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[list[int], Tensor]:
-    flat = weight.flatten() if weight.is_contiguous() else weight.t().flatten()
-    sample = flat[:: max(1, flat.numel() // _SAMPLES)].clone()
-    return [parameter._version for parameter in parameters], sample
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Mark)
+        return self._versions == other._versions and torch.equal(self._sample, other._sample)
 
 
 class Trials:
@@ -86,6 +72,10 @@ class Trials:
     def __init__(self) -> None:
         self.faster: dict[tuple[int, int], set[tuple[int, ...]]] = {}
         self._passes = Counter[tuple[int, int]]()
+
+    def found(self, shape: tuple[int, ...], n_rows: int) -> bool:
+        """Whether products of a shape and so many rows were found to be faster."""
+        return shape in self.faster.get(find_key(n_rows), ())
 
     def prepare(self, linears: Sequence[Any], n_rows: int, *, at_once: bool) -> bool:
         """Find out, once, which products of so many rows are faster; whether any are.
@@ -108,7 +98,8 @@ class Trials:
         """
         by_shape = defaultdict(list)
         for linear in linears:
-            by_shape[linear.reorder(self).shape].append(linear)
+            linear.reorder(self)
+            by_shape[linear.shape].append(linear)
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
             chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.pipelines.runner import onednn
-from mmaccel.pipelines.runner.onednn import MOST_ROWS, ReorderedWeight, Trials
+from mmaccel.pipelines.runner.onednn import MOST_ROWS, Mark, Trials
 
 
 class PackedLinear:
@@ -51,7 +51,9 @@ class PackedLinear:
         self._bias_address: int | None = None
         self._hooks: list[Any] = []
         self.same_bits = False
-        self._reordered: ReorderedWeight | None = None
+        self._reordered: Tensor | None = None  # in oneDNN's order
+        self._mark: Mark | None = None  # of what was laid out
+        self._trials = Trials()
         self._number = next(_numbers)
         _numbered[self._number] = self
 
@@ -78,7 +80,6 @@ class PackedLinear:
             x: the inputs.
             n_rows: T, where code is compiled for that number alone.
         """
-        reordered = self._reordered
         if torch.compiler.is_compiling():
             if not self._may_be_reordered(n_rows):
                 return self.multiply(x)
@@ -86,9 +87,14 @@ class PackedLinear:
             return made
         if self.same_bits:
             padded = x if len(x) > 1 else torch.cat([x, x])
-            made = self.multiply(padded) if reordered is None else self.multiply_reordered(padded)
+            is_laid_out = self._reordered is not None
+            made = self.multiply_reordered(padded) if is_laid_out else self.multiply(padded)
             return made[: len(x)]
-        if reordered is not None and len(x) <= MOST_ROWS and reordered.is_faster(len(x)):
+        if (
+            self._reordered is not None
+            and len(x) <= MOST_ROWS
+            and self._trials.found(self.shape, len(x))
+        ):
             return self.multiply_reordered(x)
         return self.multiply(x)
 
@@ -96,12 +102,12 @@ class PackedLinear:
     def _may_be_reordered(self, n_rows: int | None) -> bool:
         if self._reordered is None:
             return False
-        return n_rows is None or self._reordered.is_faster(n_rows)
+        return n_rows is None or self._trials.found(self.shape, n_rows)
 
     def multiply_reordered(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
-        return self._reordered(x, self._whole_bias())
+        return onednn.multiply(x, self._reordered, self._whole_bias())
 
     def multiply(self, x: Tensor) -> Tensor:
         """The same, by the weight as it is."""
@@ -110,14 +116,18 @@ class PackedLinear:
             return torch.mm(x, self._columns())
         return torch.addmm(bias, x, self._columns())
 
-    def reorder(self, trials: Trials) -> ReorderedWeight:
-        """The weight as it is laid out for oneDNN; anew where it changed."""
-        parameters = [linear.weight for linear in self.linears]
-        known, weight = self._reordered, self.weight
-        if known is None or not known.is_current(weight, parameters):
-            self._reordered = known = None  # of two copies one at a time
-            self._reordered = known = ReorderedWeight(weight, parameters, trials)
-        return known
+    def reorder(self, trials: Trials) -> None:
+        """Lay the weight out for oneDNN; anew where it changed.
+
+        Args:
+            trials: of the model's shapes.
+        """
+        self._trials = trials
+        weight = self.weight
+        mark = Mark(weight, [linear.weight for linear in self.linears])
+        if self._reordered is None or mark != self._mark:
+            self._reordered = None  # of two copies one at a time
+            self._reordered, self._mark = onednn.lay_out(weight), mark
 
     def _columns(self) -> Tensor:
         weight = self._first["weight"]
@@ -188,8 +198,9 @@ class Products:
         weights = [linear.weight for linear in self.linears]
         least_bytes = 0 if of_any_size else onednn.LEAST_BYTES
         if self.reordered_bytes or onednn.may_lay_out(weights, least_bytes=least_bytes):
-            made = [linear.reorder(self._trials) for linear in self.linears]
-            self.reordered_bytes = sum(one.nbytes for one in made)
+            for linear in self.linears:
+                linear.reorder(self._trials)
+            self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
         """See `Trials.prepare`; whether any product takes oneDNN's order."""

@@ -156,7 +156,7 @@ class PromptedModel(ABC):
         Raises:
             OptionError: a size that the model does not have.
         """
-        check_size(LoadConfig(size=size), self.size)
+        check_size(LoadConfig(size=size).size, self.size)
 
     @abstractmethod
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:

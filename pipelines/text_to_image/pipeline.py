@@ -136,8 +136,8 @@ class TextToImage(PromptPipeline):
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        loading = read_loading(options, size=size, decoder=decoder)
-        return cls(*open_images(name, loading.config, loading.family), loading.engine)
+        engine, config = read_loading(options, size=size, decoder=decoder)
+        return cls(*open_images(name, config), engine)
 
     @property
     def image_model(self) -> ImageModel:
@@ -322,7 +322,8 @@ def _call_back(
     def step(progress: Any) -> Any:
         state = {"tokens": progress.tokens, "lengths": progress.lengths}
         at = progress.passes - 1, int(progress.lengths.min())
-        call_back(callback, pipe, *at, state, remedy="which a policy and a layout decide")
+        remedy = "which a policy and a layout decide"
+        call_back(callback, pipe, *at, state, remedy=remedy, reads_interrupt=True)
         limit = None if on_step is None else on_step(progress)
         return progress.lengths if is_interrupted(pipe) else limit
 

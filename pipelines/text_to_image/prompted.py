@@ -118,7 +118,6 @@ class PromptPipeline(Pipeline):
         requests = check_requests(call.requests)
         params = call.params
         check_params(params)
-        call.check()
         decoding = self.choose(call)
 
         def begin(joined: dict[int, Request]) -> Arrivals:

@@ -9,7 +9,8 @@ from mmaccel.catalog import IMAGE_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.hub import USUAL, HubOptions
+from mmaccel.options import LoadOptions
+from mmaccel.pipelines.loading.hub import USUAL
 from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
@@ -26,15 +27,12 @@ _FILES = (".pt", ".pth", ".safetensors")
 _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 
 
-def open_images(
-    name: str | Path, load_config: LoadConfig, family: str | None = None
-) -> tuple[ImageModel, Path]:
+def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
     """Load a text-to-image model.
 
     Args:
         name: "scenes", a path, or an id of the hub.
         load_config: device, dtype, size and decoder.
-        family: one of `IMAGE_MODELS`; None detects it.
 
     Returns:
         The model, and the path of its checkpoint.
@@ -43,12 +41,12 @@ def open_images(
         OptionError: no such model, device, dtype, size or family, or a missing file.
         UnsupportedModelError: an unknown family, with the files that were looked for.
     """
-    if family is not None:
-        check_choice("family", family, IMAGE_MODELS, hint="leave it out")
+    if load_config.family is not None:
+        check_choice("family", load_config.family, IMAGE_MODELS, hint="leave it out")
     check_task(name, "generate")
-    source = find_source(name, load_config.hub)
+    source = find_source(name, load_config)
     check_task(source, "generate")
-    family = family or find_image_family(source, name)
+    family = load_config.family or find_image_family(source, name)
     if load_config.decoder is not None and family not in _WITH_DECODER:
         raise OptionError(
             f"decoder: expected none for {family}, whose checkpoints contain one, received "
@@ -67,7 +65,7 @@ def open_images(
     return loaded, source
 
 
-def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
+def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
     """Find the folder or file of a model, also of a demo model.
 
     Args:

@@ -124,9 +124,9 @@ class TextToSpeech(Pipeline):
             MissingBackendError: a package that the family's codec needs is not installed, or
                 accelerate for a device map.
         """
-        loading = read_loading(options)
-        speech, source, codec_source = open_speech(name, codec, loading.config, loading.family)
-        return cls(speech, source, loading.engine, codec_source)
+        engine, config = read_loading(options)
+        speech, source, codec_source = open_speech(name, codec, config)
+        return cls(speech, source, engine, codec_source)
 
     @property
     def speech(self) -> SpeechModel:
@@ -322,7 +322,6 @@ class TextToSpeech(Pipeline):
             OptionError: a request or an argument outside its domain.
         """
         decoding = self.choose(call)
-        call.check()
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
         check_callable("deliver_chunk", call.deliver_chunk)

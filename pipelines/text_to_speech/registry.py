@@ -9,8 +9,9 @@ from typing import Any
 from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.options import LoadOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
-from mmaccel.pipelines.loading.hub import USUAL, HubOptions
+from mmaccel.pipelines.loading.hub import USUAL
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
@@ -27,7 +28,7 @@ _MARKER_TOKENS = {  # of one family only
 
 
 def open_speech(
-    name: str | Path, codec: str | Path | None, load_config: LoadConfig, family: str | None = None
+    name: str | Path, codec: str | Path | None, load_config: LoadConfig
 ) -> tuple[SpeechModel, Path, Path]:
     """Load a speech model.
 
@@ -35,7 +36,6 @@ def open_speech(
         name: "voices", a path, or an id of the hub.
         codec: the same of its codec; None is that of `CODECS`, or of the model's folder.
         load_config: device and dtype.
-        family: one of `SPEECH_MODELS`; None detects it.
 
     Returns:
         The model, the path of its checkpoint, and the path of its codec.
@@ -49,16 +49,16 @@ def open_speech(
 
     from mmaccel.samplers.drafting.coarse import use_folder
 
-    if family is not None:
-        check_choice("family", family, SPEECH_MODELS, hint="leave it out")
+    if load_config.family is not None:
+        check_choice("family", load_config.family, SPEECH_MODELS, hint="leave it out")
     check_task(name, "speak")
-    source = find_source(name, load_config.hub)
+    source = find_source(name, load_config)
     check_task(source, "speak")
     tokenizer = load_processor(AutoTokenizer, source, load_config)
-    family = family or _find_family(source, tokenizer)
-    hub = replace(load_config.hub, revision=None, variant=None)
+    family = load_config.family or _find_family(source, tokenizer)
+    parts = replace(load_config, revision=None, variant=None)
     usual = CODECS.get(family, source)
-    codec_source = find_model(usual if codec is None else codec, {}, "codec", hub)
+    codec_source = find_model(usual if codec is None else codec, {}, "codec", parts)
     load_family = load(SPEECH_MODELS[family])
     with refusing(
         f"a checkpoint of {family} in {source} and its codec in {codec_source}",
@@ -71,7 +71,7 @@ def open_speech(
     return loaded, source, codec_source
 
 
-def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
+def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
     """The folder of a speech model.
 
     Args:

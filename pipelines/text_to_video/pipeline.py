@@ -65,8 +65,8 @@ class TextToVideo(PromptPipeline):
                 cannot be read or do not fit each other.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        loading = read_loading(options)
-        return cls(*open_clips(name, loading.config, loading.family), loading.engine)
+        engine, config = read_loading(options)
+        return cls(*open_clips(name, config), engine)
 
     @property
     def clip_model(self) -> ClipModel:

@@ -7,8 +7,9 @@ from pathlib import Path
 from mmaccel.catalog import CLIP_MODELS, DEMO_WEIGHTS
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.options import LoadOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import USUAL, HubOptions
+from mmaccel.pipelines.loading.hub import USUAL
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import PROMPTED_CLIPS, check_task, find_demos
@@ -27,15 +28,12 @@ def reads_prompts(name: str | Path) -> bool:
     return str(name) == DEMO or (folder.is_dir() and read_clips(folder) is not None)
 
 
-def open_clips(
-    name: str | Path, load_config: LoadConfig, family: str | None = None
-) -> tuple[ClipModel, Path]:
+def open_clips(name: str | Path, load_config: LoadConfig) -> tuple[ClipModel, Path]:
     """Load a text-to-video model.
 
     Args:
         name: "moving-scenes", a path, or an id of the hub.
         load_config: device and dtype.
-        family: one of `FAMILIES`; None detects it.
 
     Returns:
         The model, and the path of its checkpoint.
@@ -44,9 +42,9 @@ def open_clips(
         OptionError: no such model or family, or a model for something else.
         UnsupportedModelError: files of another model, or that do not fit.
     """
-    if family is not None:
-        check_choice("family", family, FAMILIES, hint="leave it out")
-    source = find_clips(name, load_config.hub)
+    if load_config.family is not None:
+        check_choice("family", load_config.family, FAMILIES, hint="leave it out")
+    source = find_clips(name, load_config)
     check_task(source, PROMPTED_CLIPS)
     if read_clips(source) is None:
         raise UnsupportedModelError(
@@ -62,7 +60,7 @@ def open_clips(
     return loaded, source
 
 
-def find_clips(name: str | Path, hub: HubOptions = USUAL) -> Path:
+def find_clips(name: str | Path, hub: LoadOptions = USUAL) -> Path:
     """Find the folder of a text-to-video model, also of the demo model.
 
     Args:

@@ -23,8 +23,6 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from torch import Tensor
-
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.vision_language.columns import find_kept, keep_columns, reduce_visuals
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
@@ -132,13 +130,9 @@ class VisualCall:
             finally:
                 self.given = None
 
-    def encode_whole(self, model: Any, ids: Tensor, others: dict[str, Any]) -> dict[str, Any]:
-        """The named arguments of a decoding loop, with all tokens of images that were encoded with
-        fewer: for calls that a policy does not serve.
-
-        Args:
-            ids: `[B, T]`, of the loop's prompt.
-            others: its named arguments.
+    def encode_whole(self, model: Any, others: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a decoding loop by name, with all tokens of images that were encoded
+        with fewer: for calls that a policy does not serve.
         """
         given = self.given
         if given is None or given.encoder is None or not given.encoder.changed:
@@ -150,6 +144,7 @@ class VisualCall:
                 own = signature(encode).parameters
                 options = {key: value for key, value in given.inputs.items() if key in own}
                 encoded[name] = encode(**options, return_dict=True)
+        ids = others["input_ids"]
         copies = len(ids) // given.n_rows if given.n_rows else 1
         if copies > 1:
             encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)

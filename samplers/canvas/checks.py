@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import check_int, show
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -28,6 +29,7 @@ _LOW = 8  # the first block's ids are below this
 
 
 def check_run(
+    policy: Any,
     model: Denoiser,
     prompt: Prompt,
     length: int,
@@ -35,7 +37,6 @@ def check_run(
     noise: Noise,
     block: int | None,
     cache: CachePlan,
-    layout: str,
 ) -> None:
     """Refuse arguments of a run that do not fit together.
 
@@ -43,18 +44,18 @@ def check_run(
         OptionError: a model that decodes token after token, no slots, more than the model has
             positions for, blocks that do not divide them, continuous batching on a model that
             keeps something for its rows, a mask token in the prompt, a logits processor, evenly
-            spread samples, a block-causal cache on another model, or guidance whose branches begin
-            their blocks elsewhere.
+            spread samples, or guidance whose branches begin their blocks elsewhere.
         ShapeError: noise for another batch.
-        UnsupportedModelError: a cache on a model without one.
+        UnsupportedModelError: a model that lacks what the policy needs.
     """
     check_model(model)
+    refuse(explain(policy, model))
     check_int("length", length, 1, hint="ask for at least 1 slot")
     check_noise(noise.seeds, prompt.batch)
-    if prompt.batching is not None and (why := model.lack("admitted rows")):
+    if prompt.batching is not None and not model.any_rows:
         raise OptionError(
-            f"batching: expected None for a {type(model).__name__}, received "
-            f"{show(prompt.batching)}: {why}; decode batch by batch"
+            f"batching: expected None for a {type(model).__name__}, which keeps something for each "
+            f"row of the prompt, received {show(prompt.batching)}; decode batch by batch"
         )
     if params.processor is not None:
         raise OptionError(
@@ -84,20 +85,6 @@ def check_run(
             "ones by a layout"
         )
     _check_blocks(model, prompt, length, block)
-    reason = model.lack("kept entries") if cache.reuses or layout == "entries" else ""
-    if reason:
-        way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
-        way = 'cache="none"' if cache.reuses else way
-        raise UnsupportedModelError(
-            f"cache: expected a model whose keys and values can be kept, for cache "
-            f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
-            f"over everything: {reason}; choose {way}"
-        )
-    if cache.keeps_blocks and model.block is None:
-        raise OptionError(
-            f"cache: expected a block-causal model for kind {cache.kind!r}, received one whose "
-            'tokens attend to everything; choose "none" (exact), "prefix" or "dual"'
-        )
     if cache.kind == "block" and block not in (None, model.block):
         raise OptionError(
             f"block: expected the model's own {model.block} with a block-causal cache, received "

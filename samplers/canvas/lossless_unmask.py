@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.capabilities import NOTHING, Words
 from mmaccel.checks import one_of, show, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
@@ -77,6 +78,11 @@ class LosslessUnmask(RunPolicy):
     def exactness(self) -> Exactness:
         """Bitwise as `Stepwise`; with a stale cache its own distribution is not the model's."""
         return "bitwise" if as_plan(self.cache).is_exact else "relaxed"
+
+    @property
+    def needs(self) -> Words:
+        shared = frozenset({"kept entries"}) if self.layout == "entries" else NOTHING
+        return super().needs | {"verified canvases"} | shared
 
     @property
     def run_type(self) -> type[CanvasRun]:

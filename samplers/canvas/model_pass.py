@@ -63,7 +63,7 @@ class ModelPass:
         widest = {"prefix": canvas.length, "vicinity": width + 2 * cache.margin, "none": n}
         widest["block"] = model.block or width  # the prompt's part of the first block included
         scratch = min(n, widest.get(cache.kind, width)) if cache.reuses else n
-        block = model.block if "kept entries" in model.offers else None
+        block = model.block if model.supports_kv_cache else None
         extra = (copies, scratch + self.extra_cache_indices(width)) if self.by_entry else ()
         self._shape = (canvas.length, block, *extra)
         self.columns = Columns(prompt, *self._shape)
@@ -117,12 +117,7 @@ class ModelPass:
     def choose_live_rows(self, is_live: list[bool]) -> None:
         """Leave rows that have ended out of the next pass, where the model allows that."""
         self.live = None
-        if (
-            not self.by_entry
-            and not self.model.lack("admitted rows")
-            and not all(is_live)
-            and any(is_live)
-        ):
+        if not self.by_entry and self.model.any_rows and not all(is_live) and any(is_live):
             rows = [row for row, is_one in enumerate(is_live) if is_one]
             self.live = self._index.new_tensor(rows)
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.capabilities import Capable, Exclusions
+from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
@@ -40,7 +40,18 @@ class RunPolicy(Capable, CanvasPolicy):
     cache: CachePlan | str
 
     kind: ClassVar[str] = "canvas"
-    needs = frozenset({"drafts"})
+
+    @property
+    def needs(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        plan = as_plan(self.cache)
+        words = {
+            "drafts": True,
+            "finished blocks": plan.keeps_blocks,
+            "hidden slots": plan.far is not None,
+            "kept entries": plan.reuses,
+        }
+        return frozenset(word for word, is_needed in words.items() if is_needed)
 
     @property
     def excludes(self) -> Exclusions:
@@ -69,7 +80,7 @@ class RunPolicy(Capable, CanvasPolicy):
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.policies.CanvasPolicy.sample`."""
+        """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         name = f"{type(self).__name__}.decode"

@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mmaccel.capabilities import NOTHING, Words
 from mmaccel.checks import one_of, within
 from mmaccel.contracts import Denoiser, Prompt
-from mmaccel.errors import OptionError
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -42,6 +41,7 @@ from mmaccel.samplers.canvas.selector import (
 )
 
 _DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
+_OF_SHADOWS = frozenset({"kept entries", "mask token"})
 
 
 @dataclass(frozen=True)
@@ -68,21 +68,15 @@ class RevisedParallel(SelectorPolicy):
     budget: int = within(16, hint="16 is usual")
 
     @property
+    def needs(self) -> Words:
+        return super().needs | (_OF_SHADOWS if self.revise == "shadow" else NOTHING)
+
+    @property
     def run_type(self) -> type[CanvasRun]:
         return ShadowRun if self.revise == "shadow" else RevisedRun
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass.
-
-        Raises:
-            OptionError: shadows on a model of uniform corruption, which has no mask token.
-        """
-        check_model(model)
-        if model.mask_token is None and self.revise == "shadow":
-            raise OptionError(
-                "revise: expected a model with a mask token for 'shadow', received one of uniform "
-                "corruption; choose 'edit' or 'redo'"
-            )
+        """A run of this policy, before its first pass."""
         layout = "entries" if self.revise == "shadow" else "rows"
         return super().open(model, prompt, length, layout=layout, **options)
 

@@ -56,7 +56,7 @@ class CanvasRun:
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
-        params, noise: as in `mmaccel.policies.Policy.sample`.
+        params, noise: as in `mmaccel.contracts.Policy.sample`.
         on_step: called after every pass.
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.
@@ -91,7 +91,7 @@ class CanvasRun:
         layout: str = "rows",
     ) -> None:
         self._began = time.perf_counter()
-        check_run(model, prompt, length, params, noise, block, cache, layout)
+        check_run(policy, model, prompt, length, params, noise, block, cache)
         if cache.keeps_blocks:
             check_leaks(model, prompt.tokens.shape[0])
         self.scheduler = None

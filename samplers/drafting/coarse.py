@@ -5,9 +5,10 @@ What they draft is in `mmaccel.samplers.drafting.coarse_drafter`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from mmaccel.checks import within
@@ -22,18 +23,31 @@ from mmaccel.samplers.drafting.coarse_model import (
     load_coarse,
 )
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
+from mmaccel.samplers.drafting.copies import PreviousFrame
 from mmaccel.samplers.drafting.memory.suffix import Suffix
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.ngram import NGram
-from mmaccel.samplers.drafting.previous_frame import PreviousFrame
 from mmaccel.samplers.drafting.states import StateModel
 
+T = TypeVar("T")
 Opened = dict[tuple[Any, ...], Any]  # by what it was opened for, its source first
 _OPENED: WeakKeyDictionary[object, Opened] = WeakKeyDictionary()  # by token model
 
 
 @dataclass(frozen=True)
-class Coarse(DraftSource):
+class _OfModel(DraftSource):
+    """Base of sources that draft by a coarse model."""
+
+    is_capturable = True
+    has_branches = True
+    has_children = True
+    corrects = True
+
+    draws_trees = True
+
+
+@dataclass(frozen=True)
+class Coarse(_OfModel):
     """A draft source: a coarse model in a folder, made with `scripts/training/coarse.py`.
 
     Args:
@@ -47,12 +61,7 @@ class Coarse(DraftSource):
     candidates: int = within(16, 1, hint="16 suits most models")
     rounds: int | None = within(None, 1, hint="4 make about the drafts of a sweep")
 
-    is_capturable = True
-    has_branches = True
-    has_children = True
-    draws_trees = True
     reads_scores = True
-    corrects = True
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
@@ -68,41 +77,24 @@ class Coarse(DraftSource):
                 f"drafts: expected a model that hands out its hidden states for {self!r}, "
                 f"received a {type(model).__name__}; use drafts='neighbour'"
             )
-        opened = self._open_weights(model, run.prompt.layout)
-        return CoarseDrafter.begin(self, run, opened)
-
-    def _open_weights(self, model: StateModel, layout: Layout | None) -> OpenedCoarse:
-        """Load once for each model, and again when the weights' file has changed."""
-        output = model.output_matrix()
-        file = Path(self.folder) / FOLDER.weights
-        key = (
+        opened = open_once(
             self,
-            output.data_ptr(),
-            output.dtype,
-            output.device,
-            file.is_file() and file.stat().st_mtime_ns,
+            model,
+            Path(self.folder) / FOLDER.weights,
+            lambda: OpenedCoarse(
+                load_coarse(self.folder, model.output_matrix()), self.candidates, self.rounds
+            ),
         )
-        opened = opened_for(model)
-        if key not in opened:
-            for old in [key for key in opened if isinstance(key[0], Coarse)]:
-                del opened[old]
-            opened[key] = OpenedCoarse(
-                load_coarse(self.folder, output), self.candidates, self.rounds
-            )
+        layout = run.prompt.layout
         if layout is not None:
-            _check_grid(opened[key].config, layout, self.folder)
-        return opened[key]
+            _check_grid(opened.config, layout, self.folder)
+        return CoarseDrafter.begin(self, run, opened)
 
 
 @dataclass(frozen=True)
-class ShippedCoarse(DraftSource):
+class ShippedCoarse(_OfModel):
     """The coarse model in the model's own folder; `Neighbour`, with a remark, where it has none."""
 
-    is_capturable = True
-    has_branches = True
-    has_children = True
-    draws_trees = True
-    corrects = True
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
@@ -184,6 +176,22 @@ def opened_for(model: object) -> Opened:
     Of coarse models in folders the last one is there.
     """
     return _OPENED.setdefault(model, {})
+
+
+def open_once(
+    source: DraftSource, model: StateModel, file: Path | None, load: Callable[[], T]
+) -> T:
+    """What a source loads for a token model: once, and again when its file has changed."""
+    output = model.output_matrix()
+    time = file.stat().st_mtime_ns if file is not None and file.is_file() else 0
+    key = (source, output.data_ptr(), output.dtype, output.device, time)
+    opened = opened_for(model)
+    if key not in opened:
+        for old in [key for key in opened if isinstance(key[0], type(source))]:
+            del opened[old]
+        opened[key] = load()
+    found: T = opened[key]
+    return found
 
 
 def share_opened(model: object, opened: Opened) -> None:

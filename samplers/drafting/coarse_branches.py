@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_rounds import SweepSlots, find_hidden, share_of
+from mmaccel.kernels.coarse_rounds import SweepSlots
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
 from mmaccel.samplers.drafting.gap_model import Prior, Ranks
@@ -152,15 +152,10 @@ def _rank(
         slots: K of each row.
         now: `[B, K, N]` int64, the tokens of their neighbours.
     """
-    weights = drafter.opened.weights
-    scale = drafter.find_scale(run)
-    hidden = find_hidden(weights, now, slots.base)
-    change = (hidden - slots.hidden_seen)[..., None]
-    moved = (weights.head[slots.ids] @ change)[..., 0] * scale  # [B, K, M]
+    moved, fresh = drafter.find_changes(run, slots, slots.ids, now)
     n_ranks = min(_RANKS, moved.shape[2])
     seen = (slots.values + moved).topk(n_ranks, -1)
-    fresh = (hidden @ weights.head.T + weights.head_bias) * scale
-    fresh = fresh + share_of(slots.last[:, None], slots.gates[..., None]) + slots.noise
+    fresh = fresh + slots.noise
     new = fresh.topk(n_ranks, -1)
     is_seen = slots.is_seen[..., None]
     tokens = torch.where(is_seen, slots.ids.gather(2, seen.indices), new.indices)

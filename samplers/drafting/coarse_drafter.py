@@ -185,12 +185,33 @@ class CoarseDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         return _NEW_SLOTS.propose(run.frontier())
 
+    @torch.no_grad()
     def correct(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        """See `Drafter.correct`.
+
+        Given the slots on its left, a corrected draft is distributed as the softmax of its
+        corrected scores, because the noise of a slot has no part in any slot before it.
+        """
+        if self.on_host:
+            return coarse_rows.redraft(self, run, drafts, noise, distribution)
+        found = self.sweep_slots(run, noise)
+        if found is None:
+            return drafts, distribution
+        n_corrected = found.ids.shape[-1]
+        if distribution is not None:
+            n_corrected -= 1  # without the best of all others
+        corrected, now = self._sweep(run, found, self.pad_tokens(run), n_corrected)
         if distribution is None:
-            return self.redraft(run, drafts, noise), None
-        return self.redraft_with_distribution(run, drafts, distribution, noise)
+            return corrected, None
+        is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
+        if run.params.temperature == 0:
+            p_corrected = one_hot(corrected, run.vocab_size)
+        else:
+            index = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
+            p_corrected = self.find_scores(run, found, now, index).softmax(-1)
+        return corrected, torch.where(is_kept[..., None], distribution, p_corrected)
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
@@ -208,16 +229,27 @@ class CoarseDrafter(Drafter):
             self, run, Paths(paths.tokens[:, first:], paths.depths[:, first:])
         )
 
-    def find_scale(self, run: OpenRun) -> float:
-        """What C's scores are multiplied by."""
-        return _scale(run)
-
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
+        """See `Drafter.observe`. Candidates are the best stale scores.
+
+        Where the distribution of drafts is asked for they are the most likely tokens, whatever the
+        noise, and the last one is the best of all others, whose scores are not corrected.
+        """
         assert noise is not None
+        if self.on_host:
+            coarse_rows.record(self, run, scores)
+            return
+        perturbed = scores.window + noise
+        n_ids = perturbed.shape[-1]
         if self.freezes_noise:
-            self.record(run, scores, noise)
-        else:
-            self.record_distribution(run, scores, noise)
+            found = perturbed.topk(min(self.opened.candidates, n_ids), -1)
+            self._record(run, found.values, found.indices, scores)
+            return
+        likely = scores.window.topk(min(self.opened.candidates, n_ids - 1), -1).indices
+        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
+        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
+        self.state.scores.hold(scores.window)  # probabilities of zero would forget theirs
+        self._record(run, values, torch.cat([likely, rest.indices], -1), scores)
 
     @torch.no_grad()
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -228,58 +260,8 @@ class CoarseDrafter(Drafter):
         """See `Drafter.begin_rows`; what a pass said is not read before a row's first one."""
         self.gaps.begin_rows(batch_slots)
 
-    @torch.no_grad()
-    def redraft(self, run: OpenRun, drafts: Tensor, noise: Tensor) -> Tensor:
-        """The window's drafts, corrected.
-
-        Args:
-            run: after `write_drafts` of a step.
-            drafts: `[B, W-1]` int64, from `write_drafts`.
-            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
-                temperature 0.
-
-        Returns:
-            `[B, W-1]` int64, which the token buffer holds now.
-        """
-        if self.on_host:
-            return coarse_rows.redraft(self, run, drafts, noise, None)[0]
-        found = self.sweep_slots(run, noise)
-        if found is None:
-            return drafts
-        return self._sweep(run, found, self.pad_tokens(run), found.ids.shape[-1]).drafts
-
-    @torch.no_grad()
-    def redraft_with_distribution(
-        self, run: OpenRun, drafts: Tensor, p_draft: Tensor, noise: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`redraft`, and the distributions `[B, W-1, V]` from which the drafts were drawn.
-
-        Given the slots on its left, a corrected draft is distributed as the softmax of its
-        corrected scores, because the noise of a slot has no part in any slot before it.
-
-        Args:
-            run, drafts, noise: as in `redraft`.
-            p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
-        """
-        if self.on_host:
-            corrected, own = coarse_rows.redraft(self, run, drafts, noise, p_draft)
-            assert own is not None
-            return corrected, own
-        found = self.sweep_slots(run, noise)
-        if found is None:
-            return drafts, p_draft
-        n_corrected = found.ids.shape[-1] - 1  # without the best of all others
-        corrected, now = self._sweep(run, found, self.pad_tokens(run), n_corrected)
-        is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
-        if run.params.temperature == 0:
-            p_corrected = one_hot(corrected, run.vocab_size)
-        else:
-            index = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
-            p_corrected = self.find_scores(run, found, now, index).softmax(-1)
-        return corrected, torch.where(is_kept[..., None], p_draft, p_corrected)
-
     def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
-        """Corrected scores of n slots, `[B, n, V]`, without noise; see `record_distribution`.
+        """Corrected scores of n slots, `[B, n, V]`, without noise; see `observe`.
 
         Args:
             run: before its pass.
@@ -287,44 +269,28 @@ class CoarseDrafter(Drafter):
             now: `[B, n, N]` int64, the tokens of their neighbours.
             index: `[B, n]` int64, which draft slots of the window they are.
         """
-        weights = self.opened.weights
         ids = slots.ids[..., :-1]
         rows = torch.arange(len(ids), device=ids.device)[:, None]
-        hidden = find_hidden(weights, now, slots.base)
-        change = (hidden - slots.hidden_seen)[..., None]
-        moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, n, M]
+        moved, fresh = self.find_changes(run, slots, ids, now)
         stale = self._stale_scores(run)[rows, index]
         seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
-        fresh = (hidden @ weights.head.T + weights.head_bias) * _scale(run)
-        fresh = fresh + share_of(slots.last[:, None], slots.gates[..., None])
         fresh = _mask(run, fresh, run.buffer.slots[:, :1] + index)
         return torch.where(slots.is_seen[..., None], seen, fresh)
 
-    def record(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
-        """Keep what the next sweep needs of a pass; see `observe`."""
-        if self.on_host:
-            coarse_rows.record(self, run, scores)
-            return
-        perturbed = scores.window + noise
-        found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
-        self._record(run, found.values, found.indices, scores)
+    def find_changes(
+        self, run: OpenRun, slots: SweepSlots, ids: Tensor, now: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of new slots.
 
-    def record_distribution(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
-        """`record` for policies that use `redraft_with_distribution`.
-
-        Candidates are the most likely tokens, whatever the noise. The last one is the best of all
-        others, whose scores are not corrected.
+        Args:
+            slots, now: as in `find_scores`.
         """
-        if self.on_host:
-            coarse_rows.record(self, run, scores)
-            return
-        n = min(self.opened.candidates, scores.window.shape[-1] - 1)
-        likely = scores.window.topk(n, -1).indices
-        perturbed = scores.window + noise
-        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
-        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
-        self.state.scores.hold(scores.window)  # probabilities of zero would forget theirs
-        self._record(run, values, torch.cat([likely, rest.indices], -1), scores)
+        weights = self.opened.weights
+        hidden = find_hidden(weights, now, slots.base)
+        change = (hidden - slots.hidden_seen)[..., None]
+        moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, n, M]
+        fresh = (hidden @ weights.head.T + weights.head_bias) * _scale(run)
+        return moved, fresh + share_of(slots.last[:, None], slots.gates[..., None])
 
     def _record(self, run: OpenRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
         state = self.state

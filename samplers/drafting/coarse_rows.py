@@ -28,10 +28,7 @@ def redraft(
     noise: Tensor,
     p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
-
-    Holds in `CoarseState.coming` what `record` will record.
-    """
+    """`CoarseDrafter.correct`. Holds in `CoarseState.coming` what `record` will record."""
     n_ids = coarse.opened.config.vocab_size
     rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
     table = coarse.opened.table(run).numpy()
@@ -45,7 +42,7 @@ def redraft(
 
 
 def record(coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
-    """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed."""
+    """`CoarseDrafter.observe`; candidates are found when needed."""
     held = coarse.state
     model = coarse.opened.model
     states = coarse.guided_states(run)

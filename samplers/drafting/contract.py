@@ -21,7 +21,7 @@ that of a proposed token is one-hot unless the drafter says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,13 @@ from torch import Tensor
 from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
 from mmaccel.contracts import Layout, TokenModel
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
+    # `rows`, `buffer` and `counters` are there from the first pass on, all else from the beginning
+    from mmaccel.samplers.window.run import WindowRun as OpenRun
+else:
+    OpenRun = Any
 
 
 class Drafts(NamedTuple):
@@ -175,9 +178,6 @@ class Frontier:
         return self.slots + self.origin
 
 
-OpenRun: TypeAlias = "WindowRun"
-"""A run as its drafters see it; its loop imports this module."""
-
 NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 
 
@@ -204,8 +204,6 @@ class DraftSource(Checked, Capable):
         has_children: whether the drafter's `children` makes the drafts after given ones.
         corrects: whether the drafter's `correct` may change drafts, and both it and `observe` read
             the slots' frozen noise.
-        needs_layout: what tokens must form, "rows", "frames" or "frames of several rows"; empty:
-            nothing.
         needs_layers: whether the run's own model drafts, by layers that attend to part of their
             cache; only some models have such layers.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -223,7 +221,6 @@ class DraftSource(Checked, Capable):
     has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
-    needs_layout: ClassVar[str] = ""
     name: ClassVar[str] = ""
 
     @property
@@ -272,17 +269,6 @@ class DraftSource(Checked, Capable):
 
     def check_layout(self, layout: Layout | None) -> None:
         """Raise OptionError for a layout that lacks what this source needs."""
-        columns, frame = (0, 0) if layout is None else (layout.columns, layout.frame)
-        found = {
-            "rows": columns > 0,
-            "frames": frame > 0,
-            "frames of several rows": frame not in (0, columns),
-        }
-        if self.needs_layout and not found[self.needs_layout]:
-            raise OptionError(
-                f"drafts={self.name!r}: expected a model whose tokens form {self.needs_layout}, "
-                "received one without; use drafts='left', or give a layout"
-            )
 
 
 @dataclass(eq=False)

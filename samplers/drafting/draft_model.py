@@ -42,8 +42,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DraftModel(DraftSource):
-    """Drafts of a small model with the target's vocabulary.
+class ModelSource(DraftSource):
+    """Base of sources that draft by a small model with the target's vocabulary.
+
+    Args:
+        model: a causal LM of transformers or a `TokenModel`. Its keys and values are the drafter's.
+
+    Raises:
+        OptionError: no model.
+    """
+
+    model: TokenModel = field(repr=False)
+
+    reads_last_scores = False
+
+    def __post_init__(self) -> None:
+        model = open_model(f"{type(self).__name__}.model", self.model)
+        object.__setattr__(self, "model", model)
+        super().__post_init__()
+
+    @property
+    def other_model(self) -> TokenModel:
+        return self.model
+
+
+@dataclass(frozen=True)
+class DraftModel(ModelSource):
+    """Drafts of a small model, one by one.
 
     Args:
         model: the small model, a causal LM of transformers or a `TokenModel`. Its keys and values
@@ -54,20 +79,9 @@ class DraftModel(DraftSource):
         OptionError: no model, or no rule of length.
     """
 
-    model: TokenModel = field(repr=False)
     length: DraftLength | None = within(
         None, hint="give a rule such as mmaccel.SVIP(), or leave length out"
     )
-
-    reads_last_scores = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "model", open_model("DraftModel.model", self.model))
-        super().__post_init__()
-
-    @property
-    def other_model(self) -> TokenModel:
-        return self.model
 
     @property
     def draws_trees(self) -> bool:
@@ -79,7 +93,6 @@ class DraftModel(DraftSource):
         Raises:
             OptionError: a model with another vocabulary.
         """
-        check_vocabulary(self.model, run)
         next_slot = run.state.declare("next slot of the draft model")
         judge = None if self.length is None else self.length.open(run)
         if self.length is not None:
@@ -111,16 +124,6 @@ def open_model(option: str, model: object) -> TokenModel:
     return found
 
 
-def check_vocabulary(model: TokenModel, run: OpenRun) -> None:
-    """Raise OptionError unless a small model has the vocabulary of a run's model."""
-    if model.vocab_size != run.vocab_size:
-        raise OptionError(
-            f"draft_model: expected a vocabulary of {run.vocab_size}, received "
-            f"{model.vocab_size}; take a draft model of the same family, or one that "
-            "mmaccel.share_ids has given this vocabulary"
-        )
-
-
 @dataclass(eq=False)
 class ModelDrafter(Drafter):
     """Drafts of a model in one run.
@@ -141,7 +144,16 @@ class ModelDrafter(Drafter):
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
         lets prompts be processed in chunks.
+
+        Raises:
+            OptionError: a model with another vocabulary.
         """
+        if self.model.vocab_size != run.vocab_size:
+            raise OptionError(
+                f"draft_model: expected a vocabulary of {run.vocab_size}, received "
+                f"{self.model.vocab_size}; take a draft model of the same family, or one that "
+                "mmaccel.share_ids has given this vocabulary"
+            )
         scheduler = run.scheduler
         size = run.model.setup.prefill_chunk_size
         if scheduler is not None:

@@ -15,20 +15,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.contracts import Layout
+from mmaccel.samplers.drafting.contract import Drafts, Frontier
+from mmaccel.samplers.drafting.copies import PeriodicCopies
 from mmaccel.samplers.drafting.copying import copy_back
 
 _MARGIN = 1  # tokens that no shift at all is given
 
 
 @dataclass(frozen=True)
-class MovedFrame(DraftSource):
+class MovedFrame(PeriodicCopies):
     """Tokens of the previous frame, moved on; in the first two frames those of `previous-frame`."""
 
-    is_capturable = True
-    reads_last_scores = False
-    needs_layout = "frames of several rows"
+    forms = "frames of several rows"
     name = "moved-frame"
+
+    def period(self, layout: Layout) -> int:
+        return 0 if layout.frame == layout.columns else layout.frame
 
     def propose(self, frontier: Frontier) -> Drafts:
         layout = frontier.layout

@@ -85,7 +85,7 @@ class RecyclingDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         frontier = run.frontier()
-        table = self._table(run)
+        table, _ = self._tables(run)
         token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
         token = token.clamp(max=frontier.vocab_size)
         chain = [token[:, :0]]
@@ -98,7 +98,7 @@ class RecyclingDrafter(Drafter):
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
         """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
-        table = self._table(run)
+        table, _ = self._tables(run)
         n_others = self.n_ranks - 1
         if n_others == 0:
             return None
@@ -123,8 +123,8 @@ class RecyclingDrafter(Drafter):
         token = known.gather(2, paths.depths[..., None])[..., 0]  # [B, n]
         token = token.clamp(max=run.vocab_size)
         rows = torch.arange(len(token), device=token.device)[:, None]
-        log_probs = self._log_table(run)[rows, token].float()
-        found = Children(self._table(run)[rows, token].long(), log_probs)
+        table, log_table = self._tables(run)
+        found = Children(table[rows, token].long(), log_table[rows, token].float())
         return order_by_noise(found, noise, paths.depths, k)
 
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class RecyclingDrafter(Drafter):
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
-        table = self._table(run)
+        table, log_table = self._tables(run)
         buffer = run.buffer
         n_ids = run.vocab_size
         # where a branch won, its tokens are what the scores follow
@@ -152,34 +152,30 @@ class RecyclingDrafter(Drafter):
         index = read.masked_fill(is_repeated, n_ids)[..., None].expand_as(likeliest)
         if self.n_ranks > 1:
             log_probs = found.values - scores.window.logsumexp(-1, keepdim=True)
-            self.log_probs.hold(self._log_table(run).scatter(1, index, log_probs.half()))
+            self.log_probs.hold(log_table.scatter(1, index, log_probs.half()))
         table.scatter_(1, index, likeliest.int())
         self.successors.hold(table)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        self._table(run)[batch_slots] = self._empty(run)
-        if self.n_ranks > 1:
-            self._log_table(run)[batch_slots] = self._unknown(run)
+        for held, empty in zip((self.successors, self.log_probs), self._empty(run)):
+            if held.value is not None:
+                held.get()[batch_slots] = empty
 
-    def _table(self, run: OpenRun) -> Tensor:
-        """The table, which is empty before the first pass."""
-        found = self.successors.value
-        return self._empty(run).repeat(run.prompt.batch, 1, 1) if found is None else found
+    def _tables(self, run: OpenRun) -> tuple[Tensor, Tensor]:
+        """Successors and their log-probabilities, which are empty before the first pass."""
+        if self.successors.value is None:
+            successors, log_probs = (
+                each.repeat(run.prompt.batch, 1, 1) for each in self._empty(run)
+            )
+            return successors, log_probs
+        successors = self.successors.get()
+        return successors, self.log_probs.get() if self.n_ranks > 1 else successors
 
-    def _empty(self, run: OpenRun) -> Tensor:
-        """`[V + 1, n]` int32, each token its own successor."""
+    def _empty(self, run: OpenRun) -> tuple[Tensor, Tensor]:
+        """`[V + 1, n]` each: every token is its own successor, one of V, the others are none."""
         device = run.buffer.tokens.device
         index = torch.arange(run.vocab_size + 1, dtype=torch.int32, device=device)
-        return (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
-
-    def _log_table(self, run: OpenRun) -> Tensor:
-        """The probabilities in the table, which is empty before the first pass."""
-        found = self.log_probs.value
-        return self._unknown(run).repeat(run.prompt.batch, 1, 1) if found is None else found
-
-    def _unknown(self, run: OpenRun) -> Tensor:
-        """`[V + 1, n]`: a token that is its own successor is one of V, the others are none."""
-        shape = (run.vocab_size + 1, self.n_ranks)
-        found = torch.full(shape, float("-inf"), dtype=torch.float16)
-        found[:, 0] = -math.log(run.vocab_size)
-        return found.to(run.buffer.tokens.device)
+        own = (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
+        log_probs = torch.full_like(own, float("-inf"), dtype=torch.float16)
+        log_probs[:, :1].fill_(-math.log(run.vocab_size))
+        return own, log_probs

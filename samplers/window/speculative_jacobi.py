@@ -170,7 +170,7 @@ def iterate(
     record = DraftRecord(run)
     passed_held = run.state.declare("p_passed") if rising else None
     is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0) and not is_joint
-    is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
+    is_fused = is_fused and dispatch.uses_triton(run.buffer.tokens.device.type)
     compute = run.backend.run
 
     def step_fn() -> None:

@@ -136,7 +136,7 @@ def test_what_must_never_be_imported_is_not() -> None:
 def test_drafters_are_found() -> None:
     drafting = {k: v for k, v in sources().items() if k.startswith("mmaccel.samplers.drafting.")}
     found = {name.rpartition(".")[2] for name in drafting_modules(drafting)}
-    assert {"left", "ngram", "coarse", "coarse_drafter", "draft_model", "online"} <= found
+    assert {"copies", "ngram", "coarse", "coarse_drafter", "draft_model", "online"} <= found
     assert not found & {"contract", "sources", "copying", "states"}
 
 

@@ -50,25 +50,6 @@ def test_weights_on_a_disk(tmp_path: Path, device_map: dict[str, str]) -> None:
     assert stats.passes <= 14
 
 
-def test_a_fallback_of_weights_on_a_disk_can_be_seeded(tmp_path: Path) -> None:
-    model = load(tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
-    options: dict[str, Any] = PROMPTS | LENGTH | dict(num_beams=2, do_sample=True)
-    with mmaccel.attach(model, "jacobi", seed=3) as run, pytest.warns(UserWarning, match="beam"):
-        first = model.generate(**options)
-        assert first.equal(model.generate(**options))
-    assert len(run.history) == 2
-
-
-def test_prompts_that_the_model_processes_itself(tmp_path: Path) -> None:
-    model = load(tmp_path, device_map=_map("model.embed_tokens"), offload_folder=tmp_path / "o")
-    options: dict[str, Any] = LENGTH | dict(do_sample=False, return_dict_in_generate=True)
-    plain = model.generate(**PROMPTS, **options)
-    with mmaccel.attach(model, mmaccel.Jacobi(8), strict=True):
-        made = model.generate(**PROMPTS, **options)
-    assert made.sequences.equal(plain.sequences)
-    assert made.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-
-
 @pytest.mark.parametrize("second", [_PARTS[2:4], _PARTS[1:2], _PARTS[3:]], ids=str)
 def test_two_devices(second: tuple[str, ...]) -> None:
     """Some parts on a fake device: each layer's keys and values lie where its layer is."""

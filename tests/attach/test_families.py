@@ -9,14 +9,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.causal_lm.compatibility import find_facts
-from mmaccel.pipelines.generate_call import (
-    READ,
-    Argument,
-    GenerateCall,
-    find_obstacles,
-    sort_arguments,
-)
 from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
 from tests.fixtures.windows import (
@@ -106,38 +98,3 @@ def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
         with mmaccel.attach(model, "jacobi") as run, pytest.warns(UserWarning, match=reason):
             model.generate(**given, max_new_tokens=4, do_sample=False, **options)
         assert run.stats is not None and reason in "; ".join(run.stats.fallbacks)
-
-
-@pytest.mark.parametrize("name", ["chameleon", "emu3"])
-def test_encoded_images_of_the_prompt_fall_back(name: str) -> None:
-    """The loop is given an empty dictionary of encoded images, or one that holds some."""
-    model = build_model(name)
-    found = []
-
-    def sample(model: Any, input_ids: Tensor, **others: Any) -> Any:
-        lists = [others.pop(n) for n in ("logits_processor", "stopping_criteria")]
-        config, _ = others.pop("generation_config"), others.pop("synced_gpus")
-        assert others.pop("mm_encoder_outputs", {}) == {} and others.pop("streamer", None) is None
-        for encoded in ({}, {"image": object()}):
-            others["mm_encoder_outputs"] = encoded
-            call = GenerateCall(model, input_ids, *lists, config, others=others)
-            found.append(find_obstacles(call, find_facts(model)))
-        return input_ids
-
-    model.__class__ = type("Probe", (type(model),), {"_sample": sample})
-    model.generate(**prompts(name, ROWS), max_new_tokens=4, do_sample=False)
-    assert found == [[], ["mm_encoder_outputs"]]
-
-
-def test_what_a_table_lacks_is_refused_and_neutral_values_ask_for_nothing() -> None:
-    table = {
-        "off": Argument("refuse", neutral=False),
-        "one": Argument("refuse", neutral=1.0),
-        "none": Argument("refuse", neutral=False),
-        "read": READ,
-    }
-    found = sort_arguments(
-        {"off": False, "one": 1, "none": None, "read": False, "unknown": False}, table
-    )
-    assert found["refuse"] == {"unknown": False} and found["read"] == {"read": False}
-    assert set(sort_arguments({"off": 0, "one": True}, table)["refuse"]) == {"off", "one"}

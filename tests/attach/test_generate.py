@@ -44,16 +44,9 @@ def _options() -> dict[str, dict[str, Any]]:
 
     return {
         "plain": {},
-        "repetition": {"repetition_penalty": 1.7},
-        "ngram": {"no_repeat_ngram_size": 2},
-        "encoder": {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 1},
-        "bad words": {"bad_words_ids": [[18], [33, 28], [5, 6, 7]]},
-        "bias": {"sequence_bias": {(12,): 2.0, (13, 14): 3.0}},
+        "several": {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "suppress_tokens": [8]},
         "min new": {"min_new_tokens": 11, "sequence_bias": {(3,): 6.0}},
-        "min length": {"min_length": 10, "sequence_bias": {(3,): 6.0}},
         "forced end": {"forced_eos_token_id": 3},
-        "decay": {"exponential_decay_length_penalty": (3, 1.3)},
-        "suppress": {"suppress_tokens": [8, 9], "begin_suppress_tokens": [12, 13]},
         "grammar": {"prefix_allowed_tokens_fn": _allow},
         "watermark": {"watermarking_config": WatermarkingConfig(bias=2.5, context_width=1)},
         "clean": {"renormalize_logits": True, "remove_invalid_values": True},

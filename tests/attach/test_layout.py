@@ -13,7 +13,6 @@ import mmaccel
 from mmaccel import Frames, Grid
 from mmaccel.pipelines.attach.layout_processor import with_layout
 from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
-from tests.fixtures.windows import build_janus
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
@@ -43,8 +42,6 @@ def use(model: Any, policy: Any, layout: Any, seed: Any = 5, **options: Any) -> 
     with mmaccel.attach(model, policy, seed=seed, strict=True, layout=layout) as run:
         return model.generate(**(PROMPTS | options)), run.stats
 
-
-_DRAWING = ("temperature", "top_k", "min_p")
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -88,43 +85,6 @@ def test_sampled_tokens_are_those_of_prefix_allowed_tokens(case: str) -> None:
         assert torch.equal(ours, reference) and stats.passes <= LENGTH
     loop = mmaccel.decoder("autoregressive", seed=5, strict=True, layout=FRAMES)
     assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), reference)
-
-
-CODES = (8, 36)  # of the vocabulary; 36 … 39 are a codec's other ids
-RAS = mmaccel.RepetitionAwareSampling(top_k=12, start=4)
-ONE_STREAM: dict[str, tuple[str, dict[str, Any]]] = {  # language models of speech, as they decode
-    "CosyVoice 2": ("qwen2", dict(logits_processor=[RAS], top_k=0, min_new_tokens=7)),
-    "CosyVoice 3": ("qwen2", dict(repetition_penalty=1.1, top_k=15, min_new_tokens=7)),
-    "Chatterbox": ("llama", dict(temperature=0.8, min_p=0.05, repetition_penalty=1.2)),
-    "NeuTTS": ("qwen2", dict(top_k=12, suppress_tokens=[9, 10])),
-}
-
-
-@pytest.mark.parametrize("name", ONE_STREAM)
-def test_language_models_of_one_stream_of_codes(name: str) -> None:
-    """Under their authors' rules and with the ids of a codec, tokens are those of transformers
-    alone, restricted to the same ids; drawn ones those of the plain loop."""
-    kind, rules = ONE_STREAM[name]
-    model = build_lm(kind)
-    codes = Frames((CODES,), VOCAB, ends=(EOS,))
-
-    def allowed(row: int, ids: Tensor) -> list[int]:
-        return [EOS, *range(*CODES)]
-
-    greedy = {key: value for key, value in (SHORT | rules).items() if key not in _DRAWING}
-    own = model.generate(**PROMPTS, **greedy, prefix_allowed_tokens_fn=allowed)
-    made, stats = use(model, mmaccel.Jacobi(window=6), codes, **greedy)
-    assert torch.equal(made, own) and not stats.fallbacks
-    plain, reference = use(model, mmaccel.Autoregressive(), codes, **SAMPLED, **rules)
-    for policy in (mmaccel.Jacobi(window=6), mmaccel.Jacobi(window=6, drafts="left")):
-        drawn, cost = use(model, policy, codes, **SAMPLED, **rules)
-        assert torch.equal(drawn, plain) and cost.passes < reference.passes
-    new = plain[:, 4:]
-    assert bool(((new >= CODES[0]) & (new < CODES[1]) | (new == EOS) | (new == 0)).all())
-    if "min_new_tokens" in rules:
-        assert bool((new[:, :7] != EOS).all())
-    if "suppress_tokens" in rules:
-        assert not bool(torch.isin(new, torch.tensor(rules["suppress_tokens"])).any())
 
 
 def _embeddings(model: Any) -> dict[str, Any]:
@@ -210,11 +170,3 @@ def test_the_callers_list_of_processors_stays_as_it_is() -> None:
     for length, left in ((4, [3, 4]), (5, [12, 13]), (6, [20, 21]), (7, [3, 4])):
         allowed = made(torch.zeros(2, length, dtype=torch.int64), scores).isfinite()
         assert allowed[1].nonzero().flatten().tolist() == left
-
-
-def test_text_of_janus_is_served() -> None:
-    model = build_janus()
-    with mmaccel.attach(model, "jacobi", layout=FRAMES) as run:
-        ours = model.generate(**PROMPTS, **SHORT)
-    assert run.stats is not None and run.stats.fallbacks == []
-    assert torch.equal(ours, model.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow))

@@ -105,17 +105,3 @@ def test_a_class_exchanged_meanwhile_is_reported() -> None:
     one.__class__ = attached  # with the later change undone, `remove` works
     injection.remove()
     assert type(one) is _Child
-
-
-def test_new_methods_keep_their_signature_and_are_removed() -> None:
-    one, injection = _Child(2, 2), Injection()
-
-    def generate(self: Any, ids: int, *, length: int = 3) -> int:
-        return ids + length
-
-    injection.add(one, {"generate": generate, "scale": generate}, new=True)
-    found: Any = one
-    assert found.generate(1) == 4 and found.scale(1, length=1) == 2
-    assert list(inspect.signature(found.scale).parameters) == ["ids", "length"]
-    injection.remove()
-    assert not hasattr(one, "generate") and one.scale(torch.ones(1)).item() == 2.0

@@ -42,17 +42,6 @@ def test_a_call_asks_for_chunks_by_the_name_of_transformers() -> None:
     assert made.equal(whole) and stats.prefill_passes == 5
 
 
-def test_the_next_call_is_as_the_engine_says() -> None:
-    model = build_lm("llama")
-    ids = torch.tensor(ROWS[:1])
-    seen = []
-    with mmaccel.attach(model, "jacobi") as run:
-        for size in (3, None):
-            model.generate(ids, max_new_tokens=4, prefill_chunk_size=size)
-            seen.append(run.stats.prefill_passes)
-    assert seen == [4, 1]
-
-
 def test_a_prompt_of_embeddings_stays_whole_and_says_so() -> None:
     model = build_lm("llama")
     embeddings = model.get_input_embeddings()(torch.tensor(ROWS[:1]))
@@ -61,38 +50,6 @@ def test_a_prompt_of_embeddings_stays_whole_and_says_so() -> None:
         assert any("processed this prompt whole" in note for note in run.stats.notes)
         model.generate(torch.tensor(ROWS[:1]), max_new_tokens=4)
     assert run.stats.notes == [] and run.stats.prefill_passes == 5
-
-
-def test_a_selector_chooses_as_after_a_whole_prompt() -> None:
-    options: dict[str, Any] = {"attention": mmaccel.Quest(budget=0.4, block=3, first_layer=0)}
-    options["dtype"] = torch.float32  # that of the kernel's sums
-    whole, plain = decode("jacobi", {}, **options)
-    made, stats = decode("jacobi", {}, prefill_chunk_size=4, **options)
-    assert made.equal(whole) and stats.prefill_passes == 6  # with the last tokens
-    assert stats.exactness == plain.exactness == "relaxed"
-    assert not made.equal(decode("jacobi", {}, dtype=torch.float32)[0])
-
-
-METHODS = {
-    "votes of the last queries": mmaccel.SnapKV(budget=6, window=3, kernel=1),
-    "votes of all queries": mmaccel.H2O(budget=5),
-    "attention and values": mmaccel.VATP(budget=5, sinks=1),
-    "keys": mmaccel.KNorm(budget=5, first_layer=0),
-    "in rounds": mmaccel.TOVA(budget=5, every=32),
-}
-
-
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_eviction_comes_when_the_prompt_is_whole(method: Any) -> None:
-    """Rows of 11 and 3 tokens: the second ends in an earlier chunk than the first."""
-    options: dict[str, Any] = {"kv_cache": method, "dtype": torch.float32}
-    whole, plain = decode("jacobi", {}, **options)
-    for size, n_passes in ((1, 11), (4, 6), (14, 2), (99, 1)):
-        made, stats = decode("jacobi", {}, prefill_chunk_size=size, **options)
-        assert made.equal(whole) and stats.prefill_passes == n_passes
-        assert (stats.reference, stats.exactness) == (plain.reference, plain.exactness)
-    assert "cached entries" in plain.reference
-    assert not whole.equal(decode("jacobi", {}, dtype=torch.float32)[0])
 
 
 def test_eviction_beside_chunks_of_the_model_itself_runs_the_original() -> None:

@@ -107,20 +107,6 @@ def test_passes_of_threads_may_overlap(methods: dict[str, Any]) -> None:
         assert not any(stats.fallbacks for stats in handle.history)
 
 
-def test_an_interrupted_wait_leaves_nothing_behind() -> None:
-    """A change that failed: the next calls and changes go on."""
-    model = build_lm("llama")
-    handle = mmaccel.attach(model, mmaccel.Jacobi(4))
-    with pytest.raises(ValueError, match="no such"):
-        model._apply(_fail)
-    assert model.generate(IDS, **OPTIONS).shape == (1, 19)
-    handle.detach()
-
-
-def _fail(tensor: Tensor) -> Tensor:
-    raise ValueError("no such move")
-
-
 def test_a_call_inside_a_call_does_not_wait_for_a_change() -> None:
     """Another thread waits to detach; the running call may call the model once more."""
     model = build_lm("llama")

@@ -150,32 +150,3 @@ def test_stopping_criteria_read_the_scores() -> None:
     assert seen == steps == list(range(1, len(steps) + 1)) and len(steps) < 14
     assert torch.equal(ours.sequences, plain.sequences)
     assert_alike(ours.scores, plain.scores)
-
-
-def test_transition_scores_of_several_sequences() -> None:
-    """Rows of one prompt have noise of their own, and transformers can score what they drew."""
-    model = build_lm("gpt2")
-    options: dict[str, Any] = ALONE | SCORES | {"do_sample": True, "num_return_sequences": 4}
-    ours = _generate(model, POLICIES["jacobi"], seed=3, **options)
-    reference = _generate(model, mmaccel.Autoregressive(), seed=3, **options)
-    assert torch.equal(ours.sequences, reference.sequences)
-    assert len({tuple(row) for row in ours.sequences.tolist()}) == 4
-    found = model.compute_transition_scores(ours.sequences, ours.scores, normalize_logits=True)
-    assert bool((found[:, 0] <= 0).all()) and bool(found[:, 0].isfinite().all())
-
-
-def test_nothing_is_recorded_where_nothing_is_asked_for() -> None:
-    from mmaccel.samplers.window import run as window_run
-
-    seen: list[bool] = []
-    original = window_run.WindowRun.finish
-
-    def finish(self: Any) -> Any:
-        seen.append(self.calls.recording is None)
-        return original(self)
-
-    model = build_lm("llama")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_run.WindowRun, "finish", finish)
-        _generate(model, POLICIES["jacobi"], **ALONE, return_dict_in_generate=False)
-    assert seen == [True]

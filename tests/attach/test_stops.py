@@ -127,24 +127,6 @@ def test_a_streamer_gets_the_same_tokens(policy: Any) -> None:
     assert len(recorders[1].calls) == 2 + ours.shape[1] - 4 and recorders[1].calls[-1] == "end"
 
 
-def test_text_arrives_while_a_thread_generates() -> None:
-    from threading import Thread
-
-    from transformers import TextIteratorStreamer
-
-    tokenizer = _build_tokenizer()
-    model, ids = build_lm("llama"), PROMPTS["input_ids"][1:2]
-    plain = model.generate(ids, max_new_tokens=12, do_sample=False)[0, 4:]
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-    options = dict(max_new_tokens=12, do_sample=False, streamer=streamer)
-    with mmaccel.attach(model, mmaccel.Jacobi(window=8), strict=True):
-        thread = Thread(target=model.generate, args=(ids,), kwargs=options)
-        thread.start()
-        text = "".join(streamer)
-        thread.join()
-    assert text.split() == [tokenizer.decode([token]) for token in plain.tolist()]
-
-
 def test_max_length_counts_the_padded_prompt_and_static_caches_are_served() -> None:
     model = build_lm("llama")
     for options in ({"max_length": 11}, {"max_new_tokens": 7, "cache_implementation": "static"}):

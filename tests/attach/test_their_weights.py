@@ -22,7 +22,6 @@ from tests.fixtures.their_weights import (
     build_torchao,
     check_own_tokens,
     decode,
-    load,
     load_bitsandbytes,
     load_compressed,
     load_torchao,
@@ -34,8 +33,6 @@ from tests.fixtures.tiny_lms import build_lm
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the quantisers
 _WEIGHT_ONLY = "Int8WeightOnlyConfig"
 _DYNAMIC = "Int8DynamicActivationInt8WeightConfig"
-_EIGHT: dict[str, Any] = dict(load_in_8bit=True)
-_NO_OUTLIERS: dict[str, Any] = dict(load_in_8bit=True, llm_int8_threshold=0.0)
 
 
 def build(name: str, folder: Path) -> Any:
@@ -45,8 +42,10 @@ def build(name: str, folder: Path) -> Any:
     if name.startswith("compressed"):
         return load_compressed(folder, name.removeprefix("compressed-tensors per "))
     if name.startswith("bitsandbytes"):
-        options = {"8": _EIGHT, "8 without outliers": _NO_OUTLIERS, "4": dict(load_in_4bit=True)}
-        return load_bitsandbytes(folder, **options[name.removeprefix("bitsandbytes ")])
+        options: dict[str, Any] = {f"load_in_{name.split()[1]}bit": True}
+        if "without" in name:
+            options["llm_int8_threshold"] = 0.0
+        return load_bitsandbytes(folder, **options)
     return build_torchao(_DYNAMIC, per_tensor=name == "torchao per tensor")
 
 
@@ -110,36 +109,6 @@ def test_a_model_far_from_itself_in_other_shapes_is_served(monkeypatch: Any) -> 
     assert not mmaccel.supports(build_torch_ao(outlier=16.0))
 
 
-def _company(model: Any) -> bool:
-    """Whether a token's logits change with the tokens after it and in the other row."""
-    ids = torch.randint(4, 40, (2, 9), generator=torch.Generator().manual_seed(0))
-    others = torch.randint(4, 40, (2, 9), generator=torch.Generator().manual_seed(1))
-    others[0, :5] = ids[0, :5]
-    with torch.no_grad():
-        own, changed = (model(i, use_cache=False).logits[0, :5] for i in (ids, others))
-    return not own.equal(changed)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "torchao per token",
-        "torchao per tensor",
-        "bitsandbytes 8",
-        "bitsandbytes 8 without outliers",
-        "bitsandbytes 4",
-        "compressed-tensors per token",
-        "compressed-tensors per tensor",
-        "torch.ao",
-    ],
-)
-def test_what_shares_its_rounding_is_known(tmp_path: Path, name: str) -> None:
-    model = build(name, tmp_path)
-    found = find_activations(model)
-    assert found is not None and found.is_shared == _company(model)
-    assert bool(found.remedy) == found.is_shared
-
-
 def _one_key_too_many(positions: Tensor, mask: Tensor) -> Tensor:
     keys = torch.arange(mask.shape[-1])
     return mask.masked_fill(keys == positions[:, None, :, None] + 1, 0.0)
@@ -166,17 +135,6 @@ def test_a_wrong_mask_is_told_from_rounding(
         made = model.generate(**PROMPTS, **LENGTH, do_sample=False)
     assert run.stats is not None and run.stats.fallbacks == [support.reason]
     assert made.equal(model.generate(**PROMPTS, **LENGTH, do_sample=False))
-
-
-def test_a_wrong_mask_of_rows_at_different_positions_is_told_from_rounding(
-    monkeypatch: Any,
-) -> None:
-    def of_the_first_row(positions: Tensor, mask: Tensor) -> Tensor:
-        return mask[:1].expand_as(mask)
-
-    model = build_torchao(_DYNAMIC, per_tensor=True)
-    plant(monkeypatch, of_the_first_row)
-    assert not mmaccel.supports(model)
 
 
 def test_the_self_check_runs_once() -> None:
@@ -238,15 +196,6 @@ def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
     assert len(run.history) == 4 and all(stats.passes < 14 for stats in run.history)
 
 
-def test_an_adapter_that_transformers_loads() -> None:
-    from transformers.integrations.peft import MIN_PEFT_VERSION
-
-    peft = pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
-    model = build_lm("llama")
-    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
-    check_own_tokens(model)
-
-
 def test_an_adapter_on_quantised_weights(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     peft = pytest.importorskip("peft")
@@ -265,11 +214,3 @@ def test_prompts_that_peft_learned_run_the_original() -> None:
         made = wrapped.generate(**PROMPTS, **LENGTH, do_sample=False)
     assert made.equal(plain)
     assert run.stats is not None and "another" in run.stats.fallbacks[0]
-
-
-def test_online_drafts_read_every_head(tmp_path: Path) -> None:
-    heads = [build_torch_ao(), _with_adapter(target_modules=["lm_head"]), load(tmp_path)]
-    heads.append(_with_adapter(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    for model in heads:
-        _, stats = decode(model, mmaccel.Jacobi(8, drafts="online"), do_sample=True)
-        assert stats.passes <= 14

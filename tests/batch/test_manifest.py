@@ -1,6 +1,6 @@
 """The manifest: torn lines, lost files, and locks that admit one writer.
 
-What is refused, and how: tests/messages/batch.py.
+What is refused, and how: tests/messages/test_commands.py.
 """
 
 from __future__ import annotations

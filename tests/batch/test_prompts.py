@@ -1,6 +1,6 @@
 """Prompt files: three formats, ids and seeds, and files that never end.
 
-What is refused, and how: tests/messages/batch.py.
+What is refused, and how: tests/messages/test_commands.py.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class Blocks(Denoiser):
         fill: of the last two ids.
     """
 
-    block = 4
-    offers = Denoiser.offers | {"kept entries"}
+    block, supports_kv_cache = 4, True
     device = torch.device("cpu")
 
     def __init__(

@@ -109,9 +109,12 @@ def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str |
 
 
 def test_a_causal_model_is_refused() -> None:
-    model = TinyLLaDA(40)
-    body = model.body
-    model.body = lambda ids, at, mask: body(ids, at, _and_causal(mask))  # type: ignore[method-assign]
+    class Causal(TinyLLaDA):
+        def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
+            bias = inputs["attention_bias"]
+            return super().forward(*args, **(inputs | {"attention_bias": bias & bias.tril()}))
+
+    model = Causal(40)
     with pytest.raises(UnsupportedModelError, match="depend on no later position"):
         LLaDADenoiser(model, MASK)
 
@@ -150,8 +153,3 @@ def test_padding_and_positions_of_a_family_are_checked() -> None:
     words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
     with pytest.raises(UnsupportedModelError, match=words):
         DreamDenoiser(TinySDAR(40), MASK)
-
-
-def _and_causal(mask: torch.Tensor) -> torch.Tensor:
-    low = torch.ones(mask.shape[-1], mask.shape[-1]).bool().triu(1)
-    return mask.masked_fill(low, torch.finfo(torch.float32).min)

@@ -18,6 +18,7 @@ from mmaccel.pipelines.diffusion_lm.models import (
     SDARDenoiser,
 )
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -52,8 +53,8 @@ def build(family: str) -> Any:
     return FastDLLMDenoiser(TinyFastDLLM(VOCAB, bd_size=4), MASK)
 
 
-UNCACHED = ("llada", "dream", "sdar-uncached", "fast-dllm")
-TEXTS = (*UNCACHED, "sdar")
+UNCACHED = ("sdar-uncached", "fast-dllm")
+TEXTS = (*UNCACHED, "sdar", "llada", "dream")
 
 
 class Recorded(WrappedDenoiser):
@@ -85,9 +86,7 @@ def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
 @pytest.mark.parametrize("family", TEXTS)
 def test_logits_are_those_of_every_row_alone(family: str) -> None:
     model = Recorded(build(family))
-    assert isinstance(model.inner, Denoiser) and ("kept entries" in model.offers) == (
-        family not in UNCACHED
-    )
+    assert isinstance(model.inner, Denoiser) and model.supports_kv_cache == (family not in UNCACHED)
     run(Stepwise(), model, LENGTH, 0.0)
     assert len(model.passes) == LENGTH
     for entries, logits in model.passes:
@@ -136,9 +135,65 @@ def test_drafts_and_batches_change_nothing(family: str, temperature: float, guid
         assert torch.equal(made.tokens[0], whole.tokens[row])
 
 
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_pass_over_a_block_reads_what_the_pass_before_has_written(family: str) -> None:
+    """Keys and values outside the block are those of the first pass, by hand."""
+    model = build(family)
+    draw = torch.Generator().manual_seed(2)
+    before, after = torch.randint(VOCAB - 1, (2, 1, 9), generator=draw)
+    block = torch.arange(4, 7)
+    after = torch.where((torch.arange(9) >= 4) & (torch.arange(9) < 7), after, before)
+    reads = torch.ones(1, 1, 10, dtype=torch.bool)
+    reads[..., -1] = False
+    model.reserve(1, 10)
+    whole = torch.arange(9)[None]
+    first = CanvasPass(
+        tokens=before, positions=whole, reads=reads, cache_indices=whole, queries=whole
+    )
+    model.forward(first)
+    at = {"positions": block[None], "cache_indices": block[None], "queries": whole[:, :3]}
+    logits = model.forward(replace(first, tokens=after[:, block], **at))[0]
+
+    stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def store(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        stored[layer] = keys, values
+        return keys, values
+
+    def join(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        both = [known.clone() for known in stored[layer]]
+        for known, new in zip(both, (keys, values), strict=True):
+            known[:, :, block] = new[:, :, 1:]
+        return both[0], both[1]
+
+    body = model.model.body
+    body(before, whole, None, store)
+    asking = torch.arange(3, 7)[None]  # the entry before the block, too
+    expected = body(after[:, asking[0]], asking, None, join).logits[0]
+    expected = expected[:3] if model.shift else expected[1:]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
+    assert not any("attention" in vars(each) for each in model.model.modules())
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
+def test_drafts_change_nothing_over_a_cache(family: str, kind: str) -> None:
+    plain = build(family)
+    run(Stepwise(block=3), plain, LENGTH, 1.0)
+    model = build(family)
+    cache = CachePlan(kind, margin=1)
+    before = model.model.tokens_processed
+    whole = run(Stepwise(block=3, cache=cache), model, LENGTH, 1.0)
+    assert model.model.tokens_processed - before < plain.model.tokens_processed
+    made = run(LosslessUnmask(3, block=3, cache=cache), model, LENGTH, 1.0)
+    assert torch.equal(made.tokens, whole.tokens) and made.stats.passes <= whole.stats.passes
+    fresh = run(Stepwise(block=3, cache=CachePlan(kind, refresh=1)), model, LENGTH, 1.0)
+    assert torch.equal(fresh.tokens, run(Stepwise(block=3), model, LENGTH, 1.0).tokens)
+
+
 def test_a_cache_is_refused_where_there_is_none() -> None:
     for family in UNCACHED:
-        with pytest.raises(UnsupportedModelError, match="cache: expected a model") as error:
+        with pytest.raises(UnsupportedModelError, match="entries that later passes read") as error:
             run(Stepwise(cache="prefix"), build(family), LENGTH)
         assert ("from a Forgetful" in str(error.value)) == (family == "sdar-uncached")  # its reason
 

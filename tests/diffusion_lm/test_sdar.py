@@ -28,7 +28,7 @@ class Recorded(SDARDenoiser):
     def __init__(self, block: int = BLOCK, **config: Any) -> None:
         self.logits: list[Tensor] = []
         super().__init__(TinySDAR(VOCAB, mask_token_id=MASK, block_size=block, **config))
-        assert "kept entries" in self.offers
+        assert self.supports_kv_cache and not self.kv_cache_reason
         self.logits.clear()  # of its self-check
         self.model.calls = self.model.tokens_processed = self.model.head_rows = 0
 
@@ -142,7 +142,7 @@ def test_a_model_without_a_cache_computes_everything_and_says_why() -> None:
     ):
         for _ in range(2):  # the self-check without a cache does not count for one with
             model = SDARDenoiser(inner)
-            assert words in model.lack("kept entries")
+            assert not model.supports_kv_cache and words in model.kv_cache_reason
         made = run(Stepwise(), model, LENGTH)
         assert torch.equal(made.tokens, run(Stepwise(), cached, LENGTH).tokens)
 
@@ -151,7 +151,7 @@ def test_a_model_without_a_cache_computes_everything_and_says_why() -> None:
 def test_keys_are_cached_in_every_dtype(dtype: torch.dtype) -> None:
     for block in (2, 4, 16):
         inner = TinySDAR(VOCAB, mask_token_id=MASK, block_size=block).to(dtype)
-        assert "kept entries" in SDARDenoiser(inner).offers
+        assert SDARDenoiser(inner).supports_kv_cache
 
 
 def test_an_entry_that_reads_nothing_writes_no_nan() -> None:

@@ -93,7 +93,7 @@ def test_rows_of_the_speed_report(
 
 
 def test_texts_end_where_the_model_ends_them() -> None:
-    pipe = open_texts(DEMO_WEIGHTS / "stdlib", read_loading({"dtype": "float32"}), N_TOKENS)
+    pipe = open_texts(DEMO_WEIGHTS / "stdlib", *read_loading({"dtype": "float32"}), N_TOKENS)
     greedy = SamplingParams(temperature=0.0)
     options: dict[str, Any] = {"seed": [0, 1, 2], "batch_size": 3}
     (whole,) = pipe.stream(PROMPTS, greedy, policy=Autoregressive(), **options)

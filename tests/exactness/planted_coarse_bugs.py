@@ -76,13 +76,12 @@ def correct_the_first_drafts(patch: Patch) -> None:
 
 def count_noise_twice(patch: Patch) -> None:
     """Scores of seen slots have their noise twice."""
-    for name in ("record", "record_distribution"):
-        record = getattr(CoarseDrafter, name)
+    observe = CoarseDrafter.observe
 
-        def wrong(self: Any, run: Any, scores: Any, noise: Tensor, record: Any = record) -> None:
-            record(self, run, scores._replace(window=scores.window + noise), noise)
+    def wrong(self: Any, run: Any, scores: Any, noise: Tensor) -> None:
+        observe(self, run, scores._replace(window=scores.window + noise), noise)
 
-        patch.setattr(CoarseDrafter, name, wrong)
+    patch.setattr(CoarseDrafter, "observe", wrong)
 
 
 def count_noise_twice_in_new_slots(patch: Patch) -> None:
@@ -113,13 +112,12 @@ def verify_other_drafts(patch: Patch) -> None:
 
 def record_uncorrected_law(patch: Patch) -> None:
     """The distribution of a draft is that before its correction."""
-    redraft = CoarseDrafter.redraft_with_distribution
+    correct = CoarseDrafter.correct
 
-    def wrong(self: Any, run: Any, drafts: Tensor, p_draft: Tensor, noise: Tensor) -> Any:
-        corrected, _ = redraft(self, run, drafts, p_draft, noise)
-        return corrected, p_draft
+    def wrong(self: Any, run: Any, drafts: Tensor, noise: Tensor, p_draft: Any = None) -> Any:
+        return correct(self, run, drafts, noise, p_draft)[0], p_draft
 
-    patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
+    patch.setattr(CoarseDrafter, "correct", wrong)
 
 
 def record_distribution_of_other_contexts(patch: Patch) -> None:
@@ -153,15 +151,15 @@ def correct_law_of_kept_drafts(patch: Patch) -> None:
 
 def choose_candidates_with_noise(patch: Patch) -> None:
     """The corrected candidates are those whose noise is largest, too."""
-    record = CoarseDrafter.record_distribution
+    observe = CoarseDrafter.observe
 
     def wrong(self: Any, run: Any, scores: Any, noise: Tensor) -> None:
-        record(self, run, scores, noise)
+        observe(self, run, scores, noise)
         n = min(self.opened.candidates, scores.window.shape[-1] - 1)
         found = (scores.window + noise).topk(n + 1, -1)
         self._record(run, found.values, found.indices, scores)
 
-    patch.setattr(CoarseDrafter, "record_distribution", wrong)
+    patch.setattr(CoarseDrafter, "observe", wrong)
 
 
 def forget_the_others(patch: Patch) -> None:

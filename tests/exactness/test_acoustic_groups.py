@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel import AcousticGroups, Frames, Noise, SamplingParams, SpeculativeJacobi
+from mmaccel import AcousticGroups, Frames, Noise, SamplingParams
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.g_test import GTest, combine, count_sequences, g_test
 from mmaccel.kernels import dispatch
@@ -454,15 +454,6 @@ def test_sequences_of_groups_are_exact_where_groups_depend_on_groups(policy: Pol
 def test_sequences_of_groups_are_not_exact_where_groups_depend_on_codes() -> None:
     groups, _ = measure_sequences(AcousticGroups(4, radius=0.5), Loose())
     assert groups.p_value < LEVEL, groups
-
-
-@pytest.mark.parametrize("radius", [0.0, 1e-6])
-@pytest.mark.parametrize("coupling", ["maximal", "independent", "gumbel"])
-def test_groups_of_one_code_are_the_exact_rule(radius: float, coupling: Any) -> None:
-    made = sample(AcousticGroups(5, radius, coupling=coupling), Loose(), 300, 12)
-    plain = sample(SpeculativeJacobi(5, coupling), Loose(), 300, 12)
-    assert torch.equal(made.tokens, plain.tokens) and made.stats.total_variation < 1e-2
-    assert made.stats.exactness == "relaxed"
 
 
 def test_wider_groups_spend_more_and_take_fewer_passes() -> None:

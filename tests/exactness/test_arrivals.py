@@ -19,14 +19,7 @@ from tests.exactness import test_continuous_batching as window
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-
-
-def assert_rows(given: list[FinishedRow], wanted: list[Generation]) -> None:
-    assert sorted(row.row for row in given) == list(range(len(wanted)))
-    for row in given:
-        own = wanted[row.row]
-        assert row.tokens.tolist() == own.tokens[0, : int(own.lengths[0])].tolist()
-        assert (row.passes, row.accepted) == (int(own.passes[0]), own.stats.accepted)
+from tests.matrix.test_batching import check_rows
 
 
 def widened(prompt: Prompt, width: int = 8) -> Prompt:
@@ -57,7 +50,7 @@ def test_batch_slots_come_and_go_with_rows() -> None:
     model = CausalLMWindow(window.build_lm("llama").double())
     seen = window.record_shapes(model)
     made, given, _ = decode_window("plain", 1.0, 9, 2, model)
-    assert_rows(given, window.alone("plain", 1.0))
+    check_rows(given, window.alone("plain", 1.0))
     decoded = [n for n, width in seen if width == 1]
     assert {1, 2, 3} < set(decoded) and len(set(decoded)) > 3
     assert decoded != sorted(decoded) and decoded != sorted(decoded, reverse=True)
@@ -74,7 +67,7 @@ def test_captured_steps_have_all_batch_slots_from_the_beginning(name: str, sync_
     model.setup.runner = Replay(sync_every)
     made, given, arriving = decode_window(name, 2.0, 4, 1, model)
     assert not arriving.waiting
-    assert_rows(given, window.alone(name, 2.0))
+    check_rows(given, window.alone(name, 2.0))
     assert len(model.setup.runner.recorded) == 1 and model.setup.runner.replayed > 3
     assert arriving.asked[0] == 2  # two of four batch slots are free
 
@@ -98,7 +91,7 @@ def test_a_model_that_cannot_prefill_some_rows_has_all_batch_slots_too() -> None
     given: list[FinishedRow] = []
     arriving = Arriving([2, 3, 4, 5], prompt, gap=1)
     toy(widened(prompt([0, 1])), [100, 101], ContinuousBatching(3, given.append, arriving))
-    assert_rows(given, wanted)
+    check_rows(given, wanted)
     assert isinstance(window.Strict(5), ToyLanguage)
 
 

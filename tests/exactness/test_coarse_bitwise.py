@@ -12,7 +12,6 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-import torch
 
 from mmaccel import Autoregressive, Coarse, ContinuousBatching, Jacobi, Noise, SamplingParams
 from mmaccel.kernels import dispatch
@@ -86,17 +85,6 @@ def test_a_coarse_model_of_zeros_makes_the_passes_of_the_neighbour_source(
     made = run(Jacobi(7, sources["zeros"]), OPTIONS["guided"], model=language(), grid=None)
     plain = run(Jacobi(7, "neighbour"), OPTIONS["guided"], model=language(), grid=None)
     assert made.stats.accepted == plain.stats.accepted
-
-
-def test_a_logits_processor(sources: dict[str, Coarse]) -> None:
-    def no_repeat(scores: torch.Tensor, tokens: torch.Tensor, columns: torch.Tensor) -> Any:
-        banned = torch.nn.functional.one_hot(tokens.gather(1, columns - 1) + 1, 6)[..., 1:].bool()
-        return scores.masked_fill(banned, float("-inf"))
-
-    plain = run(Autoregressive(), {"processor": no_repeat}, grid=None)
-    for name in ("strong text", "adversarial"):
-        policy = Jacobi(6, sources[name])
-        assert_same(run(policy, {"processor": no_repeat}, model=language(), grid=None), plain)
 
 
 PROMPTS, STEPS = [[0], [1], [2], [3], [4], [1]], 30

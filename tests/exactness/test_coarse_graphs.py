@@ -13,22 +13,15 @@ import torch
 from torch import Tensor
 
 from mmaccel import (
-    MCSD,
     CausalLMWindow,
     Coarse,
-    Comb,
-    DySpec,
     GroupedSpeculative,
     Jacobi,
-    Sequoia,
-    SpecTr,
     SpeculativeJacobi,
 )
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
-from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.policies import Policy
-from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
     FOLDER,
@@ -39,11 +32,9 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.step_runner import StepRunner
 from mmaccel.samplers.window.window_size import FixedWidth
-from tests.exactness.test_graph_reuse import CALLS, Call, assert_like
+from tests.exactness.test_graph_reuse import CALLS, Call, assert_like, decode
 from tests.fixtures.fake_device import same
-from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -61,28 +52,11 @@ def make_coarse(model: Any, folder: Path, seed: int = 0) -> Coarse:
     return Coarse(str(folder))
 
 
-class Calls:
-    """Calls over one window, captured or pass by pass."""
-
-    def __init__(self, model: Any, fused: bool = False) -> None:
-        self.window = CausalLMWindow(model, fused=fused)
-
-    def run(self, policy: Policy, call: Call, runner: StepRunner) -> Generation:
-        rows = [list(row) for row in call.rows]
-        guided = "guidance_scale" in call.params
-        rows += [[*row[::-1], 4] for row in rows] if guided else []
-        prompt = make_prompt(rows, 1 + guided, layout=call.layout)
-        self.window.setup.runner = runner
-        return policy.sample(
-            self.window, prompt, call.length, params=SamplingParams(**call.params),
-            noise=Noise.from_seed(call.seeds, len(call.seeds)),
-        )  # fmt: skip
-
-    def check(self, policy: Policy, call: Call, cache: GraphCache, sync_every: int = 1) -> int:
-        """Compare a captured call with its eager run; how many passes it captured."""
-        made = self.run(policy, call, Replay(sync_every, cache))
-        assert_like(made, self.run(policy, call, StepRunner()))
-        return made.stats.captures
+def check(policy: Policy, call: Call, cache: GraphCache, window: CausalLMWindow) -> int:
+    """Compare a captured call with its eager run; how many passes it captured."""
+    made = decode(policy, call, cache, window=window)
+    assert_like(made, decode(policy, call, None, window=window))
+    return made.stats.captures
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +82,10 @@ def policies(source: Coarse) -> list[Policy]:
 
 def test_the_adaptive_window(model: Any, source: Coarse) -> None:
     """Every width is captured once, and a sweep reads what a pass of another width recorded."""
-    cache, calls, widths = GraphCache(), Calls(model), []
+    cache, window, widths = GraphCache(), CausalLMWindow(model), []
     for call in CALLS * 2:
-        made = calls.run(Jacobi("adaptive", source), call, Replay(1, cache))
-        plain = calls.run(Jacobi(8, "neighbour"), call, StepRunner())
+        made = decode(Jacobi("adaptive", source), call, cache, window=window)
+        plain = decode(Jacobi(8, "neighbour"), call, None, window=window)
         assert made.tokens.equal(plain.tokens)
         widths.append(made.stats.captures)
     assert 2 <= sum(widths) <= 5 and len(cache) == 1
@@ -130,59 +104,38 @@ def test_a_wide_sweep_after_a_narrow_pass(
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     monkeypatch.setattr(FixedWidth, "choose", lambda _, most: min(next(widths), most))
     monkeypatch.setattr(CoarseModel, "base", watch)
-    Calls(model).run(Jacobi(12, source), CALLS[0], StepRunner())
+    decode(Jacobi(12, source), CALLS[0], None, model)
     assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with
     # two slots seen, at least one accepted, and the last draft of a window of 6 is the fifth slot
     assert 4 <= max(distance for _, distance in read) <= 5
 
 
-TREES: tuple[tuple[Any, dict[str, Any]], ...] = (
-    (Jacobi(7), {"tree": Comb(3, 2)}),
-    (Jacobi(7), {"tree": DySpec(6, depth=2)}),
-    (SpeculativeJacobi(6), {"tree": Comb(4, 2)}),
-    (SpeculativeJacobi(6), {"tree": Sequoia(6, depth=2), "siblings": MCSD()}),
-    (SpeculativeJacobi(6, "gumbel"), {"tree": Comb(3, 1), "siblings": SpecTr()}),
-)
-
-
-@pytest.mark.parametrize(("policy", "tree"), TREES, ids=repr)
-def test_trees(
-    policy: Any, tree: dict[str, Any], model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Replayed passes walk them as eager ones do."""
-    own = replace(policy, drafts=source, **tree)
-    cache, calls = GraphCache(), Calls(model)
-    monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    assert is_capturable(own)
-    assert [calls.check(own, call, cache) for call in CALLS[:2]] == [1, 0]
-
-
 @pytest.mark.parametrize("index", [4, 5])
 def test_parallel_rounds(index: int, model: Any, source: Coarse) -> None:
     """A captured run is its eager one; rounds are as many in every pass."""
-    cache, calls = GraphCache(), Calls(model)
+    cache, window = GraphCache(), CausalLMWindow(model)
     for call in CALLS[:2]:
-        calls.check(policies(source)[index], call, cache)
+        check(policies(source)[index], call, cache, window)
 
 
 def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None:
     """Without C, with another folder's, and with new weights in a folder: captured anew."""
     first, other = (make_coarse(model, tmp_path / name, k) for k, name in enumerate("ab"))
-    cache, calls = GraphCache(), Calls(model)
+    cache, window = GraphCache(), CausalLMWindow(model)
     neighbour = Jacobi(6, "neighbour")
     sources = (Jacobi(6, first), neighbour, Jacobi(6, first), Jacobi(6, other), Jacobi(6, other))
-    assert [calls.check(policy, CALLS[0], cache) for policy in sources] == [1, 1, 0, 1, 0]
+    assert [check(policy, CALLS[0], cache, window) for policy in sources] == [1, 1, 0, 1, 0]
     make_coarse(model, tmp_path / "b", 2)
     os.utime(tmp_path / "b" / FOLDER.weights, ns=(1, 1))
-    assert [calls.check(Jacobi(6, other), CALLS[0], cache) for _ in range(2)] == [1, 0]
+    assert [check(Jacobi(6, other), CALLS[0], cache, window) for _ in range(2)] == [1, 0]
 
 
 def test_a_coarse_model_that_is_gone_leaves_no_graphs(model: Any, source: Coarse) -> None:
     """Their addresses may belong to something else by then."""
     cache = GraphCache()
-    Calls(model).check(Jacobi(6, source), CALLS[0], cache)
+    check(Jacobi(6, source), CALLS[0], cache, CausalLMWindow(model))
     assert len(cache) == 1  # its window, which held C, is gone
-    Calls(model).check(Jacobi(6, "neighbour"), CALLS[0], cache)
+    check(Jacobi(6, "neighbour"), CALLS[0], cache, CausalLMWindow(model))
     assert len(cache) == 1
 
 
@@ -190,13 +143,13 @@ def test_drafts_come_from_the_graph_that_was_captured(
     model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay sweeps without Python: C's function is not called, and drafts are C's."""
-    calls, cache, swept = Calls(model), GraphCache(), []
-    real = CoarseDrafter.redraft
-    monkeypatch.setattr(CoarseDrafter, "redraft", lambda *args: (swept.append(1), real(*args))[1])
-    made = [calls.run(Jacobi(6, source), CALLS[0], Replay(1, cache)) for _ in range(2)]
+    window, cache, swept = CausalLMWindow(model), GraphCache(), []
+    real = CoarseDrafter.correct
+    monkeypatch.setattr(CoarseDrafter, "correct", lambda *args: (swept.append(1), real(*args))[1])
+    made = [decode(Jacobi(6, source), CALLS[0], cache, window=window) for _ in range(2)]
     assert made[0].stats.passes == made[1].stats.passes > 4
     assert len(swept) == 3 + 1  # eager, to warm up, recorded; the second run's first pass
-    plain = calls.run(Jacobi(6, "neighbour"), CALLS[0], StepRunner())
+    plain = decode(Jacobi(6, "neighbour"), CALLS[0], None, window=window)
     assert plain.stats.passes != made[0].stats.passes and plain.tokens.equal(made[0].tokens)
 
 

@@ -33,7 +33,7 @@ from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-from tests.matrix.test_batching import ALL, LENGTH, prompt, tiny
+from tests.matrix.test_batching import ALL, LENGTH, check_rows, prompt, tiny
 
 
 def policies() -> dict[str, Policy]:
@@ -64,31 +64,6 @@ def decode(
 @cache
 def alone(name: str, scale: float) -> list[Generation]:
     return [decode(policies()[name], [row], scale) for row in ALL]
-
-
-def assert_alone(
-    made: Generation, wanted: list[Generation], given: list[FinishedRow], rel: float = 1e-9
-) -> None:
-    for row, own in enumerate(wanted):
-        assert made.tokens[row].equal(own.tokens[0]), f"row {row}"
-        assert int(made.lengths[row]) == int(own.lengths[0])
-        assert int(made.passes[row]) == int(own.passes[0]) == own.stats.passes
-    assert sorted(row.row for row in given) == list(range(len(wanted)))
-    for row in given:
-        own = wanted[row.row]
-        assert row.tokens.tolist() == own.tokens[0, : int(own.lengths[0])].tolist()
-        assert (row.passes, row.accepted) == (own.stats.passes, own.stats.accepted)
-        assert row.total_variation == pytest.approx(own.stats.total_variation, rel=rel)
-    stats = made.stats
-    assert stats.tokens == sum(own.stats.tokens for own in wanted)
-    assert stats.row_passes == sum(own.stats.passes for own in wanted)
-    spent = sum(own.stats.total_variation for own in wanted)
-    assert stats.total_variation == pytest.approx(spent, rel=rel)
-    counts = [own.stats.accepted for own in wanted]
-    widest = max(map(len, counts))
-    assert stats.accepted == [
-        sum(count[k] for count in counts if k < len(count)) for k in range(widest)
-    ]
 
 
 def test_cached_graphs_serve_runs_with_batching_alone() -> None:
@@ -135,7 +110,10 @@ def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy) -> N
 
     given: list[FinishedRow] = []
     made = toy(list(range(6)), ContinuousBatching(2, given.append))
-    assert_alone(made, [toy([row], None) for row in range(6)], given)
+    alone = [toy([row], None) for row in range(6)]
+    check_rows(given, alone)
+    assert made.tokens.equal(torch.cat([own.tokens for own in alone]))
+    assert made.stats.row_passes == sum(own.stats.passes for own in alone)
 
 
 def record_shapes(window: CausalLMWindow) -> list[tuple[int, int]]:

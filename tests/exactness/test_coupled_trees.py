@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,16 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import MCSD, RSD, Coarse, Comb, Sequoia, SpecTr, SpeculativeJacobi
-from mmaccel.kernels.truncation import truncate
 from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.trees import coupled_walk, rule_walk
+from mmaccel.samplers.trees import coupled_walk
 from mmaccel.samplers.trees.coupled_walk import CoupledWalk
 from mmaccel.samplers.trees.drawn import DrawnTree
-from mmaccel.samplers.trees.siblings import rsd
 from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.window.draft_record import DraftRecord
 from tests.exactness.bitwise_runs import PROMPTS, assert_same, run
+from tests.exactness.test_sibling_rules import Alone, filter_twice, longest_path, renormalise_not
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
 from tests.fixtures.tree_language import TreeLanguage
@@ -73,14 +73,6 @@ def test_a_draft_model_draws_them_too() -> None:
     assert_exact(SpeculativeJacobi(4, "maximal", DraftModel(small), tree), setting("plain"))
 
 
-class Alone(RSD):
-    """The first sibling alone."""
-
-    def draw(self, p_draft: Tensor, noise: Any, k: int, first: Tensor | None) -> Tensor:
-        found = super().draw(p_draft, noise, k, first)
-        return torch.cat([found[..., :1], torch.full_like(found[..., 1:], -1)], -1)
-
-
 @pytest.fixture
 def mild(tmp_path: Path) -> Coarse:
     return strong_coarse(torch.eye(5), tmp_path, candidates=3, strength=0.3)
@@ -128,45 +120,6 @@ def test_a_row_alone_has_its_tokens(batching: Any, mild: Coarse) -> None:
 
 
 # ---- bugs
-
-
-def _longest_path(patch: pytest.MonkeyPatch) -> None:
-    """SJD-PAC: a second choice among siblings counts if the path behind it is longer."""
-    walk, choose_drawn = rule_walk.walk, rule_walk.choose_drawn
-    others: list[Any] = []
-
-    def both(tree: Any, rule: Any, coins: Tensor, redraws: Tensor) -> Any:
-        others.append(choose_drawn(tree, rule, coins.mul(7.3).frac(), redraws))
-        return choose_drawn(tree, rule, coins, redraws)
-
-    def longest(width: int, scores: Tensor, choose: Any, **named: Any) -> Any:
-        one = walk(width, scores, choose, **named)
-        two = walk(width, scores, others.pop(), **named)
-        is_longer = two[1] > one[1]
-        pairs = zip(one, two, strict=True)
-        return tuple(torch.where(is_longer.view(-1, *[1] * (a.ndim - 1)), b, a) for a, b in pairs)
-
-    patch.setattr(rule_walk, "choose_drawn", both)
-    patch.setattr(coupled_walk, "walk", longest)
-
-
-def _renormalise_not(patch: pytest.MonkeyPatch) -> None:
-    """The distribution without the rejected siblings keeps its other probabilities."""
-    patch.setattr(rsd, "_without", lambda p_draft, token: p_draft.scatter(1, token, 0.0))
-
-
-def _alter_distributions(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
-    """Siblings are drawn from another distribution than the one that is recorded."""
-    draw = RSD.draw
-
-    def wrong(self: RSD, p_draft: Tensor, noise: Any, k: int, first: Tensor | None) -> Tensor:
-        return draw(self, change(p_draft), noise, k, first)
-
-    patch.setattr(RSD, "draw", wrong)
-
-
-def _filter_twice(patch: pytest.MonkeyPatch) -> None:
-    _alter_distributions(patch, lambda q: truncate(q.log(), 0.4, None, 0.8, None).softmax(-1))
 
 
 def _record_the_renewed(patch: pytest.MonkeyPatch) -> None:
@@ -224,8 +177,8 @@ def _draw_from_another_path(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS = {
-    "longest path": (_longest_path, "plain"),
-    "q without siblings not renormalised": (_renormalise_not, "plain"),
+    "longest path": (partial(longest_path, module=coupled_walk), "plain"),
+    "q without siblings not renormalised": (renormalise_not, "plain"),
     "what the pass said of the chain": (_record_the_chains, "plain"),
     "drawn from another distribution": (_draw_from_another_path, "plain"),
 }
@@ -243,7 +196,8 @@ def test_planted_bugs_are_seen(
 
 
 @pytest.mark.parametrize(
-    ("plant", "tree"), [(_record_the_renewed, Comb(4, 3)), (_filter_twice, TREES[1])]
+    ("plant", "tree"),
+    [(_record_the_renewed, Comb(4, 3)), (partial(filter_twice, temperature=0.4), TREES[1])],
 )
 def test_planted_bugs_are_seen_in_drafts_that_nothing_corrects(
     plant: Callable[[pytest.MonkeyPatch], None], tree: Any, monkeypatch: pytest.MonkeyPatch
@@ -253,16 +207,3 @@ def test_planted_bugs_are_seen_in_drafts_that_nothing_corrects(
     window = 1 + tree.depth + 1
     source = DraftModel(setting("plain").language(seed=2))
     assert_rejected(SpeculativeJacobi(window, "maximal", source, tree), setting("plain"))
-
-
-@pytest.mark.parametrize(
-    ("tree", "drafts", "named"),
-    [
-        (mmaccel.DySpec(6, depth=2), "coarse", ["SpeculativeJacobi", "DySpec", "Sequoia"]),
-        (Comb(3, 2), "neighbour", ["Neighbour", "coarse"]),
-    ],
-)
-def test_trees_that_cannot_be_drawn(tree: Any, drafts: str, named: list[str]) -> None:
-    with pytest.raises(mmaccel.OptionError) as caught:
-        SpeculativeJacobi(8, drafts=drafts, tree=tree)
-    assert all(part in str(caught.value) for part in named)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -26,15 +25,6 @@ from tests.fixtures.toy_distribution import Setting, assert_exact
 MODELS = ("llama with biases", "gemma3", "cohere", "gemma2, capped", "gpt2", "gpt_neox", "opt")
 ROWS = [[5, 6, 7, 8, 11, 2, 30], [9, 10], [4, 4, 4, 17]]
 LENGTH = 24
-SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "sampled": {"do_sample": True, "temperature": 1.1, "top_k": 12, "top_p": 0.95},
-    "guided": {"do_sample": True, "guidance_scale": 1.8, "top_k": 0},
-}
-POLICIES = {
-    f"window {window}, {drafts}": mmaccel.Jacobi(window, drafts)
-    for window, drafts in ((1, "left"), (5, "left"), (16, "ngram"), (32, "left"))
-}
 
 
 def generate(
@@ -47,19 +37,6 @@ def generate(
         stats = handle.stats
     assert stats is not None and stats.route == ("fused" if fused else "model")
     return made[:, -LENGTH:], stats
-
-
-@pytest.mark.parametrize(("name", "settings"), [*zip(MODELS, cycle(SETTINGS))])
-def test_windows_drafts_and_batches_change_no_token(name: str, settings: str, fused: bool) -> None:
-    model, options, seeds = build_decoder(name), SETTINGS[settings], [3, 11, 5]
-    plain, stats = generate(model, mmaccel.Autoregressive(), ROWS, fused, seeds, **options)
-    assert stats.exactness == "bitwise" and len(plain.unique()) > 2
-    for policy in POLICIES.values():
-        fast, found = generate(model, policy, ROWS, fused, seeds, **options)
-        assert fast.equal(plain), repr(policy)
-        assert found.row_passes < stats.row_passes or policy.window == 1
-    alone, _ = generate(model, mmaccel.Jacobi(8), ROWS[1:2], fused, seeds[1:2], **options)
-    assert alone.equal(plain[1:2])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -128,17 +105,3 @@ def test_samples_have_the_distribution_of_the_models_own_logits(
     window = CausalLMWindow(setting.model, fused=fused)
     assert_exact(policy, setting, model=window)
     assert window.route.name == ("fused" if fused else "model")
-
-
-def test_scenes_by_both_routes() -> None:
-    """The images of the model that ships: the same tokens, guided and batched, by both routes."""
-    tokens = {}
-    for fused in (False, True):
-        pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", fused=fused)
-        texts = list(pipe.image_model.examples) * 2
-        for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(16)):
-            made = pipe(texts, policy=policy, seed=[0, 1], guidance_scale=2.0)
-            assert made.stats.route == ("fused" if fused else "model")
-            tokens[fused, type(policy).__name__] = made.tokens
-    assert len({tuple(value.flatten().tolist()) for value in tokens.values()}) == 1
-    assert torch.is_tensor(tokens[True, "Jacobi"])

@@ -9,27 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 
 from mmaccel import (
-    TETRIS,
-    Autoregressive,
     CausalLMWindow,
     Comb,
-    DySpec,
-    ForkedComb,
     Grid,
     GroupedSpeculative,
     Jacobi,
     Noise,
     SamplingParams,
     Sequoia,
-    SourceText,
-    SpecExec,
     SpeculativeJacobi,
 )
 from mmaccel.kernels import dispatch
@@ -51,33 +44,6 @@ PARAMS: dict[str, dict[str, Any]] = {
         "guidance_scale": 2.0, "temperature": 1.3, "top_k": 12, "top_p": 0.95, "min_p": 0.01,
     },
 }  # fmt: skip
-POLICIES: list[Policy] = [
-    Autoregressive(),
-    Jacobi(window=6),
-    Jacobi(window=6, drafts="ngram"),
-    Jacobi(window=6, drafts="above"),
-    Jacobi(window=6, drafts="token-recycling"),
-    Jacobi(window=6, drafts="hierarchy"),
-    Jacobi(window=6, drafts="sibling-rows"),
-    Jacobi(window=6, drafts="lookahead"),
-    Jacobi(window=6, drafts="stand"),
-    Jacobi(window=6, drafts=SourceText((4, 4, 6, 30), ngram=1)),
-    SpeculativeJacobi(window=5),
-    SpeculativeJacobi(window=5, drafts="stand"),
-    SpeculativeJacobi(window=5, drafts="token-recycling"),
-    SpeculativeJacobi(window=5, coupling="gumbel"),
-    SpeculativeJacobi(window=5, coupling="independent", drafts="left"),
-    SpeculativeJacobi(window=5, rising=0.7),
-    SpeculativeJacobi(window=5, coupling="gumbel", rising=0.7),
-    SpeculativeJacobi(window=5, coupling="independent", verification="block"),
-    GroupedSpeculative(window=5, group=3),
-    Jacobi(6, "token-recycling", Comb(3, 2)),
-    Jacobi(6, "token-recycling", Sequoia(6, depth=2, acceptance=((0.5, 0.3, 0.1),))),
-    Jacobi(6, "stand", DySpec(6, depth=2)),
-    Jacobi(6, "token-recycling", ForkedComb(2, 2, 2, 2)),
-    Jacobi(6, "token-recycling", SpecExec(8, depth=2, expand=3)),
-    Jacobi(6, "token-recycling", TETRIS(6, depth=2, budget=3)),
-]
 
 
 @dataclass(frozen=True)
@@ -145,7 +111,7 @@ def test_where_kernels_draw(
     policy: Policy, model: Any, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the kernels' functions, which take seeds as they are (torch specifications)."""
-    monkeypatch.setattr(dispatch, "takes", lambda *_: True)
+    monkeypatch.setattr(dispatch, "uses_triton", lambda *_: True)
     cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
         made = decode(policy, call, cache, model, fused=fused)
@@ -231,35 +197,6 @@ def test_on_step_is_called_after_every_pass(model: Any) -> None:
     runner, passes = Replay(sync_every=4), []
     made = decode(Jacobi(window=6), FREE, None, model, lambda p: passes.append(p.passes), 1, runner)
     assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
-
-
-@pytest.mark.parametrize(("policy", "options"), [*zip(POLICIES, cycle(PARAMS.values()))], ids=str)
-def test_a_third_run_captures_its_prompt_and_its_first_pass(
-    policy: Policy, options: dict[str, Any]
-) -> None:
-    """From the fourth on, runs of one key consist of replays alone. Where another pass runs as it
-    is, it finds what the replayed first one stored.
-    """
-    own, cache, runners = build_lm("llama"), GraphCache(), list[Replay]()
-    calls = [
-        replace(CALLS[0], params=options),
-        Call(((4, 4, 6), (6, 6, 30, 31)), (9, 8), 17, params=options),
-    ]
-    width = 1 if isinstance(policy, Autoregressive) else policy.window  # type: ignore[attr-defined]
-    for call in (*calls, *calls, *calls):
-        runners.append(Replay(cache=cache))
-        before = sum(runner.replayed for runner in runners)
-        made = decode(policy, call, None, own, runner=runners[-1])
-        assert_like(made, decode(policy, call, None, own))
-    n_prompt = 4 if options.get("guidance_scale") else 3  # tokens before the longest prompt's last
-    once = [Once("prompt", n_prompt), Once("first pass", width)]
-    assert [runner.recorded for runner in runners] == [[width], [], once, [], [], []]
-    assert sum(runner.replayed for runner in runners) - before == made.stats.passes + 1
-    (entry,) = cache._entries.values()
-    del entry.graphs[width]
-    entry.warm.clear()
-    again = decode(policy, calls[1], None, own, runner=Replay(cache=cache))
-    assert_like(again, decode(policy, calls[1], None, own))
 
 
 def test_entries_of_trees_are_counted_in_replays(model: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -38,6 +38,7 @@ from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, Ope
 from mmaccel.samplers.drafting.memory import aded, sibling_rows, stand
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts, merge_votes
 from mmaccel.samplers.drafting.memory.lookahead import LookaheadDrafter
+from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import assert_same
 from tests.exactness.test_continuous_batching import ALL, decode
@@ -267,13 +268,14 @@ def repeat(policy: Policy, **options: Any) -> Generation:
     return generate(policy, [[1, 2], [7]], language, length=120, **options)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*SOURCES, "token-recycling", "hierarchy"])
 def test_a_text_that_repeats_itself_takes_few_passes(name: str) -> None:
+    """About once around the circle, then every window is right."""
     plain = repeat(Autoregressive())
     circle = len(set(plain.tokens.flatten().tolist()))
-    made = repeat(Jacobi(16, SOURCES[name]))
+    made = repeat(Jacobi(16, SOURCES.get(name, name)))
     assert_same(made, plain)
-    assert 3 * made.stats.passes < repeat(Jacobi(16, "left")).stats.passes
+    assert 2 * made.stats.passes < repeat(Jacobi(16, "left")).stats.passes
     if name != "lookahead":  # whose n-grams are found in as many passes
         assert made.stats.passes <= circle + 2 + -(-120 // 16)
 
@@ -289,6 +291,34 @@ def test_noise_chooses_among_the_distributions_that_were_seen(
         assert_same(made, repeat(Autoregressive(), **options))
     likeliest = repeat(policy(16, drafts="token-recycling"), **options)
     assert made.stats.row_passes < 0.75 * likeliest.stats.row_passes
+
+
+def test_one_occurrence_is_enough_for_token_recycling() -> None:
+    """At a low temperature tokens are mostly the likeliest ones; n-grams wait for a repetition."""
+    made = repeat(Jacobi(8, "token-recycling"), temperature=0.3)
+    assert_same(made, repeat(Autoregressive(), temperature=0.3))
+    assert made.stats.passes < repeat(Jacobi(8, "left"), temperature=0.3).stats.passes
+
+
+def by_hierarchy(prompts: list[list[int]], length: int, policy: Any = None) -> Generation:
+    """Texts in which no pair of tokens recurs."""
+    own = Jacobi(4, "hierarchy") if policy is None else policy
+    return generate(own, prompts, ToyLanguage(40, seed=3, depth=1), length=length)
+
+
+def test_the_prompt_saves_passes_where_the_own_text_is_new() -> None:
+    text = by_hierarchy([[1, 2]], 11, Autoregressive()).tokens[0].tolist()
+    alone, quoting = (by_hierarchy([prompt], 11) for prompt in ([1, 2], [1, 2, *text, 1, 2]))
+    assert alone.tokens[0].tolist() == quoting.tokens[0].tolist() == text
+    assert quoting.stats.passes < alone.stats.passes
+
+
+def test_a_row_that_says_the_same_earlier_saves_passes() -> None:
+    """The second text is the first one's from its fifth token on."""
+    alone, together = by_hierarchy([[3]], 12), by_hierarchy([[3], [10]], 12)
+    assert together.tokens[0].tolist() == alone.tokens[0].tolist()
+    assert together.tokens[1, :8].tolist() == alone.tokens[0, 4:].tolist()
+    assert int(together.passes[0]) < int(alone.passes[0])
 
 
 def test_samples_of_one_prompt_save_passes() -> None:
@@ -318,8 +348,9 @@ def test_trees_of_candidates_save_passes(drafts: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_siblings_that_come_and_go(scale: float) -> None:
-    made = decode(Jacobi(6, SiblingRows(1)), ALL, scale, mmaccel.ContinuousBatching(3))
+@pytest.mark.parametrize("source", [SiblingRows(1), mmaccel.HierarchyDrafting(ngram=1)], ids=repr)
+def test_rows_that_come_and_go(source: DraftSource, scale: float) -> None:
+    made = decode(Jacobi(6, source), ALL, scale, mmaccel.ContinuousBatching(3))
     assert_same(made, decode(Autoregressive(), ALL, scale))
 
 
@@ -333,6 +364,48 @@ def test_a_pool_of_the_row_before_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
         alone = [decode(policy, [row], 1.0).stats.passes for row in ALL]
         made = decode(policy, ALL, 1.0, batching)
         assert (made.passes.tolist() == alone) is not is_broken
+
+
+# What token recycling holds.
+
+
+def test_of_two_occurrences_in_a_window_the_last_one_counts() -> None:
+    class Counts(Recorder):
+        """Of the slot after position p, token p is the likeliest."""
+
+        def forward(self, entries: Pass) -> Tensor:
+            assert entries.start is not None
+            positions = entries.start[:, None] + torch.arange(entries.tokens.shape[1])
+            return torch.nn.functional.one_hot(positions, self.vocab_size).float()
+
+    run = WindowRun(
+        Jacobi(4, "token-recycling"), Counts([0.0] * 6), make_prompt([[1]]), 8,
+        params=SamplingParams(), noise=Noise.from_seed(0, 1),
+    )  # fmt: skip
+    run.write_drafts(torch.tensor([[1, 2, 1]]))
+    run.forward()
+    run.observe(None)
+    assert isinstance(run.drafter, RecyclingDrafter)
+    # the pass read 1, 1, 2, 1; a token that it has not read follows itself
+    assert run.drafter.successors.get()[0, :6, 0].tolist() == [0, 3, 2, 3, 4, 5]
+
+
+def test_tokens_outside_of_the_vocabulary() -> None:
+    """A prompt of a model whose image codes are the first ids may end with a text token."""
+
+    class Codes(ToyLanguage):
+        def forward(self, entries: Pass) -> Tensor:
+            known = entries.tokens.clamp(max=self.vocab_size - 1)
+            return super().forward(replace(entries, tokens=known))
+
+    made = [
+        policy.sample(
+            Codes(5, depth=2), make_prompt([[9, 7], [3]]), 20, params=SamplingParams(),
+            noise=Noise.from_seed(1, 2),
+        )
+        for policy in (Autoregressive(), Jacobi(6, "token-recycling"))
+    ]  # fmt: skip
+    assert_same(made[1], made[0])
 
 
 # Scores that are none.

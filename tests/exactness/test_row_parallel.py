@@ -14,7 +14,7 @@ from mmaccel.contracts import Layout
 from mmaccel.results import Generation
 from mmaccel.samplers.window import row_parallel
 from mmaccel.tokenizers_vq.grid import Grid
-from tests.exactness.bitwise_runs import GRID, OPTIONS, PROMPTS
+from tests.exactness.bitwise_runs import GRID, PROMPTS
 from tests.exactness.bitwise_runs import run as decode
 from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected, measure
 from tests.fixtures.toy_models import make_prompt
@@ -74,15 +74,6 @@ def test_final_slots_by_hand(layout: Grid, ahead: int) -> None:
         for row in range(40):
             wanted = final_by_hand(int(first[row]), matches[row].tolist(), layout, ahead)
             assert (final[row].tolist(), right[row].tolist()) == wanted
-
-
-@pytest.mark.parametrize("drafts", ["neighbour", "random", "above"])
-@pytest.mark.parametrize("options", ["plain", "greedy", "filtered", "guided"])
-def test_rows_that_wait_for_those_above_are_bitwise(options: str, drafts: str) -> None:
-    plain = decode(Autoregressive(), OPTIONS[options])
-    made = decode(RowParallel(17, FAR, drafts), OPTIONS[options])
-    assert made.tokens.equal(plain.tokens)
-    assert made.stats.total_variation == 0.0 and made.stats.exactness == "relaxed"
 
 
 def test_nearer_rows_take_fewer_passes_and_spend_more() -> None:

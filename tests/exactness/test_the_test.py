@@ -62,15 +62,6 @@ def test_cache_not_rolled_back_is_rejected(policy: Policy) -> None:
     assert_rejected(policy, PLAIN, model=bugs.AppendingCache(3, seed=1))
 
 
-@pytest.mark.parametrize(
-    "policy, setting",
-    list({(id(p), id(s)): (p, s) for _, p, s in PLANTED.values()}.values()),
-    ids=lambda value: repr(value) if hasattr(value, "exactness") else str(dict(value.options)),
-)
-def test_without_a_bug_nothing_is_rejected(policy: Policy, setting: Setting) -> None:
-    assert_exact(policy, setting)
-
-
 def test_advancing_together_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """`surplus verified twice` is wrong because of the distribution recorded, not the advance."""
     bugs.advance_together(monkeypatch)

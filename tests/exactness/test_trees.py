@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import Autoregressive, Comb, DySpec, Jacobi, OptionError, Sequoia, ShapeError
-from mmaccel.results import Generation
+from mmaccel import Autoregressive, Comb, DySpec, Jacobi, Sequoia, ShapeError
 from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
@@ -436,38 +435,6 @@ def _unsaid(path: PassPath | None) -> PassPath | None:
     return None if path is None else path._replace(is_branch=torch.zeros_like(path.is_branch))
 
 
-BAD: list[tuple[dict[str, Any], list[str]]] = [
-    ({"tree": 7}, ["tree", "Comb", "7"]),
-    ({"tree": Comb(3, 8), "window": 8}, ["window", "8", "shorter branches"]),
-    ({"tree": Comb(3, 4), "window": "adaptive"}, ["window", "adaptive"]),
-    ({"tree": Comb(3, 4), "drafts": "left"}, ["drafts", "alternatives", "token-recycling"]),
-    ({"tree": DySpec(9, 4), "drafts": "ngram"}, ["drafts", "DySpec", "token-recycling"]),
-    ({"tree": Sequoia(9, 4), "drafts": "left"}, ["drafts", "Sequoia", "token-recycling"]),
-]
-
-
-@pytest.mark.parametrize(("fields", "named"), BAD)
-def test_trees_that_a_policy_cannot_have(fields: dict[str, Any], named: list[str]) -> None:
-    with pytest.raises(OptionError) as caught:
-        Jacobi(**{"window": 32, "drafts": "coarse"} | fields)
-    text = str(caught.value)
-    assert "\n" not in text and all(part in text for part in named)
-
-
-@pytest.mark.parametrize(
-    ("shape", "fields"),
-    [
-        (Comb, {"branches": 0}), (Comb, {"length": 0}), (Comb, {"branches": 2.5}),
-        (DySpec, {"nodes": 0}), (DySpec, {"depth": 0}), (DySpec, {"ranks": 1}),
-        (Sequoia, {"nodes": 0}), (Sequoia, {"depth": 0}), (Sequoia, {"acceptance": ()}),
-        (Sequoia, {"acceptance": ((0.5,),)}), (Sequoia, {"acceptance": ((0.9, 0.2),)}),
-    ],
-)  # fmt: skip
-def test_bad_fields_are_refused(shape: Any, fields: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(fields))):
-        shape(**fields)
-
-
 @pytest.mark.parametrize(
     ("tree", "named"),
     [
@@ -479,15 +446,6 @@ def test_bad_fields_are_refused(shape: Any, fields: dict[str, Any]) -> None:
 def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
     with pytest.raises(ShapeError, match=named):
         run(Jacobi(9, known(2, {}), Written(tree)), {}, model=language(), grid=None)
-
-
-def test_a_model_that_takes_no_trees_is_refused_before_a_pass() -> None:
-    with pytest.raises(mmaccel.UnsupportedModelError, match="every layer sees"):
-        mmaccel.attach(build_lm("mistral"), Jacobi(8, "token-recycling", Comb(3, 4)))
-    made: Generation | None = None
-    with pytest.raises(mmaccel.UnsupportedModelError, match="do not cache"):
-        made = run(Jacobi(8, "token-recycling", Comb(3, 4)), {}, grid=None)
-    assert made is None
 
 
 @pytest.mark.parametrize("kv_cache", [None, mmaccel.SnapKV(budget=12, window=4)], ids=repr)
@@ -526,9 +484,3 @@ def test_a_tree_behind_layers_that_lost_visual_tokens() -> None:
             made.append(model.generate(**inputs, max_new_tokens=20, do_sample=False))
         assert "FastV" in handle.stats.reference  # type: ignore[union-attr]
     assert torch.equal(*made)
-
-
-def test_a_tree_and_sparse_attention_are_refused_together() -> None:
-    policy = Jacobi(8, "token-recycling", Comb(5, 3))
-    with pytest.raises(OptionError, match="leave tree or attention out"):
-        mmaccel.attach(build_lm("llama"), policy, attention=mmaccel.Quest())

@@ -23,7 +23,7 @@ def _rows(width: int, kind: NormKind, lane: Lane) -> None:
     """With and without update, weight and bias; an offset, a scale, a large eps."""
     hidden, update = (draw(lane, 2, width, seed=seed) for seed in (1, 2))
     weight, bias = (draw(lane, width, seed=seed) for seed in (3, 4))
-    compare = partial(lane.compare, add_norm, hidden, tolerance=2 * lane.rounding, shares=True)
+    compare = partial(lane.compare, add_norm, hidden, tolerance=2 * lane.rounding)
     compare(update, Norm(weight, None, kind))
     compare(None, Norm(weight, bias, kind))
     compare(update, Norm(weight, bias, kind, 1.0, 0.5), scale=0.25)
@@ -36,9 +36,7 @@ def _posts(width: int, kind: NormKind, lane: Lane) -> None:
     """A norm of the update, with everything else and alone; of rows that lie in wider ones."""
     hidden, update = (draw(lane, 2, width + 3, seed=seed)[:, 2:-1] for seed in (1, 2))
     weight, bias, other = (draw(lane, width, seed=seed) for seed in (3, 4, 5))
-    compare = partial(
-        lane.compare, add_norm, hidden, update, tolerance=2 * lane.rounding, shares=True
-    )
+    compare = partial(lane.compare, add_norm, hidden, update, tolerance=2 * lane.rounding)
     for post in (Norm(weight, bias, kind, 1.0, 0.5), Norm(None, None, kind)):
         compare(Norm(other, None, "rms"), post=post, scale=0.25)
         compare(Norm(other, bias, "layer", 1.0, 1e-5), post=post)

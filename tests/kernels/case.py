@@ -75,7 +75,6 @@ class Lane:
         specification: Callable[..., Any],
         *args: Any,
         tolerance: float | Mapping[str, float] = 0.0,
-        shares: bool = False,
         **options: Any,
     ) -> Any:
         """Run both versions on copies of the arguments: what they return and write is equal.
@@ -84,7 +83,6 @@ class Lane:
 
         Args:
             tolerance: absolute and relative; by the names of results and arguments, 0 elsewhere.
-            shares: results may be arguments' own memory, and are so in both versions.
 
         Returns:
             What the version returns.
@@ -101,9 +99,6 @@ class Lane:
         for name, received, wanted in _pairs("", given, wanted_given, where):
             memories = _memory(received), _memory(wanted)
             _check(*memories, _limit(tolerance, name), f"{where}: memory of {name}")
-        if shares:
-            aliases = _aliases(made, given), _aliases(expected, wanted_given)
-            assert aliases[0] == aliases[1], f"{where}: results in the memory of others: {aliases}"
         return made
 
     def expect(
@@ -238,19 +233,6 @@ def _memory(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         storage, 0, (length,), (1,)
     )
-
-
-def _aliases(made: Any, given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Results in the memory of an argument, or of an earlier result."""
-    known = [*_tensors("", dict(given)), *_tensors("result", made)]
-    held: dict[int, str] = {}
-    found = []
-    for name, tensor in known:
-        if tensor is not None and tensor.numel():
-            first = held.setdefault(tensor.untyped_storage().data_ptr(), name)
-            if name.startswith("result") and first != name:
-                found.append((name, first))
-    return found
 
 
 def _limit(tolerance: float | Mapping[str, float], name: str) -> float:

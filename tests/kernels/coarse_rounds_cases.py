@@ -116,30 +116,6 @@ def _sweep(sizes: Sizes, lane: Lane) -> None:
         lane.expect("neighbours", made.read, around)
 
 
-def _partly(lane: Lane) -> None:
-    """Round k makes the first k slots as a sweep does; slots behind them see older drafts."""
-    sizes = Sizes(rows=5, slots=9, seen=0.5, fixed=0.0)
-    weights, slots, work, *rest = lane.put(make_sweep(sizes))
-    swept = sweep(weights, slots, work.clone(), *rest)
-    for rounds in (1, 2, 4):
-        made = lane.call(coarse_rounds, weights, slots, work.clone(), *rest, rounds)
-        lane.expect("first drafts", made.drafts[:, :rounds], swept[:, :rounds])
-        assert rounds > 1 or not made.drafts.equal(swept)
-
-
-def _read(lane: Lane) -> None:
-    """What the drafts of round k were made from is what round k - 1 has left."""
-    sizes = Sizes(rows=5, slots=9, seen=0.5, fixed=0.0)
-    weights, slots, work, *rest = lane.put(make_sweep(sizes))
-    for rounds in (1, 2, 3):
-        left = work.clone()
-        if rounds > 1:
-            coarse_rounds(weights, slots, left, *rest, rounds - 1)
-        made = lane.call(coarse_rounds, weights, slots, work.clone(), *rest, rounds)
-        around = left.gather(1, slots.neighbours.flatten(1)).view(slots.neighbours.shape)
-        lane.expect("neighbours", made.read, around)
-
-
 def _rows_apart(lane: Lane) -> None:
     """Rows alone, out of a wider buffer, with strides: the drafts that they have together."""
     sizes = Sizes(rows=2, slots=6, seen=0.4)
@@ -212,8 +188,6 @@ CASES += [
     for name in ("plain", "none seen", "all seen", "40 neighbours")
 ]
 CASES += [
-    Case("the first slots are a sweep's", _partly, ONCE),
-    Case("what was read", _read, ONCE),
     Case("rows apart", _rows_apart, ONCE),
     Case("kept tokens", _kept, ONCE),
     Case("impossible scores", _impossible, ONCE, versions=("triton",)),

@@ -22,7 +22,7 @@ Sizes = tuple[int, int, int, int, int, int]
 def _mass(sizes: Sizes, starts: list[int], is_weighted: bool, lane: Lane) -> Tensor:
     q, k, v, start = make(lane, sizes, starts)
     scale = sizes[-1] ** -0.5
-    lse = window_attention(q, k, v, start, scale=scale, lse=True)[1]
+    lse = window_attention(q, k, v, start, scale=scale)[1]
     weights = None
     if is_weighted:  # every second column of a table, one query without weight
         table = torch.linspace(0.0, 2.0, 2 * sizes[0] * sizes[3], device=lane.device)

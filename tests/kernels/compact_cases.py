@@ -27,7 +27,7 @@ def _draw(lane: Lane, *shape: int) -> Tensor:
 
 
 def _compare(lane: Lane, *given: Tensor) -> Tensor:
-    made: Tensor = lane.compare(compact, *given, shares=True)
+    made: Tensor = lane.compare(compact, *given)
     return made
 
 

@@ -25,8 +25,9 @@ from mmaccel.kernels import (
 )
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
+from mmaccel.kernels.takes import Takes
 from mmaccel.samplers.drafting.contract import Drafter
-from mmaccel.samplers.drafting.left import Left
+from mmaccel.samplers.drafting.copies import Left
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws
@@ -49,7 +50,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pretend(
-    monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", refusal: str | None = None
+    monkeypatch: pytest.MonkeyPatch, version: str = "3.7.1", takes: Takes | None = None
 ) -> list[str]:
     """A triton of that version, and a kernel that records its calls."""
     called: list[str] = []
@@ -58,7 +59,7 @@ def pretend(
         called.append("kernel")
         return "made by Triton"
 
-    fake = SimpleNamespace(uniforms=kernel, refuse_uniforms=lambda *args: refusal)
+    fake = SimpleNamespace(uniforms=kernel, TAKES={} if takes is None else {"seeds": takes})
     modules = {
         "triton": SimpleNamespace(__version__=version),
         "mmaccel.kernels.noise_triton": fake,
@@ -71,67 +72,57 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_device_type", lambda *_: "cuda")
 
 
-@pytest.mark.parametrize("value", ["", "auto", "torch", "triton"])
-def test_modes(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(dispatch.VARIABLE, value)
-    assert dispatch.mode() == (value or "auto")
-
-
 def test_another_mode_is_refused_by_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "cuda")
     entries = [
         dispatch.mode,
         lambda: dispatch.run(uniforms, *CALL),
         lambda: dispatch.decide(uniforms, *CALL),
-        lambda: dispatch.takes("noise", "cpu"),
+        lambda: dispatch.uses_triton("cpu"),
         lambda: dispatch.check("cpu"),
-        lambda: dispatch.survey("cpu"),
+        lambda: dispatch.choose("cpu"),
     ]
     for entry in entries:
         with pytest.raises(OptionError):
             entry()
 
 
-def test_auto_on_the_processor_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "gpu", "backend", "reason"),
+    [
+        ("auto", False, "torch", "the tensors are on cpu"),
+        ("", True, "triton", "the tensors are on cuda"),
+        ("torch", True, "torch", "MMACCEL_KERNELS=torch"),
+    ],
+)
+def test_modes(
+    mode: str, gpu: bool, backend: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called = pretend(monkeypatch)
-    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
+    device = "cuda" if gpu else "cpu"
+    if gpu:
+        on_gpu(monkeypatch)
     choice = dispatch.decide(uniforms, *CALL)
-    assert choice == ("torch", "Triton kernels run on GPUs, and the tensors are on cpu")
-    assert not dispatch.takes("noise", "cpu")
-
-
-def test_auto_on_a_gpu_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = pretend(monkeypatch)
-    on_gpu(monkeypatch)
-    assert dispatch.run(uniforms, *CALL) == "made by Triton" and called == ["kernel"]
-    assert dispatch.decide(uniforms, *CALL).backend == "triton"
-    assert dispatch.takes("noise", "cuda")
-    assert {choice.backend for choice in dispatch.survey("cuda").values()} == {"triton"}
-
-
-def test_torch_is_always_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = pretend(monkeypatch)
-    on_gpu(monkeypatch)
-    monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    assert dispatch.run(uniforms, *CALL).equal(uniforms(*CALL)) and not called
-    assert dispatch.decide(uniforms, *CALL) == ("torch", "MMACCEL_KERNELS=torch")
-    assert not dispatch.takes("noise", "cuda")
-    assert set(dispatch.survey("cuda").values()) == {("torch", "MMACCEL_KERNELS=torch")}
+    assert choice.backend == backend and reason in choice.reason
+    assert dispatch.uses_triton(device) == (backend == "triton")
+    made = dispatch.run(uniforms, *CALL)
+    assert bool(called) == isinstance(made, str) == (backend == "triton")
 
 
 @pytest.mark.parametrize(
-    ("version", "refusal", "gpu", "reason"),
+    ("version", "takes", "gpu", "reason"),
     [
         ("3.7.1", None, False, "the tensors are on cpu"),
         ("3.5.1", None, True, "triton 3.5.1 is older than 3.6; pip install 'triton>=3.6'"),
-        ("3.7.1", "noise: too many", True, "noise: too many"),
+        ("3.7.1", Takes(axes=2), True, "the kernel takes 2 axes"),
     ],
 )
 def test_what_is_in_the_way(
-    version: str, refusal: str | None, gpu: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+    version: str, takes: Takes | None, gpu: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` falls back and says why; `triton` raises rather than fall back unseen."""
-    called = pretend(monkeypatch, version, refusal)
+    called = pretend(monkeypatch, version, takes)
     if gpu:
         on_gpu(monkeypatch)
     choice = dispatch.decide(uniforms, *CALL)
@@ -140,7 +131,7 @@ def test_what_is_in_the_way(
     monkeypatch.setenv(dispatch.VARIABLE, "triton")
     with pytest.raises(MissingBackendError):
         dispatch.run(uniforms, *CALL)
-    assert not called and dispatch.takes("noise", "cpu")
+    assert not called and dispatch.uses_triton("cpu")
 
 
 def test_the_interpreter_gets_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +209,6 @@ def test_check_refuses_early(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch.check("cuda")
     with pytest.raises(MissingBackendError):
         dispatch.check("cpu")
-    assert all("calls raise" in choice.reason for choice in dispatch.survey("cpu").values())
 
 
 def test_without_triton_nothing_but_its_kernels_is_missing() -> None:

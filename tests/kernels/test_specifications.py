@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mmaccel import Noise, SamplingParams
-from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.coarse_rounds import SweepSlots, SweepWeights, coarse_rounds
 from mmaccel.kernels.couple import couple
 from mmaccel.kernels.noise import uniforms
-from mmaccel.kernels.norm import HeadNorms, Norm
-from mmaccel.kernels.rope_write import rope_write
-from mmaccel.kernels.sample import Sampled, Settings, sample_frozen, score
+from mmaccel.kernels.sample import Sampled, Settings, sample_frozen
 from mmaccel.kernels.unmask import Unmasked, unmask
 from tests.kernels.coarse_rounds_cases import find_hidden
 
@@ -29,34 +25,6 @@ PLAIN = Settings()
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=GENERATOR, dtype=dtype) + 0.3
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_keep_their_dtype_and_are_computed_in_float32(dtype: torch.dtype) -> None:
-    """A norm of the update is rounded to the dtype before it is added."""
-    hidden, update = (draw(5, 64, dtype=torch.float32).to(dtype) for _ in range(2))
-    weight, post = draw(64).to(dtype), draw(64).to(dtype)
-    total, normed = add_norm(hidden, update, Norm(weight), post=Norm(post))
-    added = F.rms_norm(update.float(), (64,), post.float(), 1e-6).to(dtype)
-    expected = F.rms_norm((hidden + added).float(), (64,), weight.float(), 1e-6).to(dtype)
-    assert normed.dtype == total.dtype == dtype
-    torch.testing.assert_close(total, hidden + added)
-    torch.testing.assert_close(normed, expected)
-
-
-def test_norms_of_heads_are_rounded_before_the_rotation() -> None:
-    qkv, angles = draw(3, 24).bfloat16(), draw(3, 4).bfloat16()
-    stores = [torch.zeros(3, 2, 4).bfloat16() for _ in range(2)]
-    norms = HeadNorms(draw(4).bfloat16(), draw(4).bfloat16())
-    queries = rope_write(qkv, angles, -angles, *stores, torch.arange(3), norms=norms)
-    heads = qkv.view(3, 6, 4)
-    normed = [
-        add_norm(part.flatten(0, 1), None, Norm(weight))[1].view(part.shape)
-        for part, weight in ((heads[:, :2], norms.q_weight), (heads[:, 2:4], norms.k_weight))
-    ]
-    for received, part in zip((queries, stores[0]), normed):
-        wanted = (part * angles[:, None]).addcmul_(part.roll(2, -1), -angles[:, None])
-        assert received.equal(wanted)
 
 
 def sampled(
@@ -128,21 +96,6 @@ def test_invalid_logits_show_in_the_peak(bad: float, options: dict[str, Any]) ->
     assert peak.isfinite().tolist() == [True, False]
 
 
-def test_the_distribution() -> None:
-    """Tokens of 20000 slots against the softmax; the bound is crossed once in a million."""
-    logits = torch.tensor([1.0, 0.0, -1.0, 2.0]).expand(1, 20_000, -1)
-    settings = Settings(temperature=2.0, top_k=3)
-    made = sampled(logits, settings=settings)
-    distribution = score(logits[:, :1], 1, settings)[0, 0].double().softmax(-1)
-    assert distribution.count_nonzero() == 3
-    counts = torch.bincount(made.tokens[0], minlength=4).double()
-    assert counts[distribution == 0].sum() == 0
-    wanted = (20_000 * distribution)[distribution > 0]
-    assert (
-        float(((counts[distribution > 0] - wanted) ** 2 / wanted).sum()) < 27.6
-    )  # 2 degrees of freedom
-
-
 def fill(logits: Tensor, masked: Tensor | None = None, temperature: float = 0.0) -> Unmasked:
     """`unmask` with slots 0, 1, …, seed 3 and item b in row b."""
     batch, n_positions = logits.shape[:2]
@@ -150,15 +103,6 @@ def fill(logits: Tensor, masked: Tensor | None = None, temperature: float = 0.0)
     slots = torch.arange(n_positions).expand(batch, n_positions)
     seeds = torch.full((batch,), 3)
     return unmask(logits, masked, temperature, seeds, torch.arange(batch), slots, torch.tensor(0))
-
-
-def test_draws_follow_the_distribution() -> None:
-    weights, n = torch.tensor([0.5, 0.3, 0.2, 0.0]), 40_000
-    found = fill(weights.log().expand(1, n, 4), temperature=0.5)
-    counts = torch.bincount(found.tokens[0], minlength=4)
-    distribution = weights.square() / weights.square().sum()
-    error = (distribution * (1 - distribution) / n).sqrt()
-    assert bool(((counts / n - distribution).abs() <= 4 * error).all()) and counts[3] == 0
 
 
 def test_closed_positions_cost_no_noise_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,28 +140,6 @@ def test_coupling_by_hand() -> None:
         made = couple(scores, q, torch.tensor([[0]]), torch.tensor([[coin]]), redraws)
         assert (made.kept.tolist(), made.verified.tolist()) == ([[kept]], [tokens])
         torch.testing.assert_close(made.p_target[0, 0], torch.tensor([0.2, 0.5, 0.3]))
-
-
-def test_coupling_without_drafts() -> None:
-    scores = torch.tensor([[[0.25, 0.75]]]).log()
-    none = torch.zeros(1, 0)
-    made = couple(scores, torch.zeros(1, 0, 2), none.long(), none, torch.tensor([[0.3]]))
-    assert made.kept.shape == (1, 0) and made.verified.tolist() == [[1]]
-
-
-def test_coupled_tokens_follow_the_target() -> None:
-    """30000 drafts from q: tokens follow p, and as many stay as q and p overlap."""
-    n, generator = 30_000, torch.Generator().manual_seed(7)
-    p, q = torch.tensor([0.1, 0.4, 0.3, 0.2]), torch.tensor([0.4, 0.1, 0.3, 0.2])
-    drafts = torch.multinomial(q, n, True, generator=generator).view(n, 1)
-    coins, redraws = torch.rand(n, 1, generator=generator), torch.rand(n, 2, generator=generator)
-    made = couple(p.log().expand(n, 2, 4), q.expand(n, 1, 4), drafts, coins, redraws)
-    for slot in range(2):
-        counts = torch.bincount(made.verified[:, slot], minlength=4)
-        chi = ((counts - n * p) ** 2 / (n * p)).sum()
-        assert float(chi) < 30.7  # 3 degrees of freedom, once in a million
-    overlap, kept = float(torch.minimum(p, q).sum()), float(made.kept.double().mean())
-    assert abs(kept - overlap) < 5 * (overlap * (1 - overlap) / n) ** 0.5
 
 
 def test_rounds_by_hand() -> None:

@@ -213,30 +213,6 @@ def test_rows_leave_a_cache_of_parts(method: Any) -> None:
         assert torch.allclose(together.forward(entries), alone.forward(entries), atol=1e-5)
 
 
-LOOKING = (mmaccel.KVzap(8, window=3), mmaccel.DuoAttention(9, sinks=1, window=3))
-
-
-@pytest.mark.parametrize("method", LOOKING, ids=repr)
-def test_a_planted_needle_survives(method: Any) -> None:
-    """One key that the last queries of head 0 point to; head 1 looks at what is recent."""
-    generator = torch.Generator().manual_seed(1)
-    keys = 0.1 * torch.randn(1, 2, 60, 4, generator=generator)
-    queries = 0.1 * torch.randn(1, 4, 60, 4, generator=generator)
-    needle = torch.tensor([3.0, -2.0, 1.0, 2.0])
-    keys[:, 0, 26] = needle
-    keys[:, 1, 57:] = needle
-    queries[:, :, 57:] = 4 * needle
-    lengths = torch.tensor([60])
-    observer = Observer(method, lengths)
-    observer.keep(0, queries, keys, mask=None, scale=1.0)
-    seen = observer.layers[0]
-    layer = CachedLayer(0, 2, keys, keys, lengths, seen.queries, 1.0)
-    if method.remembers:
-        layer = replace(layer, total=method.remember(layer))
-    kept = method.plan(layer, method.score(layer))
-    assert (kept[0, 0] == 26).any() and not (kept[0, 1] == 26).any()
-
-
 def _nothing_is_empty(patch: pytest.MonkeyPatch) -> None:
     own = HeadPart.find_empty
     patch.setattr(HeadPart, "find_empty", lambda self, size: torch.zeros_like(own(self, size)))

@@ -15,23 +15,19 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import Noise, SamplingParams
 from mmaccel.contracts import Pass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.attention import watched
-from mmaccel.pipelines.layers.attention_inputs import AttentionInputs
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import number_served
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, LayerSizes
 from tests.fixtures.fused_lms import RECOGNISED, build_decoder
-from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.tiny_lms import build_lm
 from tests.layers import test_denoisers as denoisers
-from tests.layers.masked_model import greedy, masked
-from tests.layers.test_eviction import N_NEW, Hiding, Plans, Prompt, draw_rows, generate
+from tests.layers.test_eviction import Plans, Prompt, check_masks, draw_rows
 
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5))
 
@@ -88,17 +84,14 @@ def plan_by_hand(read: list[Tensor], method: Any) -> Callable[[Prompt, Any], Pla
 
 
 def check_tokens(policy: Any, fused: bool, **options: Any) -> None:
-    """Greedy tokens are those of the model under a mask that hides what the reference evicts."""
-    model, rows = build_lm("qwen2"), draw_rows(33, 12, 21)
-    received, _ = generate(model, policy, rows, fused=fused, kv_cache=METHOD, **options)
-    whole, _ = generate(model, policy, rows, fused=fused)
-    assert not torch.equal(received, whole)
-    for row, ids in enumerate(rows):
-        plan = plan_by_hand(read_by_hand(model, ids), METHOD)
-        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids))
-        with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), N_NEW, whole=True)
-        assert received[row].tolist() == expected[0].tolist()
+    check_masks(
+        METHOD,
+        draw_rows(33, 12, 21),
+        lambda model, ids: plan_by_hand(read_by_hand(model, ids), METHOD),
+        policy=policy,
+        fused=fused,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -106,44 +99,6 @@ def check_tokens(policy: Any, fused: bool, **options: Any) -> None:
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_eviction_goes_by_what_attention_reads(policy: Any, fused: bool, chunk: int | None) -> None:
     check_tokens(policy, fused, prefill_chunk_size=chunk)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_rounds_rate_what_was_generated(fused: bool) -> None:
-    """Where all heads keep the same number: again and again, windows as the plain loop."""
-    made = []
-    for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=3)):
-        window = CausalLMWindow(build_lm("qwen2"), fused=fused)
-        window.use_methods(LayerMethods(kv_cache=ByHidden(budget=9, every=4)))
-        made.append(
-            policy.sample(
-                window,
-                make_prompt([list(range(4, 24)), list(range(7, 19))]),
-                30,
-                params=SamplingParams(),
-                noise=Noise.from_seed(3, 2),
-            )
-        )
-        assert window.layer_counts.n_evicted[0] > 32 - 2 * 9  # more than the prompts' entries
-    assert torch.equal(made[0].tokens, made[1].tokens)
-
-
-def test_a_prompt_of_embeddings_is_evicted_like_its_ids() -> None:
-    """The model's own prefill processes it, its last token included, with padding on the left."""
-    model, rows = build_lm("qwen2"), draw_rows(24, 17, 30)
-    prompts = left_padded(rows)
-    embedded = model.get_input_embeddings()(prompts["input_ids"]).detach()
-    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
-    given |= {"inputs_embeds": embedded, "attention_mask": prompts["attention_mask"]}
-    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True, kv_cache=METHOD):
-        received = model.generate(**given, max_new_tokens=N_NEW)
-    for row, ids in enumerate(rows):
-        first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
-        plan = plan_by_hand(read_by_hand(model, ids), METHOD)
-        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids))
-        with masked(model, hides):
-            expected = greedy(model, torch.cat([torch.tensor([ids]), first], 1), N_NEW - 1)
-        assert received[row].tolist() == [int(first), *expected[0].tolist()]
 
 
 class Reading:
@@ -233,16 +188,6 @@ def test_a_model_of_other_sizes_is_refused_before_it_runs() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         mmaccel.attach(model, "jacobi", kv_cache=ByHidden(fails=True))
     assert repr(LayerSizes(depth=2, heads=2, channels=32)) in str(caught.value)
-
-
-def test_a_module_that_takes_no_hidden_states_is_refused() -> None:
-    inputs = AttentionInputs()
-    module = torch.nn.Linear(2, 2)
-    with inputs.listening([module]):
-        module(torch.zeros(1, 2))
-    inputs.take(module)
-    with pytest.raises(UnsupportedModelError, match="hidden states"):
-        inputs.take(module)
 
 
 def _a_layer_before(patch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from mmaccel.pipelines.layers import sparse as sparse_module
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.layers.planted import EVICTION
+from tests.layers.test_denoisers import choose_by_hand
 from tests.models.test_llamagen import OPENERS, conditions, full_logits, open_text, sample
 
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5))
@@ -41,15 +42,6 @@ def decode(
     with reducing(window, methods, prompt.branches):
         made = sample(window, prompt, policy, temperature=0.0, guidance_scale=scale)
     return window, made.tokens, window.layer_counts.n_evicted
-
-
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_budgets_that_cover_everything_change_nothing(policy: Any, scale: float) -> None:
-    _, whole, _ = decode("text", policy, LayerMethods(), scale)
-    methods = LayerMethods(LargestValues(budget=5), mmaccel.Quest(budget=1))
-    _, kept, evicted = decode("text", policy, methods, scale)
-    assert torch.equal(kept, whole) and evicted == (0, 0)
 
 
 def plan_by_hand(model: Any, scale: float, budget: int) -> Tensor:
@@ -139,7 +131,12 @@ def check_blocks(kind: str, scale: float) -> None:
             own = query - real
             for head in range(n_heads):
                 at = keys[row, head, real : query + 1]
-                kept = choose_by_hand(at, queries[row, head, query], own)
+                kept = choose_by_hand(
+                    at,
+                    queries[row, head, query : query + 1],
+                    torch.tensor([own]),
+                    torch.ones(len(at)).bool(),
+                )
                 for place in range(own + 1):
                     hidden[1, row, head, query, real + place] = place // QUEST.block not in kept
     logits = full_logits(model, first, tokens.repeat(branches, 1), seen, hidden)
@@ -147,20 +144,6 @@ def check_blocks(kind: str, scale: float) -> None:
         given, nothing = logits.chunk(2)
         logits = nothing + scale * (given - nothing)
     assert torch.equal(logits.argmax(-1), tokens)
-
-
-def choose_by_hand(keys: Tensor, query: Tensor, own: int) -> set[int]:
-    """Quest's blocks of one head for the query at index `own`, the last of `keys` `[n, D]`."""
-    n_blocks = own // QUEST.block + 1
-    bounds = {}
-    for block in range(n_blocks):
-        part = keys[block * QUEST.block : (block + 1) * QUEST.block]
-        high, low = part.max(0).values, part.min(0).values
-        bounds[block] = float(torch.maximum(query * high, query * low).sum())
-    kept = {0, n_blocks - 1}
-    n_wanted = int(torch.tensor(n_blocks * QUEST.budget).ceil())
-    others = sorted(set(bounds) - kept, key=lambda block: -bounds[block])
-    return kept | set(others[: max(n_wanted - len(kept), 0)])
 
 
 def states_of(

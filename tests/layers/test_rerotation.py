@@ -103,13 +103,6 @@ def test_a_tree_goes_on_behind_the_kept_entries() -> None:
     assert torch.equal(made, plain)
 
 
-def test_a_budget_above_the_prompts_changes_nothing() -> None:
-    model, rows = build_lm("llama"), draw_rows(33, 12, 21)
-    whole, _ = generate(model, PLAIN, rows)
-    made, stats = generate(model, PLAIN, rows, kv_cache=replace(METHOD, budget=64))
-    assert torch.equal(made, whole) and stats.exactness == "bitwise"
-
-
 def test_guidance_and_rows_alone() -> None:
     model, rows = build_lm("llama"), draw_rows(30, 30, 30)
     guided: dict[str, Any] = {"guidance_scale": 1.6, "kv_cache": METHOD}

@@ -14,15 +14,14 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
-from mmaccel.contracts import Pass, Prompt
-from mmaccel.errors import OptionError
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
+from mmaccel.contracts import Pass
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
+from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import make_prompt
 from tests.models.test_llamagen import open_text
 
 QUEST = mmaccel.Quest(budget=0.25, block=4, first_layer=0)
@@ -139,28 +138,10 @@ def tiny() -> Any:
     return build_lm("llama", vocab_size=5)
 
 
-def enumerate_tokens(prompt: list[int]) -> Tensor:
-    """Probabilities `[5 ** 3]` of all continuations of a prompt by three tokens."""
-    texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    ids = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
-    with torch.no_grad():
-        scores = tiny()(input_ids=ids).logits.double().log_softmax(-1)
-    own = scores[:, len(prompt) - 1 : -1].gather(2, texts[..., None])[..., 0]
-    return own.sum(1).exp()
-
-
 def measure(source: Any) -> float:
-    prompt = torch.randint(5, (22,), generator=torch.Generator().manual_seed(2)).tolist()
-    n = 20_000
-    made = Speculative(window=3, drafts=source).sample(
-        CausalLMWindow(tiny()),
-        make_prompt([prompt] * n),
-        3,
-        params=SamplingParams(),
-        noise=Noise.from_seed(5, n),
-    )
-    assert made.stats.draft_passes > 0
-    return g_test(count_sequences(made.tokens, 5), enumerate_tokens(prompt)).p_value
+    found, stats = draw_enumerated(tiny(), Speculative(window=3, drafts=source), n_prompt=22)
+    assert stats.draft_passes > 0
+    return found
 
 
 @pytest.mark.parametrize("name", list(SOURCES))
@@ -292,36 +273,6 @@ def test_triforce_chooses_once_a_window_and_quest_for_every_draft(
 
 
 # --- refusals
-
-
-def test_models_that_cannot() -> None:
-    prompt: Prompt = make_prompt([[1, 2]])
-    given: dict[str, Any] = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
-    policy = Jacobi(window=4, drafts="vegas")
-    with pytest.raises(
-        mmaccel.UnsupportedModelError, match="its layers do not cache and attend by functions"
-    ):
-        policy.sample(ToyLanguage(7), prompt, 4, **given)
-    with pytest.raises(
-        mmaccel.UnsupportedModelError, match="every layer sees the last 5 positions alone"
-    ):
-        policy.sample(CausalLMWindow(build_lm("mistral")), prompt, 4, **given)
-    window = CausalLMWindow(build_lm("llama"))
-    window.use_methods(LayerMethods(attention=QUEST))
-    with pytest.raises(
-        mmaccel.UnsupportedModelError,
-        match=r"Quest\(.* chooses for every pass; draft by another source",
-    ):
-        policy.sample(window, prompt, 4, **given)
-
-
-def test_methods_that_choose_nothing_for_drafts() -> None:
-    with pytest.raises(OptionError, match=r"received SnapKV\(.*; it goes into kv_cache="):
-        mmaccel.SelfDraft(mmaccel.SnapKV(budget=64))
-    with pytest.raises(OptionError, match="expected a method such as"):
-        mmaccel.SelfDraft("quest")
-    with pytest.raises(OptionError, match=r"XAttention\(.*which chooses for a prompt"):
-        mmaccel.SelfDraft(mmaccel.XAttention())
 
 
 def test_a_run_that_has_ended_leaves_nothing_behind() -> None:

@@ -220,11 +220,11 @@ def test_gathered_attention_is_window_attention_over_blocks(
     count = torch.tensor([[2, 2], [3, 2], [3, 2]])
     blocks = Blocks(index.int(), count.int(), 4)
     given: dict[str, Any] = {"scale": 0.4, "softcap": softcap, "window": window, "blocks": blocks}
-    expected = window_attention(q, k, v, start, **given)
+    expected, _ = window_attention(q, k, v, start, **given)
     received = gathered_attention(q, k, v, start, **given)
     assert torch.allclose(received, expected, atol=1e-6)
     fewer = given | {"blocks": Blocks(blocks.index, (count - 1).int(), 4)}
-    assert not torch.allclose(window_attention(q, k, v, start, **fewer), expected, atol=1e-3)
+    assert not torch.allclose(window_attention(q, k, v, start, **fewer)[0], expected, atol=1e-3)
 
 
 @cache
@@ -288,18 +288,3 @@ def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
         )
         assert torch.equal(both, alone) == (attention.budget == 1)
         assert "SnapKV" in stats.reference
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"block": 0}, ["block"]),
-        ({"first_layer": -1}, ["first_layer"]),
-    ],
-)
-@pytest.mark.parametrize("method", CLASSES)
-def test_bad_fields_are_refused(method: Any, fields: dict[str, Any], named: list[str]) -> None:
-    with pytest.raises(mmaccel.OptionError) as caught:
-        method(**fields)
-    text = str(caught.value)
-    assert "\n" not in text and all(part in text for part in named)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.hub import HubOptions, choose_files
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import choose_files
 from mmaccel.pipelines.text_to_image.registry import find_image_family
 from tests.architecture.source import ROOT
 from tests.fixtures.fake_hub import serve_hub
@@ -20,10 +21,11 @@ SHARDED = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors
 ASK = """
 import json, sys
 from mmaccel.errors import MMAccelError
-from mmaccel.pipelines.loading.hub import HubOptions, download
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import download
 for name, options in json.loads(sys.argv[1]):
     try:
-        folder = download(name, HubOptions(**options))
+        folder = download(name, LoadConfig(**options))
         print(json.dumps(["", sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")
                                      if p.is_file())]))
     except MMAccelError as error:
@@ -137,5 +139,5 @@ def test_the_layout_of_transformers_passes(tmp_path: Path) -> None:
 
 def test_a_bad_token_is_not_shown() -> None:
     with pytest.raises(OptionError) as caught:
-        HubOptions(token=123456)  # type: ignore[arg-type]
+        LoadConfig(token=123456)  # type: ignore[arg-type]
     assert "123456" not in str(caught.value)

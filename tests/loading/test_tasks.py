@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech
 from mmaccel.cli import main
@@ -41,20 +40,6 @@ def test_another_command_is_named(command: str, name: str) -> None:
         message = str(caught.value)
         assert TASKS[command].pipeline in message and TASKS[own].does in message
         assert f"{TASKS[own].runner} {own} {TASKS[own].option}{given}" in message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["answer", "IMAGE", "what is it?"], ["speak", "hello"], ["animate", "IMAGE"]],
-    ids=lambda arguments: arguments[0],
-)
-def test_commands_say_so(arguments: list[str], tmp_path: Path, capsys: Any) -> None:
-    Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
-    given = [str(tmp_path / "image.png") if one == "IMAGE" else one for one in arguments]
-    assert main([*given, "--model", "scenes"]) == 2
-    said = capsys.readouterr().err
-    assert "which makes images from prompts" in said and "mmaccel generate --model scenes" in said
-    assert "check the spelling" not in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.logits.processor_chain import LogitsChain
 from mmaccel.pipelines.logits.processor_support import find_kind, find_window_form
-from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, PassCounter, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
 
 ROWS = [[5, 6], [4, 5, 6, 7, 7], [9, 8, 7]]
 PROMPTS = left_padded(ROWS)
@@ -114,20 +114,6 @@ def test_sampled_jacobi_is_the_reference(name: str) -> None:
     for window in (1, 3, 8):
         ours = _run(model, mmaccel.Jacobi(window=window), processor, **options)
         assert torch.equal(ours, reference), window
-
-
-@pytest.mark.parametrize("name", list(_processors()))
-def test_attached_calls_use_window_forms_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, processor = build_lm("llama"), _processors()[name]
-    reference = _run(model, mmaccel.Autoregressive(), processor, seed=3, do_sample=True)
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("called position by position")
-
-    monkeypatch.setattr(type(processor), "__call__", refuse)
-    with PassCounter(model) as counter:
-        ours = _run(model, mmaccel.Jacobi(window=6), processor, seed=3, do_sample=True)
-    assert torch.equal(ours, reference) and counter.passes <= LENGTH + 1
 
 
 @pytest.mark.parametrize("name", list(_processors()))

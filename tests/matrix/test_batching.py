@@ -25,7 +25,8 @@ from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.samplers.prefix_tree import PrefixTree
-from tests.exactness.test_graph_reuse import CALLS, PARAMS, assert_like
+from mmaccel.samplers.window.step_runner import Once
+from tests.exactness.test_graph_reuse import CALLS, PARAMS, Call, assert_like
 from tests.exactness.test_graph_reuse import decode as decode_call
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.coarse import strong_coarse
@@ -179,7 +180,7 @@ def test_a_row_is_the_row_alone(
     assert made is not None and made.stats.prefill_passes >= feeding.n_tokens / size
 
     if policy.draft_source().other_model:
-        return  # refused, see tests/messages/sharing.py
+        return  # refused, which is said in GLOSSARY
     tree = PrefixTree(chunk_size=2, least=1)
     for n_known in (0, feeding.n_tokens):
         made = feeding.check(2, size=PREFIXED[number % len(PREFIXED)], tree=tree)
@@ -188,9 +189,9 @@ def test_a_row_is_the_row_alone(
             assert (made.stats.prefill_passes == 0) == (n_known > 0)
 
 
-def captured() -> Iterator[Any]:
+def captured(known: list[Variant]) -> Iterator[Any]:
     """Policies whose steps may be captured, each with one of the sets of parameters."""
-    for number, variant in enumerate(chains()):
+    for number, variant in enumerate(known):
         source = SOURCES.get(variant.drafts)
         if not variant.drafts or source is None or not source.is_capturable:
             continue
@@ -202,7 +203,7 @@ def captured() -> Iterator[Any]:
         )
 
 
-@pytest.mark.parametrize(("variant", "options", "fused"), [*captured()])
+@pytest.mark.parametrize(("variant", "options", "fused"), [*captured(chains())])
 def test_calls_with_one_key_share_graphs(
     variant: Variant, options: str, fused: bool, open_target: Callable[[bool], Target]
 ) -> None:
@@ -217,3 +218,41 @@ def test_calls_with_one_key_share_graphs(
         assert made.stats.route == ("fused" if fused else "model")
         captures.append(made.stats.captures)
     assert captures == [1, 0, 0] and len(graphs) == 1
+
+
+OWN = [each for each in variants() if each.policy in text_policies() and not each.shares]
+SHARED = [Variant("jacobi", "sibling-rows"), Variant("jacobi", "hierarchy")]
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "fused"), [*captured(SHARED), *[*captured(OWN)][::5]]
+)
+def test_a_third_run_captures_its_prompt_and_its_first_pass(
+    variant: Variant, options: str, fused: bool, open_target: Callable[[bool], Target]
+) -> None:
+    """From the fourth on, runs of one key consist of replays alone. Where another pass runs as it
+    is, it finds what the replayed first one stored.
+    """
+    cache, runners = GraphCache(), list[Replay]()
+    window: Any = CausalLMWindow(build_lm("llama"), fused=fused)  # float32, which trees need
+    window.coarse = open_target(fused).model.coarse
+    policy = variant.make(Target(window), 6)
+    calls = [
+        replace(CALLS[0], params=PARAMS[options]),
+        Call(((4, 4, 6), (6, 6, 30, 31)), (9, 8), 17, params=PARAMS[options]),
+    ]
+    for call in (*calls, *calls, *calls):
+        runners.append(Replay(cache=cache))
+        before = sum(runner.replayed for runner in runners)
+        made = decode_call(policy, call, None, runner=runners[-1], window=window)
+        assert_like(made, decode_call(policy, call, None, window=window))
+    n_prompt = 4 if options == "filtered" else 3  # tokens before the longest prompt's last
+    width = getattr(policy, "window", 1)
+    once = [Once("prompt", n_prompt), Once("first pass", width)]
+    assert [runner.recorded for runner in runners] == [[width], [], once, [], [], []]
+    assert sum(runner.replayed for runner in runners) - before == made.stats.passes + 1
+    (entry,) = cache._entries.values()
+    del entry.graphs[width]
+    entry.warm.clear()
+    again = decode_call(policy, calls[1], None, runner=Replay(cache=cache), window=window)
+    assert_like(again, decode_call(policy, calls[1], None, window=window))

@@ -1,4 +1,7 @@
-"""Opening models: where they run, where they come from, what is in their folders."""
+"""Opening models: names, sizes, places and precisions, and models of another kind.
+
+Folders that are spoilt: tests/loading/test_spoilt_folders.py.
+"""
 
 from __future__ import annotations
 
@@ -6,103 +9,150 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+import mmaccel
+from mmaccel import ImageToVideo, TextToImage, TextToSpeech, TextToVideo
+from mmaccel.comfy.nodes import NODES
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.loading.placement import choose_dtype, choose_placement, find_main_device
-from mmaccel.pipelines.loading.tasks import check_task
-from mmaccel.pipelines.text_to_image.registry import find_image_family
-from tests.messages.case import Refused
+from mmaccel.pipelines.loading.placement import find_main_device
+from tests.fixtures.checkpoints import SIZES
+from tests.fixtures.shared import image_folder, media_folders, new_folder
+from tests.fixtures.tiny_model import build_tiny_clips
+from tests.messages.refused import Refused, table
+
+Call = Callable[..., Any]
+_NO = UnsupportedModelError
 
 
-def _in_folder(act: Callable[[Path], Any], **files: Any) -> Callable[[], Any]:
-    """A call with a folder of these files; their names end in .json, whose dots are left out."""
+def open_images(family: str) -> Call:
+    """One model; a `name` stands in its place."""
 
-    def call() -> None:
-        with TemporaryDirectory() as folder:
-            for name, content in files.items():
-                (Path(folder) / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-            act(Path(folder))
+    def call(name: Any = None, **options: Any) -> Any:
+        folder = name or image_folder(family)
+        return TextToImage.from_pretrained(folder, **{"size": SIZES.get(family)} | options)
 
     return call
 
 
-def _find(folder: Path) -> str:
-    return find_image_family(folder, "own/x")
+def open_other() -> Call:
+    return lambda pipeline, name: pipeline.from_pretrained(name() if callable(name) else name)
 
 
-def _find_gguf(folder: Path) -> str:
-    (folder / "model.gguf").touch()
-    return find_image_family(folder / "model.gguf", "own/x")
+def open_kind() -> Call:
+    """Images by a folder of a configuration, or by a file."""
+
+    def call(config: dict[str, Any], file: str = "config.json") -> Any:
+        path = new_folder("kind") / file
+        path.write_text(json.dumps(config), encoding="utf-8")
+        return TextToImage.from_pretrained(path if file == "model.gguf" else path.parent)
+
+    return call
 
 
-_LOOKALIKES: dict[str, tuple[dict[str, Any], str]] = {
-    "Janus-Pro in DeepSeek's layout": (
-        {"model_type": "multi_modality"},
-        "deepseek-community/Janus-Pro-1B",
-    ),
-    "Emu3 in BAAI's layout": ({"model_type": "Emu3", "vocab_size": 184622}, "BAAI/Emu3-Gen-hf"),
-}
-_NO_DRAWERS = {
-    "an adapter": (
-        _in_folder(_find, adapter_config={}),
-        ("an adapter of peft; load its base model",),
-    ),
-    "a language model": (
-        _in_folder(_find, config={"model_type": "llama"}),
-        ("if llama generates text", "mmaccel.attach"),
-    ),
-    "a GGUF file": (_in_folder(_find_gguf), ("a GGUF file is read by transformers",)),
-    "a model of no family": (
-        _in_folder(_find, config={"model_type": "bert"}),
-        ("words.json, config.json of janus",),
-    ),
-}
+def speak_with_codec() -> Call:
+    """A name, or the model's own."""
+    model, own = media_folders("llasa")
+    return lambda codec: TextToSpeech.from_pretrained(model, codec=codec or own)
 
-CASES = (
-    *(
-        Refused(
-            f"the dtype {dtype!r}",
-            partial(choose_dtype, dtype),
-            says=("dtype", "auto, float32, bfloat16"),
-        )
-        for dtype in ("int8", torch.int64, None)
+
+def choose_device() -> Call:
+    return find_main_device
+
+
+def load_demo() -> Call:
+    return mmaccel.load_demo
+
+
+def use_node() -> Call:
+    """The fields of a node's widgets."""
+    return lambda node, **fields: NODES[f"MMAccel{node}"].read(fields)
+
+
+def _clips() -> Path:
+    return build_tiny_clips(new_folder("clips"))
+
+
+CASES: list[Refused] = [
+    *table(
+        open_images,
+        ({"name": "no-such"}, "model: expected a folder … 'no-such'", {"name": None}),
+        ({"name": "scene"}, "did you mean scenes?", {"name": "scenes"}),
+        ({"family": "janos"}, "family: expected one of words, masked-words, janus",
+         {"family": "words"}),
+        ({"dtype": "int8"}, "dtype: expected auto, float32, bfloat16", {"dtype": "bf16"}),
+        ({"dtype": torch.int64}, "dtype: expected auto, float32, bfloat16", {"dtype": "auto"}),
+        ({"device": "cuda:99"}, "'cuda:99' … auto takes ", {"device": "auto"}),
+        of="words",
     ),
-    *(
-        Refused(
-            f"the map {device_map!r}",
-            partial(find_main_device, device_map),
-            says=("device_map", "auto, balanced"),
-        )
-        for device_map in ({}, {"a": None})
+    *table(
+        open_images,
+        ({"size": (30, 32)}, "multiples of 8, received 30x32", {"size": (32, 32)}),
+        ({"size": 64}, "size: expected a list, received 64", {"size": (64, 64)}),
+        of="emu3",
     ),
-    *(
-        Refused(
-            name,
-            _in_folder(_find, config=config),
-            says=(said,),
-            error=UnsupportedModelError,
-        )
-        for name, (config, said) in _LOOKALIKES.items()
+    *table(
+        open_images,
+        ({"size": (512, 512)}, "size: expected 16x16, the only one", {"size": None}),
+        ({"decoder": __file__}, "decoder: expected none for janus", {"decoder": None}),
+        of="janus",
     ),
-    *(
-        Refused(name, call, says, UnsupportedModelError)
-        for name, (call, says) in _NO_DRAWERS.items()
+    *table(
+        open_images,
+        ({"size": (64, 32)}, "size: expected a square", {"size": (64, 64)}),
+        ({"decoder": "/no/such.pt"}, "decoder: expected a file", {"decoder": None}),
+        of="llamagen-c2i",
     ),
-    Refused(
-        "a device that is not there",
-        lambda: choose_placement("cuda:99"),
-        says=("'cuda:99'", "auto takes "),
+    *table(
+        open_images,
+        ({"size": (96, 64)}, "size: expected sides the model has a token for",
+         {"size": SIZES["lumina-mgpt"]}),
+        of="lumina-mgpt",
     ),
-    Refused(
-        "a model that answers, to draw",
-        _in_folder(
-            lambda folder: check_task(folder, "generate"),
-            config={"model_type": "llava", "vision_config": {}},
+    *table(
+        open_other,
+        *(
+            ({"pipeline": pipeline, "name": "moving-scenes"},
+             "which makes clips from prompts … mmaccel animate", None)
+            for pipeline in (TextToImage, TextToSpeech, ImageToVideo)
         ),
-        says=("answers questions about images",),
+        ({"pipeline": TextToVideo, "name": partial(image_folder, "words")},
+         "makes clips from prompts (TextToVideo) … mmaccel generate", {"pipeline": TextToImage}),
+        ({"pipeline": TextToImage, "name": _clips}, "which makes clips from prompts",
+         {"pipeline": TextToVideo}),
     ),
-)
+    *table(
+        open_kind,
+        ({"config": {"model_type": "multi_modality"}}, "deepseek-community/Janus-Pro-1B", None),
+        ({"config": {"model_type": "Emu3", "vocab_size": 184622}}, "BAAI/Emu3-Gen-hf", None),
+        ({"config": {}, "file": "adapter_config.json"}, "adapter of peft; load its base", None),
+        ({"config": {"model_type": "llama"}}, "if llama generates text … mmaccel.attach", None),
+        ({"config": {"model_type": "bert"}}, "words.json, config.json of janus", None),
+        ({"config": {}, "file": "model.gguf"}, "a GGUF file is read by transformers", None),
+        error=_NO,
+    ),
+    *table(speak_with_codec,
+           ({"codec": "none"}, "codec: expected a folder, a file, an id", {"codec": None})),
+    *table(
+        choose_device,
+        ({"device_map": {}}, "device_map … auto, balanced", {"device_map": "auto"}),
+        ({"device_map": {"a": None}}, "device_map … auto, balanced", {"device_map": {"": "cpu"}}),
+    ),
+    *table(
+        load_demo,
+        ({"name": "scenes"}, "scenes-vqa", {"name": "recall"}),
+        ({"name": "scenes-vqa", "folder": "/nowhere"}, "scripts.training scenes-vqa",
+         {"folder": None}),
+    ),
+    *table(
+        use_node,
+        ({"node": "LoadModel", "model": "none"}, "model: expected a folder … 'none'",
+         {"model": "scenes"}),
+        ({"node": "TextToImage", "policy": "best"}, "policy: expected one of auto, autoregressive",
+         {"policy": "auto"}),
+        ({"node": "AdaptiveBlockPolicy", "delimiters": "x"}, "delimiters: expected a list",
+         {"delimiters": "3"}),
+    ),
+]  # fmt: skip

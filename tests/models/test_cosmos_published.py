@@ -110,7 +110,7 @@ def test_what_goes_to_the_codec_and_comes_from_it(tmp_path: Path) -> None:
 def test_a_codec_computes_in_the_models_dtype(tmp_path: Path) -> None:
     for name in ("encoder.jit", "decoder.jit"):
         torch.jit.script(_Weighted()).save(str(tmp_path / name))
-    codec = JitCodec(tmp_path, LoadConfig("cpu", torch.bfloat16))
+    codec = JitCodec(tmp_path, LoadConfig(dtype=torch.bfloat16))
     frames = codec.decode(torch.full((2, 2, 3), 257))
     assert frames.dtype == torch.float32 and frames.shape == (2, 3, 2, 3)
     assert frames.unique().tolist() == [256.0]  # which is what 257 is in bfloat16

@@ -88,7 +88,7 @@ def test_weights_in_the_class_of_their_layers(
     name, signature, denoiser, shift, config = FAMILIES[family]
     inner = build_lm(name, initializer_range=0.35).double()
     own = denoiser(signature(inner, **config), MASK)
-    assert "kept entries" not in own.offers
+    assert not own.supports_kv_cache
     model = MaskedLM(reload(inner, family, tmp_path, **config), MASK, shift=shift, block=BLOCK)
     expected = run(Stepwise(), own, LENGTH, temperature)
     made = run(Stepwise(cache="block"), model, LENGTH, temperature)

@@ -1,6 +1,6 @@
 """Reducers of other people: what they return is taken where it is right.
 
-What is wrong is named in one line: `PLANS` in tests/messages/reducers.py.
+What is wrong is named in one line, see `OWN` in tests/messages/calls.py.
 """
 
 from __future__ import annotations

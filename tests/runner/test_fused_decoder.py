@@ -21,9 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mmaccel
-from mmaccel import CausalLMWindow, UnsupportedModelError
+from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
-from mmaccel.kernels.norm import Norm, normalise
 from mmaccel.pipelines.causal_lm import forwards
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
@@ -145,26 +144,6 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
     )
 
 
-def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:
-    model = build_decoder("qwen3")
-    model.model.layers[1].self_attn.k_norm.variance_epsilon = 0.01
-    window = CausalLMWindow(model, fused="auto")
-    window.choose_route()
-    assert window.route.name == "model"
-    assert window.route.reason == "norms of queries and keys that differ"
-
-
-def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(tables: Any, position_ids: Tensor) -> Any:
-        return look_up(tables, (position_ids * 2).clamp(max=len(tables["full_attention"][0]) - 1))
-
-    look_up = fused_decoder._look_up
-    monkeypatch.setattr(fused_decoder, "_look_up", shifted)
-    window = CausalLMWindow(build_decoder("llama"), fused="auto")
-    window.choose_route()
-    assert window.route.name == "model" and "off in the" in window.route.reason
-
-
 def test_image_models_of_other_heads() -> None:
     """Their text is not served, as their heads mask ids; their image tokens are."""
     assert find_difference(build_model("glm_image"), GlmImageWindow) < 1e-5
@@ -268,14 +247,6 @@ def test_what_drops_tied_weights_saves_all_packed_ones(
     assert not any(module._state_dict_hooks for module in model.modules())
 
 
-def test_detaching_in_inference_mode_leaves_a_model_that_can_be_trained() -> None:
-    model, ids = build_decoder("llama"), torch.tensor([[5, 6, 7]])
-    with torch.inference_mode(), mmaccel.attach(model, "jacobi", fused=True):
-        pass
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in packed(model)[:5])
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
 def test_packing_that_ends_midway_leaves_nothing_packed(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -300,23 +271,6 @@ def test_packing_that_ends_midway_leaves_nothing_packed(
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
     window.choose_route()  # there is memory again
     assert window.route.name == "fused"
-
-
-def test_a_model_that_attach_refuses_after_packing_is_left_as_it_was() -> None:
-    model = build_model("chameleon")  # its text head masks image ids
-    with pytest.raises(UnsupportedModelError):
-        mmaccel.attach(model, "jacobi", fused=True)
-    assert not mmaccel.detach(model)
-    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
-
-
-def test_layers_that_share_weights_keep_the_models_own_forward() -> None:
-    model = build_decoder("llama")
-    attention = model.model.layers[0].self_attn
-    attention.v_proj.weight = attention.k_proj.weight
-    window = CausalLMWindow(model, fused="auto")
-    window.choose_route()
-    assert window.route.name == "model" and "share parameters" in window.route.reason
 
 
 def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
@@ -372,16 +326,6 @@ def test_a_model_that_moves_while_packed_frees_what_was_packed(
         gc.collect()
         assert all(one.expired() for one in left)
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in packed(model) if not p.is_meta)
-
-
-def test_weights_that_went_to_shared_memory_stay_there() -> None:
-    model = build_decoder("llama")
-    window = CausalLMWindow(model, fused="auto")
-    window.choose_route()
-    model.share_memory()
-    window.choose_route()
-    assert window.route.name == "model" and "shared memory" in window.route.reason
-    assert all(parameter.is_shared() for parameter in model.parameters())
 
 
 def test_a_model_that_is_attached_again_is_not_checked_again(
@@ -457,11 +401,6 @@ def change_by_a_step(model: Any) -> None:
     optimiser.step()
 
 
-def change_by_loading(model: Any) -> None:
-    state = {name: 1.5 * value for name, value in model.state_dict().items()}
-    model.load_state_dict(state)
-
-
 def change_by_assigning(model: Any) -> None:
     state = {name: 1.5 * value for name, value in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
@@ -470,10 +409,6 @@ def change_by_assigning(model: Any) -> None:
 def change_a_weight(model: Any) -> None:
     linear = model.model.layers[0].mlp.up_proj
     linear.weight = nn.Parameter(2 * linear.weight.detach())
-
-
-def change_a_bias(model: Any) -> None:
-    model.model.layers[0].self_attn.k_proj.bias.data = torch.randn(16)
 
 
 def change_a_norm(model: Any) -> None:
@@ -497,11 +432,10 @@ def change_positions(model: Any) -> None:
 
 LLAMAS = "llama with biases"
 OTHERS = ("gpt2", "gpt_neox", "opt, norms after and projections")
-STEPS = (change_by_a_step, change_by_loading, change_by_assigning, change_through_data)
+STEPS = (change_by_a_step, change_by_assigning, change_through_data)
 CHANGES = [
     *((name, change) for change in STEPS for name in (LLAMAS, *OTHERS)),
-    *((LLAMAS, change) for change in (change_a_weight, change_a_bias, change_a_norm,
-                                      change_the_dtype, change_the_attention)),
+    *((LLAMAS, change) for change in (change_a_weight, change_the_dtype, change_the_attention)),
     *((name, change_positions) for name in OTHERS if name != "gpt_neox"),
 ]  # fmt: skip
 
@@ -522,23 +456,6 @@ def test_a_model_changed_after_the_first_run(
         assert not torch.allclose(run_passes(fused)[0], before[0], atol=1e-3)
 
 
-def test_a_layer_added_after_the_first_run() -> None:
-    model = build_decoder("llama")
-    with mmaccel.attach(model, mmaccel.Jacobi(4), fused="auto") as handle:
-        options: dict[str, Any] = dict(max_new_tokens=9, do_sample=False, pad_token_id=0)
-        prompt = torch.tensor([[5, 6, 7]])
-        model.generate(prompt, **options)
-        layer = copy.deepcopy(model.model.layers[0])
-        layer.self_attn.layer_idx = 2
-        model.model.layers.append(layer)
-        model.config.num_hidden_layers = 3
-        model.generate(prompt, **options)
-        stats = handle.stats
-        assert stats is not None and (stats.route, stats.fallbacks) == ("fused", [])
-        fast = model.generate(prompt, **options)
-    assert fast.equal(model.generate(prompt, **options))
-
-
 def add_lora(model: Any) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -555,10 +472,6 @@ def hook_a_layer(model: Any) -> None:
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
 
 
-def hook_the_model(model: Any) -> None:
-    model.register_forward_pre_hook(lambda *_: None)
-
-
 def replace_a_forward(model: Any) -> None:
     norm = model.model.norm
     norm.forward = lambda x: x
@@ -572,44 +485,36 @@ def spread_a_dtype(model: Any) -> None:
     model.model.layers[0].mlp.double()
 
 
-def add_lora_to_packed_heads(model: Any) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
-
-    inject_adapter_in_model(LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True), model)
-
-
-def hook_the_positions(model: Any) -> None:
-    model.get_decoder().wpe.register_forward_hook(lambda *_: None)
-
-
 def hook_the_dropout(model: Any) -> None:
     model.get_decoder().drop.register_forward_hook(lambda *_: None)
 
 
-def hook_a_projection(model: Any) -> None:
-    model.get_decoder().project_in.register_forward_hook(lambda *_: None)
+def share_a_weight(model: Any) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.v_proj.weight = attention.k_proj.weight
 
 
-def move_the_positions(model: Any) -> None:
-    model.get_decoder().embed_positions.double()
+def share_memory(model: Any) -> None:
+    model.share_memory()
+
+
+def part_norms(model: Any) -> None:
+    model.model.layers[1].self_attn.k_norm.variance_epsilon = 0.01
 
 
 REFUSED = (  # and why
     ("llama", add_lora, r"layers\.0\.self_attn\.v_proj, a peft"),
     ("llama", quantise, "a .*Int8"),
     ("llama", hook_a_layer, r"a hook on layers\.1\.mlp"),
-    ("llama", hook_the_model, "a hook on LlamaForCausalLM"),
     ("llama", replace_a_forward, "another forward in norm"),
     ("llama", parametrize_a_norm, "norm, a torch.*Parametrized"),
     ("llama", spread_a_dtype, "torch.float32 on cpu, torch.float64 on cpu"),
-    ("gpt2", add_lora_to_packed_heads, r"h\.0\.attn\.c_attn, a peft"),
-    ("gpt2", hook_the_positions, "a hook on wpe"),
+    ("llama", share_a_weight, "share parameters"),
+    ("llama", share_memory, "shared memory"),
+    ("qwen3", part_norms, "norms of queries and keys that differ"),
     ("gpt2", hook_the_dropout, "a hook on drop"),
-    ("opt, norms after and projections", hook_a_projection, "a hook on project_in"),
-    ("opt", move_the_positions, "torch.float32 on cpu, torch.float64 on cpu"),
-    ("opt", quantise, "a .*Int8"),
 )
-NEEDED = {add_lora: "peft", add_lora_to_packed_heads: "peft", quantise: "torchao"}
+NEEDED = {add_lora: "peft", quantise: "torchao"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -622,7 +527,7 @@ def test_what_keeps_the_models_own_forward(
         pytest.importorskip(NEEDED[change])
     model = build_decoder(name)
     window = CausalLMWindow(model, fused="auto")
-    if is_packed:
+    if is_packed and change is not part_norms:  # which no state shows
         window.choose_route()
         assert window.route.name == "fused"
     change(model)
@@ -630,7 +535,7 @@ def test_what_keeps_the_models_own_forward(
     assert window.route.name == "model" and re.search(reason, window.route.reason), (
         window.route.reason
     )
-    if change is not quantise:  # and no storage is shared any more
+    if change not in (quantise, share_a_weight, share_memory):  # and no storage is shared any more
         parameters = model.parameters()
         assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
 
@@ -659,25 +564,9 @@ def forget_the_update(own: Any, hidden: Any, *rest: Any, **options: Any) -> Any:
     return hidden, own(hidden, *rest, **options)[1]
 
 
-def normalise_before_the_sum(own: Any, *args: Any, post: Any = None, **options: Any) -> Any:
-    """The update's norm with the sum's weight."""
-    post = None if post is None else replace(post, weight=args[2].weight)
-    return own(*args, post=post, **options)
-
-
 def swap_the_norms(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
     norms = replace(norms, q_weight=norms.k_weight, k_weight=norms.q_weight)
     return own(*args, norms=norms, **options)
-
-
-def normalise_queries_as_keys(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
-    return own(*args, norms=replace(norms, q_weight=norms.k_weight), **options)
-
-
-def take_the_first_heads_weight(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
-    """Of queries: every head has its own."""
-    weight = norms.q_weight[:1].expand_as(norms.q_weight)
-    return own(*args, norms=replace(norms, q_weight=weight), **options)
 
 
 def normalise_each_head(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
@@ -687,22 +576,8 @@ def normalise_each_head(own: Any, *args: Any, norms: Any, **options: Any) -> Any
     return own(*args, norms=replace(norms, q_weight=q_weight, k_weight=k_weight), **options)
 
 
-def normalise_after_the_rotation(
-    own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, norms: Any, **options: Any
-) -> Any:
-    """Queries alone; their lengths are the same, but the weights meet other numbers."""
-    heads = own(qkv, cos, sin, *rest, norms=norms, **options)
-    turned = own(qkv, cos, sin, *(x.clone() for x in rest), norms=None, **options)
-    norm = Norm(norms.q_weight, norms.q_bias, norms.kind, norms.offset, norms.eps)
-    return normalise(turned, norm).view(heads.shape)
-
-
 def turn_backwards(own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, **options: Any) -> Any:
     return own(qkv, cos, -sin, *rest, **options)
-
-
-def turn_neighbours(own: Any, *args: Any, interleaved: bool, **options: Any) -> Any:
-    return own(*args, interleaved=not interleaved, **options)
 
 
 def write_one_place_on(own: Any, *args: Any, **options: Any) -> Any:
@@ -717,44 +592,26 @@ def swap_gate_and_up(own: Any, given: Tensor, kind: Any) -> Any:
     return own(torch.cat(given.chunk(2, -1)[::-1], -1), kind)
 
 
-def take_another_gelu(own: Any, given: Tensor, kind: Any) -> Any:
-    return own(given, "gelu")
-
-
 FAULTS: dict[str, dict[str, tuple[str, Fault]]] = {  # kernel -> what is wrong -> model, fault
     "add_norm": {
         "no update": ("llama", forget_the_update),
-        "no update of a layer norm": ("gpt2", forget_the_update),
         "no offset": ("gemma", alter(2, offset=0.0)),
         "another eps": ("llama", alter(2, eps=1e-2)),
         "no norm before the sum": ("gemma3", give(post=None)),
-        "no norm before the sum alone": ("olmo2", give(post=None)),
-        "a norm before the sum with the sum's weight": ("glm4", normalise_before_the_sum),
-        "a norm before the sum without offset": ("gemma3", alter("post", offset=0.0)),
         "a norm before the sum with another eps": ("exaone4", alter("post", eps=1e-2)),
-        "a norm before the sum of another kind": ("glm4", alter("post", kind="layer")),
     },
     "rope_write": {
         "backwards": ("llama", turn_backwards),
-        "neighbours": ("cohere", turn_neighbours),
         "one place on": ("llama", write_one_place_on),
-        "one place on, nothing turned": ("opt", write_one_place_on),
         "keys as values": ("qwen3", swap_keys_and_values),
         "no groups": ("gpt_neox", give(grouped=False)),
-        "no norms": ("qwen3", give(norms=None)),
         "norms of each other": ("qwen3", swap_the_norms),
-        "norms of keys alone": ("gemma3", normalise_queries_as_keys),
-        "norms after the rotation": ("exaone4", normalise_after_the_rotation),
-        "norms without offset": ("gemma3", alter("norms", offset=0.0)),
         "norms with another eps": ("qwen3", alter("norms", eps=1e-2)),
-        "norms over all heads with another eps": ("olmo3", alter("norms", eps=1e-2)),
-        "norms of the first head": ("cohere with norms of heads", take_the_first_heads_weight),
-        "norms of another kind": ("cohere with norms of heads", alter("norms", kind="rms")),
         "norms of each head": ("olmo2", normalise_each_head),
     },
-    "gated_act": {
-        "gate and up": ("llama", swap_gate_and_up),
-        "another gelu": ("gemma3", take_another_gelu),
+    "gated_act": {"gate and up": ("llama", swap_gate_and_up)},
+    "_look_up": {
+        "another row": ("llama", lambda own, tables, positions: own(tables, positions // 2))
     },
 }
 PLANTED = [(kernel, what) for kernel, faults in FAULTS.items() for what in faults]
@@ -814,27 +671,6 @@ def test_rounding_of_large_scores_is_no_fault() -> None:
     assert window.route.name == "fused"
 
 
-WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("gpt2", {"table": None}),
-    ("granite", {"embed_scale": 1.0}),
-    ("qwen3", {"norm": None}),
-    ("opt, norms after and projections", {"norms_stream": False}),
-)
-
-
-@pytest.mark.parametrize(("name", "changes"), WRONG)
-def test_a_structure_that_is_not_the_models_is_caught(
-    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = fused_decoder.read_structure
-    monkeypatch.setattr(
-        fused_decoder, "read_structure", lambda *args: replace(own(*args), **changes)
-    )
-    window = CausalLMWindow(build_decoder(name), fused="auto")
-    window.choose_route()
-    assert window.route.name == "model" and "off in the" in window.route.reason
-
-
 class Operations(TorchDispatchMode):
     """Counts operations that are kernels on a device: no views, a kernel of ours as one."""
 
@@ -856,30 +692,11 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def make_window(name: str, n_layers: int) -> CausalLMWindow:
-    """A window over a decoder of so many layers; all but the first have the same attention."""
-    if name == "chameleon":
-        model = build_model(name)
-        layers = model.get_decoder().layers
-        while len(layers) < n_layers:
-            layers.append(copy.deepcopy(layers[-1]))
-            layers[-1].self_attn.layer_idx = len(layers) - 1
-        model.config.num_hidden_layers = n_layers
-        window = ImageTokenWindow(model, list(range(10, 22)))
-        window.begin(make_prompt([[1], [2]]))
-        return window
+def count_operations(name: str, monkeypatch: pytest.MonkeyPatch, n_layers: int) -> Counter[str]:
     changes: dict[str, Any] = {"num_hidden_layers": n_layers}
     if "layer_types" in RECOGNISED[name][1]:
         changes["layer_types"] = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
-    attention: Any = "kernel" if "capped" in name else "auto"  # which eager attention would not be
-    return CausalLMWindow(build_decoder(name, **changes), attention=attention)
-
-
-def count_operations(
-    name: str, route: bool, monkeypatch: pytest.MonkeyPatch, n_layers: int
-) -> Counter[str]:
-    window = make_window(name, n_layers)
-    window.setup.fused = route
+    window = CausalLMWindow(build_decoder(name, **changes), fused=True)
     ids = torch.randint(N_IDS, (2, 8))
     window.reserve(2, 20)
     window.forward(Pass(ids, torch.tensor([0, 3])))
@@ -905,26 +722,15 @@ def count_operations(
     return operations.found
 
 
-LAYERS = {"llama": 9, "llama with biases": 9, "cohere": 9, "phi3": 9, "qwen2": 9, "gpt2": 9,
-          "gpt_neox": 10, "gpt_neox, one after the other": 9, "opt": 9,
-          "opt, norms after and projections": 9, "biogpt": 9, "qwen3": 9, "gemma2, capped": 9,
-          "gemma3": 9, "cohere with norms of heads": 9, "olmo2": 9, "olmo3": 9, "glm4": 9,
-          "exaone4": 9, "chameleon": 9}  # operations of each  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "opt", "gemma3", "olmo2"])
 def test_a_layer_has_at_most_ten_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products, attention and our kernels; a third layer costs what a second does."""
-    few, more = (count_operations(name, True, monkeypatch, n) for n in (2, 3))
+    few, more = (count_operations(name, monkeypatch, n) for n in (2, 3))
     layer = more - few
     assert layer["rope_write"] == 1 and 1 <= layer["add_norm"] <= 2
     assert sum(layer[one] for one in ("gated_act", "gelu", "relu")) == 1
     assert layer["mm"] + layer["addmm"] == 4
-    assert layer.total() == LAYERS[name] <= 10, dict(layer)
-    own = count_operations(name, False, monkeypatch, 3) - count_operations(
-        name, False, monkeypatch, 2
-    )
-    assert own.total() > (1.5 if name.startswith(("opt", "biogpt")) else 2) * layer.total()
+    assert layer.total() == (10 if name == "gpt_neox" else 9), dict(layer)
 
 
 def test_calls_that_need_the_models_own_forward() -> None:

@@ -117,26 +117,17 @@ def test_a_class_that_is_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"norm": NormSpec("layer")}),
-    ("llama", {"norm": NormSpec(offset=1.0)}),
     ("llama", {"interleaved": True}),
     ("llama", {"residuals": Residuals("post_attention_layernorm", pre_mlp="input_layernorm")}),
     ("llama", {"residuals": Residuals(is_parallel=True)}),
-    ("llama", {"residuals": Residuals("", "input_layernorm", "", "post_attention_layernorm")}),
-    ("gemma", {"norm": NormSpec(eps="eps")}),
     ("helium", {"repeats": False}),
     ("biogpt", {"first_position": 0}),
     ("granite", {"embed_scale": ""}),
-    ("granite", {"residuals": Residuals()}),
-    (
-        "olmo2",
-        {"residuals": Residuals("post_attention_layernorm", "", "post_feedforward_layernorm")},
-    ),
     ("gemma3", {"residuals": Residuals(pre_mlp="pre_feedforward_layernorm")}),
 )
 WRONG_ATTENTION: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"qkv": ("k_proj", "q_proj", "v_proj")}),
     ("qwen3", {"norm": None}),
-    ("gemma3", {"norm": NormSpec(eps="eps")}),
     ("cohere2", {"turns_where_sliding": False}),
     ("smollm3", {"turns_if": ""}),
     ("gpt_neox", {"is_grouped": False}),

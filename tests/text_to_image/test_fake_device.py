@@ -6,25 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import mmaccel
-from benchmarks.canvas import GrammarText
-from mmaccel import Autoregressive, ImageToVideo, Jacobi, TextToImage, TextToSpeech
-from mmaccel.pipelines.text_to_image.registry import find_source
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
-from scripts.training.grammar_tasks import EVALUATION_SEED, make_examples
-from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
+from mmaccel import Autoregressive, Jacobi, TextToImage
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device, same
-from tests.fixtures.speech import FAMILIES as SPEAKERS
-from tests.fixtures.speech import SECONDS, TEXTS
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
-from tests.fixtures.video import build_video
 
 Make = Callable[[Any], Tensor]
 PARAMS: dict[str, Any] = dict(guidance_scale=2.0, top_k=12, top_p=0.9, min_p=0.01)
@@ -68,64 +57,6 @@ def test_images_by_window(tiny_folder: Path, policy: Any) -> None:
 @pytest.mark.parametrize("policy", CANVAS, ids=lambda policy: repr(policy)[:50])
 def test_images_by_canvas(masked: Path, policy: Any) -> None:
     assert same(draw(masked, policy))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_images_of_every_family(built: Callable[[str], Path], family: str) -> None:
-    def make(device: Any) -> Tensor:
-        pipe = TextToImage.from_pretrained(
-            built(family), size=SIZES.get(family), device=device, dtype="fp32"
-        )
-        assert pipe.model.device == device
-        if family == "glm-image":
-            pipe.image_model.diffusion_options = {"num_inference_steps": 1}  # type: ignore[attr-defined]
-        made = pipe(captions(family)[:2], policy=Jacobi(40), seed=[3, 4])
-        pixels = [torch.from_numpy(np.asarray(image).copy()) for image in made.images]
-        return torch.cat([made.tokens.cpu().flatten(), *(p.flatten() for p in pixels)])
-
-    assert same(make)
-
-
-@pytest.mark.parametrize("family", SPEAKERS)
-def test_speech(speech_folders: dict[str, tuple[Path, Path]], family: str) -> None:
-    model, codec = speech_folders[family]
-
-    def make(device: Any) -> Tensor:
-        pipe = TextToSpeech.from_pretrained(model, codec=codec, device=device, dtype="fp32")
-        assert pipe.model.device == device
-        said = pipe(TEXTS, seed=[1, 2, 3], batch_size=2, max_seconds=SECONDS[family])
-        return torch.cat([made.waveform for made in said.utterances])
-
-    assert same(make)
-
-
-@pytest.mark.parametrize("policy", [None, Jacobi(4, drafts="previous-frame")], ids=repr)
-def test_clips(tmp_path: Path, policy: Any) -> None:
-    model, codec = build_video(tmp_path)
-    start = Image.new("RGB", (48, 32), "red")
-
-    def make(device: Any) -> Tensor:
-        pipe = ImageToVideo.from_pretrained(model, codec=codec, device=device, dtype="fp32")
-        assert pipe.model.device == device
-        clips = pipe(start, policy=policy, seed=[1, 2, 3], batch_size=2).clips
-        return torch.stack([clip.frames for clip in clips])
-
-    assert same(make)
-
-
-def test_answers() -> None:
-    folder = find_source("grammar-masked")
-    prompts = [made.prompt for made in make_examples(EVALUATION_SEED, range(2), "sort")]
-
-    def make(device: Any) -> Tensor:
-        text = GrammarText(folder, device)
-        noise = Noise.from_seed(3, len(prompts), device)
-        made = mmaccel.EntropyBounded(0.5).sample(
-            text.model, text.prompt(prompts), text.length, params=SamplingParams(), noise=noise
-        )
-        return torch.cat([row[:n] for row, n in zip(made.tokens, made.lengths.tolist())])
-
-    assert same(make)
 
 
 def test_the_device_refuses_what_an_accelerator_refuses() -> None:

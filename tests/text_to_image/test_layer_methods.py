@@ -38,7 +38,7 @@ def draw(family: tuple[str, TextToImage], policy: Any, **methods: Any) -> Any:
 @pytest.mark.parametrize("slot", ["kv_cache", "attention"])
 def test_images_under_methods(family: tuple[str, TextToImage], slot: str) -> None:
     if slot not in METHODS[family[0]]:
-        pytest.skip("refused, see tests/messages/methods.py")
+        pytest.skip("refused: a pipeline of its own")
     method = {slot: METHODS[family[0]][slot]}
     jacobi = mmaccel.Jacobi(window=5)
     whole = draw(family, jacobi)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
-from mmaccel.pipelines.attach.prompt_pass import PrefillPass
+from mmaccel.pipelines.attach import prompt_pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.store import KVCacheLayout
@@ -41,14 +41,13 @@ NEVER = torch.finfo(torch.float32).min
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
     """Layer -> columns `[B, T']` of the whole prompt, and which are real, of the last call."""
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    run = PrefillPass.run
 
-    def record(self: PrefillPass, *given: Any) -> PromptStates:
-        states = run(self, *given)
+    def record(*given: Any) -> PromptStates:
+        states = PromptStates(*given)
         found.update({cut.first: (cut.columns, cut.mask) for cut in states.cuts})
         return states
 
-    monkeypatch.setattr(PrefillPass, "run", record)
+    monkeypatch.setattr(prompt_pass, "PromptStates", record)
     return found
 
 

@@ -127,12 +127,12 @@ def draft_one_less(patch: Patch) -> None:
 
 def keep_laws(patch: Patch) -> None:
     """The laws of corrected drafts are those before their correction."""
-    redraft = CoarseDrafter.redraft_with_distribution
+    correct = CoarseDrafter.correct
 
-    def wrong(self: Any, run: Any, drafts: Any, p_draft: Any, noise: Any) -> Any:
-        return redraft(self, run, drafts, p_draft, noise)[0], p_draft
+    def wrong(self: Any, run: Any, drafts: Any, noise: Any, p_draft: Any = None) -> Any:
+        return correct(self, run, drafts, noise, p_draft)[0], p_draft
 
-    patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
+    patch.setattr(CoarseDrafter, "correct", wrong)
 
 
 def _alter(patch: Patch, change: Callable[[RowWindow], RowWindow]) -> None:

@@ -13,15 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import mmaccel
-from mmaccel import Comb, ContinuousBatching, DySpec, Jacobi, Sequoia, Speculative
+from mmaccel import Comb, DySpec, Jacobi, Sequoia, Speculative
 from mmaccel.samplers.drafting.contract import Paths
 from mmaccel.samplers.drafting.heads import eagle_tree
 from mmaccel.samplers.drafting.heads.eagle import Eagle, EagleDrafter
-from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, load_eagle
+from mmaccel.samplers.drafting.heads.eagle_model import EagleModel
 from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.trees.siblings import rsd
+from tests.fixtures.enumerated import draw_enumerated
+from tests.fixtures.heads import CALLS, KINDS, make_head
+from tests.fixtures.heads import decode as decode_by
+from tests.fixtures.heads import open_head as open_eagle
 from tests.fixtures.tiny_lms import build_lm
-from tests.window.test_eagle import decode, make_head, measure
 
 CHANCES = ((0.5, 0.2, 0.1),)
 SHAPES = (
@@ -32,14 +35,16 @@ SHAPES = (
     mmaccel.TETRIS(12, depth=3, budget=6),
     Comb(4, 3),
 )
-CALLS: dict[str, dict[str, Any]] = {
-    "": {},
-    "fused": {"fused": True},
-    "guidance": {"branches": 2},
-    "greedy": {"temperature": 0.0},
-    "chunks": {"chunk": 3},
-    "continuous batching": {"batching": ContinuousBatching(2), "n_rows": 5},
-}
+
+
+def decode(policy: Any, **given: Any) -> Any:
+    return decode_by(policy, build_lm("llama"), **given)
+
+
+def measure(folder: Path, policy: Any) -> float:
+    p_value, stats = draw_enumerated(KINDS["eagle3"].make(folder, 5)[0], policy)
+    assert stats.passes < 3 * stats.draft_passes
+    return p_value
 
 
 @pytest.fixture(params=[False, True], ids=["eagle", "eagle3"])
@@ -81,13 +86,7 @@ def test_trees_save_passes(temperature: float, tmp_path: Path) -> None:
 
 
 def open_head(folder: Path) -> EagleModel:
-    model = build_lm("llama")
-    return load_eagle(
-        folder,
-        embedding=model.get_input_embeddings().weight,
-        output=model.get_output_embeddings().weight,
-        n_layers=2,
-    )
+    return open_eagle(folder, build_lm("llama"))
 
 
 def read_in_line(head: EagleModel, tokens: Tensor, entered: Tensor, path: list[int]) -> Tensor:

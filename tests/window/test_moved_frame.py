@@ -9,8 +9,8 @@ from torch import Tensor
 from mmaccel import Frames, Grid, OptionError
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Frontier
+from mmaccel.samplers.drafting.copies import PreviousFrame
 from mmaccel.samplers.drafting.moved_frame import MovedFrame
-from mmaccel.samplers.drafting.previous_frame import PreviousFrame
 
 ROWS, COLUMNS, VOCAB, ORIGIN = 4, 5, 30, 3
 GRID = Grid(rows=ROWS, width=COLUMNS, vocab_size=VOCAB)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -31,20 +30,10 @@ from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.parallel.own_canvas import CanvasDrafter
 from mmaccel.samplers.drafting.parallel.pard import PardDrafter
 from tests.fixtures.enumerated import draw_enumerated
+from tests.fixtures.heads import CALLS, LENGTH, LENGTHS, MASK, Drafted, watch
+from tests.fixtures.heads import decode as decode_by
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-
-MASK = 39
-LENGTHS = (12, 5, 9, 1)
-LENGTH = 20
-
-
-@cache
-def rows_of(n_rows: int) -> list[list[int]]:
-    draws = torch.Generator().manual_seed(0)
-    sizes = (LENGTHS * 2)[:n_rows]
-    return [torch.randint(2, 39, (size,), generator=draws).tolist() for size in sizes]
-
 
 SOURCES: dict[str, Callable[[], DraftSource]] = {
     "pard": lambda: Pard(build_lm("qwen2"), mask_token=MASK),
@@ -57,43 +46,18 @@ SOURCES: dict[str, Callable[[], DraftSource]] = {
 }
 
 
-def decode(
-    policy: Any,
-    *,
-    n_rows: int = 4,
-    branches: int = 1,
-    batching: ContinuousBatching | None = None,
-    temperature: float = 1.0,
-    chunk: int | None = None,
-    methods: LayerMethods | None = None,
-    **options: Any,
-) -> Any:
-    window = CausalLMWindow(build_lm("llama"), **options)
-    window.prefill_chunk_size = chunk
-    window.use_methods(methods or LayerMethods(), branches)
-    n_items = n_rows // branches
-    return policy.sample(
-        window,
-        make_prompt(rows_of(n_rows), branches, batching=batching),
-        LENGTH,
-        params=SamplingParams(temperature=temperature, guidance_scale=1.0 + 0.5 * (branches - 1)),
-        noise=Noise.from_seed(list(range(n_items)), n_items),
-    )
+def decode(policy: Any, **given: Any) -> Any:
+    return decode_by(policy, build_lm("llama"), **given)
 
 
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize(
     "given",
     [
-        {},
-        {"fused": True},
-        {"branches": 2},
-        {"temperature": 0.0},
-        {"chunk": 3},
-        {"batching": ContinuousBatching(2), "n_rows": 5},
+        *CALLS.values(),
         {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=6, window=2))},
     ],
-    ids=["", "fused", "guidance", "greedy", "chunks", "continuous batching", "eviction"],
+    ids=[*CALLS, "eviction"],
 )
 def test_jacobi_has_the_plain_loops_tokens(name: str, given: dict[str, Any]) -> None:
     plain = decode(mmaccel.Autoregressive(), **given)
@@ -140,22 +104,10 @@ def test_drafts_end_where_the_draft_models_positions_do(name: str, given: dict[s
 # --- which drafts
 
 
-def drafts_of(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """(tokens before, drafts) of every row and window, greedy."""
-    found: list[tuple[list[int], list[int]]] = []
+def drafts_of(policy: Any, monkeypatch: pytest.MonkeyPatch) -> Drafted:
+    """Of every row and window, greedy."""
     drafter: Any = PardDrafter if isinstance(policy.drafts, Pard) else CanvasDrafter
-    own = drafter.propose
-
-    def propose(self: Any, run: Any) -> Any:
-        drafts = own(self, run)
-        for row, tokens in enumerate(run.buffer.tokens):
-            end = int(run.buffer.columns[row, 0])
-            before = [token for token in tokens[:end].tolist() if token >= 0]
-            if not run.rows.ended[row]:
-                found.append((before, drafts.tokens[row].tolist()))
-        return drafts
-
-    monkeypatch.setattr(drafter, "propose", propose)
+    found = watch(drafter, monkeypatch)
     decode(policy, temperature=0.0, n_rows=3)
     return found
 
@@ -177,8 +129,8 @@ def by_hand(before: list[int], n_drafts: int, *, shift: int, sees_all: bool) -> 
     return drafts
 
 
-def share_right(found: list[tuple[list[int], list[int]]], **how: Any) -> float:
-    right = [by_hand(before, len(made), **how) == made for before, made in found if made]
+def share_right(found: Drafted, **how: Any) -> float:
+    right = [by_hand(before, len(made), **how) == made for before, made in found]
     assert len(right) > 10
     return sum(right) / len(right)
 

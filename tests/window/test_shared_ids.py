@@ -18,10 +18,10 @@ from mmaccel.contracts import Pass
 from mmaccel.samplers.drafting import shared_ids
 from mmaccel.samplers.window import fresh_drafts
 from scripts.training.stdlib import make_prompts
+from tests.fixtures.heads import make_head
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_distribution import SETTINGS, assert_exact, assert_rejected
 from tests.fixtures.toy_models import make_prompt
-from tests.window.test_eagle import make_head
 
 KEPT = (33, 2, 7, 8, 21, 30, 12)
 PROMPTS = [[5, 6, 9, 33], [2], [7, 8, 39]]

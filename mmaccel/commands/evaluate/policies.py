@@ -114,14 +114,14 @@ class TextFlags:
         from mmaccel.pipelines.pipeline import read_loading
         from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts
 
-        loading = read_loading(load_keywords(load))
-        source = None if load.family else find_causal_lm(self.model, loading.config.hub)
+        engine, config = read_loading(load_keywords(load))
+        source = None if load.family else find_causal_lm(self.model, config)
         if source is None:
             size = self.sides.join()
             pipe = open_pipeline(self.model, load, size=size, decoder=self.decoder)
         else:
             logging.disable_progress_bar()
-            pipe = open_texts(source, loading, self.max_new_tokens or _NEW_TOKENS)
+            pipe = open_texts(source, engine, config, self.max_new_tokens or _NEW_TOKENS)
         images = pipe.image_model
         examples = MODELS[self.model].examples if self.model in MODELS else images.examples
         texts = self.read_prompts() or list(examples)

@@ -30,7 +30,7 @@ class ReferenceDenoiser(Denoiser):
         joint: `[V] * L`, non-negative, float64.
     """
 
-    offers = Denoiser.offers | {"admitted rows"}
+    any_rows = True
     device = torch.device("cpu")
 
     def __init__(self, joint: Tensor) -> None:

@@ -100,9 +100,7 @@ class CachedLayer:
         start = self.lengths - self.queries.shape[2]
         keys = self.keys.to(self.queries.dtype)
         values = self.values.to(self.queries.dtype)
-        _, lse = dispatch.run(
-            window_attention, self.queries, keys, values, start, scale=self.scale, lse=True
-        )
+        _, lse = dispatch.run(window_attention, self.queries, keys, values, start, scale=self.scale)
         mass: Tensor = dispatch.run(column_mass, self.queries, keys, lse, start, scale=self.scale)
         return mass
 

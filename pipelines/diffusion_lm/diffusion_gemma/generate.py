@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS, Layout, Prompt
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.contracts import Layout, Prompt
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
     CanvasLayout,
@@ -25,18 +26,12 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     StopRule,
     canvas_noise,
 )
-from mmaccel.pipelines.diffusion_lm.pipeline_service import (
-    Methods,
-    PolicyService,
-    check_uncached,
-    count_to_end,
-)
-from mmaccel.pipelines.generate_call import bind_call, check_idle
+from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
+from mmaccel.pipelines.generate_call import bind_call, count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -211,35 +206,24 @@ class GemmaRun:
 
 
 class GemmaService(PolicyService):
-    """Serves the calls of one `DiffusionGemmaForBlockDiffusion`.
+    """Serves the calls of one `DiffusionGemmaForBlockDiffusion`."""
 
-    Raises:
-        OptionError: a policy with a KV cache or verified drafts, or a layout of another vocabulary.
-    """
+    whole = "its prompt is in the library's own cache, and its canvas is computed whole"
 
-    def open(self) -> int | None:
-        policy = self.policy
-        name = type(self._target).__name__
-        if isinstance(policy, LosslessUnmask):
-            raise OptionError(
-                f"policy: expected another one for a {name}, received {policy!r}; a pass carries "
-                "the logits of the one before, so that drafts cannot be verified; try "
-                "EntropyBounded()"
-            )
-        check_uncached(policy, name, "its encoder keeps what can be kept")
-        self._run: GemmaRun | None = None
+    def open(self) -> None:
         self._model = self.find_model()
-        n_ids: int = self._model.get_output_embeddings().weight.shape[0]
-        return n_ids
+        self.n_ids = self._model.get_output_embeddings().weight.shape[0]
 
     def lack(self, word: str, part: Any = None) -> str:
-        if word not in LAYER_METHODS:
-            return ""
-        return "its prompt is in the library's own cache, and its canvas is computed whole"
+        if word == "verified canvases":
+            return "a pass carries the logits of the one before"
+        if word == "mask token":
+            return "its open slots hold random tokens"
+        return super().lack(word, part)
 
     def find_model(self) -> Any:
         """The model of the target."""
-        return self._target
+        return self.target
 
     def methods(self) -> list[tuple[Any, Methods]]:
         methods: Methods = {
@@ -259,17 +243,13 @@ class GemmaService(PolicyService):
                 sampler can serve.
         """
         own = original(self._model, "generate")
-        check_idle(self._run is not None)
         ids = (bind_call(own, args, options) or ({}, {}))[1].get("input_ids")
         if ids is None or ids.ndim != 2:
             return own(*args, **options)  # which says what is wrong with them
         began = time.perf_counter()
-        run.begin(ids.shape[0], ids.device)
-        self._run = run
-        try:
+        with self.running(run):
+            run.begin(ids.shape[0], ids.device)
             out = own(*args, **options)
-        finally:
-            self._run = None
         run.stats.seconds = time.perf_counter() - began
         self.record(run.stats)
         return out
@@ -279,7 +259,7 @@ class GemmaService(PolicyService):
 
     def _configure(self, model: Any, *args: Any, **options: Any) -> Any:
         config, others = original(model, "_prepare_generation_config")(*args, **options)
-        run = self._run
+        run = self.call
         if run is None:
             return config, others
         if "decoder_input_ids" in others:
@@ -295,7 +275,7 @@ class GemmaService(PolicyService):
         return config, others
 
     def _step(self, model: Any, **step: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        run = self._run
+        run = self.call
         if run is None or run.stats.fallbacks:
             if run is not None:
                 run.stats.passes += 1
@@ -306,9 +286,6 @@ class GemmaService(PolicyService):
 
     def _tokens_per_forward(self, model: Any, ids: Tensor, passes: Tensor, *others: Any) -> Any:
         own: Callable[..., Any] = original(model, "_compute_tokens_per_forward").__func__  # type: ignore[attr-defined]
-        if self._run is not None and not self._run.stats.fallbacks:
-            passes = self._run.passes.clamp(min=1)
+        if self.call is not None and not self.call.stats.fallbacks:
+            passes = self.call.passes.clamp(min=1)
         return own(ids, passes, *others)
-
-
-serve = GemmaService.serve

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
@@ -23,14 +24,13 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     is_bounded,
 )
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
-    Methods,
     callback_tensors,
     check_inputs,
     decode_texts,
 )
 from mmaccel.pipelines.generate_call import bind_call, refuse_arguments
 from mmaccel.pipelines.original_methods import original
-from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
+from mmaccel.pipelines.step_callback import call_back
 from mmaccel.samplers.noise import draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -46,10 +46,10 @@ class GemmaPipelineService(GemmaService):
     """Serves the calls of one pipeline, and those of its model."""
 
     def find_model(self) -> Any:
-        return self._target.model
+        return self.target.model
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        return [*super().methods(), (self._target, {"__call__": self._call})]
+        return [*super().methods(), (self.target, {"__call__": self._call})]
 
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:
@@ -96,9 +96,6 @@ class GemmaPipelineService(GemmaService):
         return _make_output(pipe, out.sequences[:, ids.shape[1] :], end, given)
 
 
-serve = GemmaPipelineService.serve
-
-
 def _temperatures(
     scheduler: Any, given: Mapping[str, Any]
 ) -> tuple[tuple[float | None, float | None], SamplingParams]:
@@ -117,7 +114,6 @@ def _make_after_pass(pipe: Any, callback: Any, names: Sequence[str]) -> AfterPas
         tensors = {"canvas": canvas, "logits": scores}
         wanted = {name: tensors[name] for name in names}
         call_back(callback, pipe, next(total), step, wanted, remedy="use layout=")
-        refuse_interrupt(pipe)
 
     return after_pass
 

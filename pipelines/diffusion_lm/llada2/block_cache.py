@@ -24,7 +24,8 @@ from mmaccel.checks import Checked, one_of
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
-from mmaccel.pipelines.diffusion_lm.pipeline_service import callback_tensors, count_to_end
+from mmaccel.pipelines.diffusion_lm.pipeline_service import callback_tensors
+from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.arithmetic import PassFormats
 
@@ -48,8 +49,11 @@ class CachedBlocks(Checked):
         OptionError: another mask.
     """
 
+    needs = frozenset({"own scheduler"})
     excludes = {  # noqa: RUF012
-        "own attention": "computes a block anew where its tokens change, from all before it"
+        "own attention": "computes a block anew where its tokens change, from all before it",
+        "seeds": "leaves the pipeline its own random numbers",
+        "token layouts": "leaves the pipeline its own tokens",
     }
     mask: str = one_of("pipeline", MASKS)
     exactness: ClassVar[Exactness] = "bitwise"
@@ -78,6 +82,7 @@ class BlockCall:
         length: `gen_length`.
         mask_token, end_token: ids, the tokenizer's by default; -1 for none.
         n_prompt: columns of the prompt; set when the pipeline has prepared it.
+        served: serves the model's calls while the pipeline's own decoder runs.
     """
 
     asked: Mapping[str, Any]
@@ -87,6 +92,7 @@ class BlockCall:
     mask_token: int
     end_token: int
     n_prompt: int = 0
+    served: CachedCalls | None = None
 
     @classmethod
     def of(

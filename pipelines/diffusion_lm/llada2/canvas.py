@@ -18,7 +18,7 @@ from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import BlockCall
 from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
 from mmaccel.pipelines.generate_call import align_left
-from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
+from mmaccel.pipelines.step_callback import call_back
 from mmaccel.policies import CanvasProgress, OnCanvasStep
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise, draw_seed
@@ -33,7 +33,7 @@ class BlockDenoiser(CachedDenoiser):
         mask_token, block: see `mmaccel.contracts.Denoiser`.
     """
 
-    offers = CachedDenoiser.offers - {"admitted rows"}
+    any_rows = False
     is_self_checked = True
 
     def __init__(self, passes: CachedPasses, mask_token: int, block: int) -> None:
@@ -126,7 +126,6 @@ def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, call: BlockCall) -> 
         tokens = {"block_x": torch.cat([prompt, canvas], 1)}
         step = progress.passes - 1
         call_back(callback, pipe, step, step, tokens, remedy="use CachedBlocks() or layout=")
-        refuse_interrupt(pipe)
 
     return on_step
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS
+from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
 from mmaccel.pipelines.diffusion_lm.cached import lack_of_blocks
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
@@ -30,9 +31,9 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_call
-from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.generate_call import bind_call, check_idle
+from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
 from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
@@ -49,10 +50,8 @@ ARGUMENTS = pipeline_table(
 class LLaDA2Service(PolicyService):
     """Serves the calls of one pipeline under `CachedBlocks` or a canvas policy."""
 
-    def open(self) -> int | None:
-        self._model = self._target.model
-        self._call: BlockCall | None = None
-        self._cached: CachedCalls | None = None
+    def open(self) -> None:
+        self._model = self.target.model
         declared = find_masks(self._model)
         name = type(self._model).__name__
         self._masks = declared or BlockMasks()
@@ -62,12 +61,11 @@ class LLaDA2Service(PolicyService):
                 f"nobody has declared how a {name} reads masks; see BLOCK_MASKS in docs/attach.md"
             )
         self._reasons: dict[tuple[Any, ...], str] = {}  # of self-checks
-        config = getattr(self._model, "config", None)
-        return getattr(config, "vocab_size", None)
+        self.n_ids = getattr(getattr(self._model, "config", None), "vocab_size", None)
 
     def lack(self, word: str, part: Any = None) -> str:
         if word not in LAYER_METHODS:
-            return ""
+            return "" if word == "own scheduler" else NOT_OF_CANVASES.get(word, "")
         return self._undeclared or lack_of_blocks(self._make_cached_model(), word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
@@ -75,49 +73,46 @@ class LLaDA2Service(PolicyService):
             "__call__": self._pipe_call,
             "_prepare_input_ids": self._prepare_input_ids,
         }
-        return [(self._model, {"__call__": self._model_call}), (self._target, of_pipe)]
+        return [(self._model, {"__call__": self._model_call}), (self.target, of_pipe)]
 
     def _model_call(self, model: Any, *args: Any, **options: Any) -> Any:
-        if self._cached is None:
+        call = self.call
+        if call is None or call.served is None:
             return self._own(*args, **options)
-        cached, self._cached = self._cached, None  # passes and self-checks call the model itself
+        served, call.served = call.served, None  # passes and self-checks call the model itself
         try:
-            return cached(*args, **options)
+            return served(*args, **options)
         finally:
-            self._cached = cached
+            call.served = served
 
     def _own(self, *args: Any, **options: Any) -> Any:
         return original(self._model, "__call__")(*args, **options)
 
     def _prepare_input_ids(self, pipe: Any, **options: Any) -> tuple[Tensor, Tensor]:
         ids, mask = original(pipe, "_prepare_input_ids")(**options)
-        if self._call is not None:
-            mask_token = self._call.mask_token
+        if self.call is not None:
+            mask_token = self.call.mask_token
             found = ((ids == mask_token) & mask.to(ids.device).bool()).view(-1, ids.shape[-1])
             if bool(found.any()):  # the pipeline would fill it in one block, and leave it in others
                 raise OptionError(
                     f"prompt: expected no mask token, received id {mask_token} in row "
                     f"{int(found.any(1).nonzero()[0])}; leave the open slots to gen_length"
                 )
-            self._call.n_prompt = ids.shape[-1]
+            self.call.n_prompt = ids.shape[-1]
         return ids, mask
 
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        check_idle(self._call is not None)
         bound = bind_call(own, args, options)
         call = None if bound is None else BlockCall.of(pipe, *bound)
         if call is None:
             return own(*args, **options)
         began = time.perf_counter()
-        self._call = call
-        try:
+        with self.running(call):
             if isinstance(self.policy, CachedBlocks):
                 out, stats = self._run_cached(own, call, args, options)
             else:
                 out, stats = self._run_canvas(own, call, args, options)
-        finally:
-            self._call = self._cached = None
         stats.seconds = time.perf_counter() - began
         self.record(stats)
         return out
@@ -132,7 +127,7 @@ class LLaDA2Service(PolicyService):
             reading = "blocks"
         check_run = partial(check, call.block)
         cached = CachedCalls(self._own, self._make_cached_model(), reading, check_run, call)
-        return self._run_pipeline(own, cached, args, options)
+        return self._run_pipeline(own, call, cached, args, options)
 
     def _run_canvas(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
@@ -145,11 +140,11 @@ class LLaDA2Service(PolicyService):
         reason = self._refuse(reason) or self._check_mask(call.block)
         if reason:
             cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
-            return self._run_pipeline(own, cached, args, options)
+            return self._run_pipeline(own, call, cached, args, options)
         policy = read_schedule(ARGUMENTS, call.asked, self.policy)
         model = BlockDenoiser(passes, call.mask_token, call.block)
         model.use_methods(self.layer_methods)
-        out, stats = decode(self._target, policy, call, model, self.seed, self.layout)
+        out, stats = decode(self.target, policy, call, model, self.seed, self.layout)
         self.layer_methods.record(stats, model)
         return out, stats
 
@@ -214,10 +209,10 @@ class LLaDA2Service(PolicyService):
         return logits
 
     def _run_pipeline(
-        self, own: Callable[..., Any], cached: CachedCalls, args: Any, options: Any
+        self, own: Callable[..., Any], call: BlockCall, cached: CachedCalls, args: Any, options: Any
     ) -> tuple[Any, Stats]:
         """The pipeline's own decoder over `cached` calls of the model."""
-        self._cached = cached
+        call.served = cached
         try:
             out = own(*args, **options)
         except KeyboardInterrupt as stop:
@@ -230,6 +225,3 @@ class LLaDA2Service(PolicyService):
             raise CanvasInterrupt(generation, is_committed) from stop
         sequences = out[0]
         return out, cached.report(self.policy, cached.count(sequences), sequences.shape[0])
-
-
-serve = LLaDA2Service.serve

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import shape_of
 
@@ -97,11 +97,11 @@ class CrossAttention(nn.Module):
             `[R, W, width]`.
         """
         queries = self.q_norm(self.q_proj(hidden).unflatten(-1, (-1, self.head_dim)))
-        read = scaled_dot_product_attention(
+        read = grouped_attention(
             queries.transpose(1, 2),  # [R, heads, W, D]
             self.keys.expand(len(hidden), -1, -1, -1),
             self.values.expand(len(hidden), -1, -1, -1),
-            enable_gqa=True,
+            None,
         )
         made: Tensor = self.o_proj(read.transpose(1, 2).flatten(2))
         return made

@@ -16,9 +16,9 @@ branches: it reads the guided states of passes, and those of the first branch of
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
-from mmaccel.samplers.drafting.coarse import opened_for
+from mmaccel.samplers.drafting.coarse import open_once
 from mmaccel.samplers.drafting.contract import (
     Children,
     Drafter,
@@ -50,38 +50,11 @@ from mmaccel.samplers.window.step_state import Held
 GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with, guessed
 
 
-class StateHead(Protocol):
-    """A head that continues hidden states; `EagleModel` is one.
-
-    Attributes:
-        width: C, of its states.
-        aux_layers: the large model's layers whose inputs it reads; empty: the last states.
-    """
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]: ...
-
-    def empty_cache(self, rows: int, columns: int) -> HeadCache:
-        """A cache without entries."""
-
-    def enter(self, features: Tensor) -> Tensor:
-        """States `[B, K, C]` of the large model's `[B, K, F]`."""
-
-    def __call__(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """States `[B, K, C]` after entries; see `EagleModel.forward`."""
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Logits `[..., V]` float32 of states `[..., C]`."""
-
-
 @dataclass(frozen=True)
 class HeadSource(DraftSource):
     """Base of sources that draft by a head over the large model's states.
 
-    A child implements `load_head`.
+    A child implements `load_head`, and `begin` where its head does other things than `EagleModel`.
     """
 
     needs = frozenset({"layer states"})
@@ -89,59 +62,55 @@ class HeadSource(DraftSource):
     reads_last_scores: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = True
 
-    def load_head(self, model: LayerStates) -> StateHead:
+    def load_head(self, model: LayerStates) -> Any:
         """The head over a model."""
         raise NotImplementedError
 
-    def file_time(self) -> float:
-        """When the head's file was written; a head is loaded again after a change."""
-        return 0.0
+    def weights_file(self) -> Path | None:
+        """What the head is read from; it is loaded again after a change."""
+        return None
+
+    def begin(self, run: OpenRun, head: Any) -> HeadDrafter:
+        """What drafts in a run."""
+        return EagleDrafter(
+            self,
+            head,
+            **declare_cache(run),
+            state=run.state.declare("state of the head"),
+            gaps=GapModel(GAPS, run.state.declare("gaps of the head's scores")),
+        )
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 
         Raises:
             OptionError: see `load_head`.
-            UnsupportedModelError: see `load_head`.
+            UnsupportedModelError: a model whose states no head may read; see also `load_head`.
         """
-        model = check_states(run, self)
-        head = open_once(self, model)
-        drafter = EagleDrafter(
-            self,
-            head,
-            state=run.state.declare("state of the head"),
-            keys=run.state.declare("keys of the head"),
-            values=run.state.declare("values of the head"),
-            first=run.state.declare("first column of the head"),
-            seen=run.state.declare("states of the last pass"),
-            gaps=GapModel(GAPS, run.state.declare("gaps of the head's scores")),
-        )
-        model.keep_states(True, head.aux_layers, drafter.read_prompt(run))
+        model: Any = run.model
+        refuse(explain(self, model))
+        head = open_once(self, model, self.weights_file(), lambda: self.load_head(model))
+        drafter = self.begin(run, head)
+        model.keep_states(True, drafter.layers, drafter.read_prompt(run))
         return drafter
 
 
-def check_states(run: OpenRun, source: DraftSource) -> LayerStates:
-    """The model of a run; raises UnsupportedModelError unless a head may read its states."""
-    model: Any = run.model
-    refuse(explain(source, model))
-    states: LayerStates = model
-    return states
+@dataclass(frozen=True)
+class FolderHead(HeadSource):
+    """Base of those whose head is in a folder.
 
+    Args:
+        folder: holds `config.json` and `model.safetensors`.
+    """
 
-def open_once(source: Any, model: LayerStates) -> Any:
-    """What a source loads for a model: once, and again when its file has changed."""
-    output = model.output_matrix()
-    key = (source, output.data_ptr(), output.dtype, output.device, source.file_time())
-    opened = opened_for(model)
-    if key not in opened:
-        for old in [key for key in opened if isinstance(key[0], type(source))]:
-            del opened[old]
-        opened[key] = source.load_head(model)
-    return opened[key]
+    folder: str = within(MISSING, hint="give the folder of a head")
+
+    def weights_file(self) -> Path:
+        return Path(self.folder) / FOLDER.weights
 
 
 @dataclass(frozen=True)
-class Eagle(HeadSource):
+class Eagle(FolderHead):
     """A draft source: an EAGLE head in a folder.
 
     Args:
@@ -151,7 +120,6 @@ class Eagle(HeadSource):
             `mmaccel.samplers.drafting.shared_ids`.
     """
 
-    folder: str = within(MISSING, hint="give the folder of a head")
     ids: tuple[int, ...] | None = within(
         None, hint="mmaccel.frequent_ids(texts, n) makes one", repr=False
     )
@@ -159,10 +127,6 @@ class Eagle(HeadSource):
     has_children = True
     draws_trees = True
     name = "eagle"
-
-    def file_time(self) -> float:
-        """See `HeadSource.file_time`."""
-        return find_file_time(self.folder)
 
     def load_head(self, model: LayerStates) -> EagleModel:
         """See `HeadSource.load_head`."""
@@ -180,33 +144,42 @@ class Eagle(HeadSource):
         return head
 
 
-def find_file_time(folder: str) -> float:
-    """When the weights in a folder were written; 0 where there are none."""
-    file = Path(folder) / FOLDER.weights
-    return file.stat().st_mtime if file.is_file() else 0.0
+def declare_cache(run: OpenRun) -> dict[str, Any]:
+    """What every `HeadDrafter` hands from step to step."""
+    state = run.state
+    return {
+        "keys": state.declare("keys of the head"),
+        "values": state.declare("values of the head"),
+        "first": state.declare("first column of the head"),
+        "seen": state.declare("states of the last pass"),
+    }
 
 
 @dataclass(eq=False)
-class EagleDrafter(Drafter):
-    """Drafts of a head in one run. An entry with the token of column c + 1 stands at column c.
+class HeadDrafter(Drafter):
+    """Drafts in one run of a head over the large model's states, which it keeps in a cache.
 
     Args:
         head: the head.
-        state: `[B, C]`, that the head has made of the last accepted token.
         keys, values, first: see `HeadCache`.
         seen: `[B, W, F]`, states of the pass before tokens were accepted.
-        gaps: how likely ranks are to be right, where noise of slots orders them.
     """
 
-    head: StateHead
-    state: Held
+    head: Any
     keys: Held
     values: Held
     first: Held
     seen: Held
-    gaps: GapModel
-    _begun: tuple[HeadCache, Tensor] | None = None  # behind the prompt, until the first step
-    _tree: HeadTree | None = None  # of the coming pass
+    _begun: HeadCache | None = field(default=None, init=False)  # until the first step
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The large model's layers whose inputs the head reads; none: the last states."""
+        raise NotImplementedError
+
+    def read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Any:
+        """Write what the head makes of the large model's states `[B, K, F]` at their columns."""
+        raise NotImplementedError
 
     def read_prompt(self, run: OpenRun) -> PromptReader | None:
         """What reads the states of the prompt; None where rows join later, which begin without."""
@@ -214,23 +187,77 @@ class EagleDrafter(Drafter):
             return None
 
         def read(entries: Pass, states: Tensor) -> None:
-            origin = run.buffer.origin
             rows = run.prompt.batch
-            lengths = run.prompt.lengths[:rows]
-            columns = entries.indices[:rows] + (origin - lengths)[:, None]
-            cache, state = self._begin(run) if self._begun is None else self._begun
-            cache = cache._replace(first=origin - lengths)
-            after = self._read(run, states[:rows], columns, cache)
-            last = origin - 2  # its token is the last one of the prompt
-            index = (last - columns[:, 0]).clamp(0, after.shape[1] - 1)
-            is_here = (columns == last).any(1, keepdim=True)
-            self._begun = cache, _choose(after, index, is_here, state)
+            first = run.buffer.origin - run.prompt.lengths[:rows]
+            columns = entries.indices[:rows] + first[:, None]
+            self._begun = self._cache(run)._replace(first=first)
+            self._keep(run, self.read(run, states[:rows], columns, self._begun), columns)
 
         return read
 
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
+        states = cast(LayerStates, run.model).last_states
+        assert states is not None
+        found = guide(states.float(), run.prompt.branches, run.params.guidance_scale)
+        if scores.path is not None:
+            rows = torch.arange(len(found), device=found.device)[:, None]
+            found = found[rows, scores.path.entries]
+        self.seen.hold(found)
+
+    def accept(self, run: OpenRun, cache: HeadCache) -> Any:
+        """Read the states of the last pass. Those behind what was accepted are written again before
+        an entry attends to them.
+        """
+        after = self.read(run, self.seen.get(), (run.buffer.columns - 1).clamp(min=0), cache)
+        for held, value in zip((self.keys, self.values, self.first), cache, strict=True):
+            held.hold(value)
+        self._begun = None
+        return after
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        if self.first.value is not None:
+            self.first.get()[batch_slots] = run.buffer.origin - 1
+
+    def close(self, run: OpenRun) -> None:
+        cast(LayerStates, run.model).keep_states(False)
+
+    def _keep(self, run: OpenRun, after: Any, columns: Tensor) -> None:
+        """Keep what drafts begin with, of what `read` made of a prompt at `columns` `[B, K]`."""
+
+    def _cache(self, run: OpenRun) -> HeadCache:
+        """The cache; where nothing has been read, the last token of the prompt comes first."""
+        if self.keys.value is not None:
+            return HeadCache(self.keys.get(), self.values.get(), self.first.get())
+        if self._begun is not None:
+            return self._begun
+        cache: HeadCache = self.head.empty_cache(run.prompt.batch, run.buffer.tokens.shape[1])
+        return cache._replace(first=torch.full_like(cache.first, run.buffer.origin - 1))
+
+
+@dataclass(eq=False)
+class EagleDrafter(HeadDrafter):
+    """Drafts of an `EagleModel`, or of another head that does the same.
+
+    An entry with the token of column c + 1 stands at column c.
+
+    Args:
+        state: `[B, C]`, that the head has made of the last accepted token.
+        gaps: how likely ranks are to be right, where noise of slots orders them.
+    """
+
+    state: Held
+    gaps: GapModel
+    _after_prompt: Tensor | None = field(default=None, init=False)  # `state` until the first step
+    _tree: HeadTree | None = field(default=None, init=False)  # of the coming pass
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        layers: tuple[int, ...] = self.head.aux_layers
+        return layers
+
     def propose(self, run: OpenRun) -> Drafts:
-        cache, state = self._last(run)
-        states = [state[:, None]]
+        cache = self._cache(run)
+        states = [self._state(cache)[:, None]]
         buffer = run.buffer
 
         def find_logits(work: Tensor, k: int) -> Tensor:
@@ -246,7 +273,7 @@ class EagleDrafter(Drafter):
         self._tree = None
         if run.policy.tree is not None and found.tokens is not None and run.width > 1:
             self._tree = HeadTree(
-                cast(EagleModel, self.head),  # no other source grows trees
+                self.head,  # an `EagleModel`: no other source grows trees
                 cache,
                 buffer.columns[:, :1] - 1,
                 found.tokens[:, :-1],
@@ -279,36 +306,19 @@ class EagleDrafter(Drafter):
         paths = Paths(paths.tokens[:, first:], paths.depths[:, first:])
         return self._score(run, paths).softmax(-1)
 
-    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        states = cast(LayerStates, run.model).last_states
-        assert states is not None
-        found = guide(states.float(), run.prompt.branches, run.params.guidance_scale)
-        if scores.path is not None:
-            rows = torch.arange(len(found), device=found.device)[:, None]
-            found = found[rows, scores.path.entries]
-        self.seen.hold(found)
-
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        cache, state = self._last(run)
-        columns = (run.buffer.columns - 1).clamp(min=0)  # [B, W]
-        after = self._read(run, self.seen.get(), columns, cache)
+        cache = self._cache(run)
+        state = self._state(cache)
+        after = self.accept(run, cache)
         index = (n_new - 1).clamp(min=0)
         self.state.hold(_choose(after, index, n_new[:, None] > 0, state))
-        self.keys.hold(cache.keys)
-        self.values.hold(cache.values)
-        self.first.hold(cache.first)
-        self._begun = None
         self.gaps.accepted(run, n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        super().begin_rows(run, batch_slots)
         self.gaps.begin_rows(batch_slots)
-        state = self.state.value
-        if state is not None:
-            state[batch_slots] = 0
-            self.first.get()[batch_slots] = run.buffer.origin - 1
-
-    def close(self, run: OpenRun) -> None:
-        cast(LayerStates, run.model).keep_states(False)
+        if self.state.value is not None:
+            self.state.get()[batch_slots] = 0
 
     def _score(self, run: OpenRun, paths: Paths) -> Tensor:
         """Scores `[B, n, V]` of what may follow paths; at temperature 0 before filters, too."""
@@ -328,28 +338,28 @@ class EagleDrafter(Drafter):
             run.prompt.layout,
         )
 
-    def _read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
+    def read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
         """States `[B, K, C]` after entries with the large model's states `[B, K, F]`."""
         buffer = run.buffer.tokens
         after = (columns + 1).clamp(max=buffer.shape[1] - 1)
         tokens = buffer.gather(1, after).clamp(0, run.vocab_size - 1)
         columns = columns.clamp(max=buffer.shape[1] - 1)
-        return self.head(tokens, self.head.enter(states), columns, cache)
+        found: Tensor = self.head(tokens, self.head.enter(states), columns, cache)
+        return found
 
-    def _last(self, run: OpenRun) -> tuple[HeadCache, Tensor]:
-        """The cache, and the state of the last accepted token `[B, C]`."""
-        state = self.state.value
-        if state is not None:
-            return HeadCache(self.keys.get(), self.values.get(), self.first.get()), state
-        return self._begin(run) if self._begun is None else self._begun
+    def _keep(self, run: OpenRun, after: Tensor, columns: Tensor) -> None:
+        last = run.buffer.origin - 2  # its token is the last one of the prompt
+        index = (last - columns[:, 0]).clamp(0, after.shape[1] - 1)
+        is_here = (columns == last).any(1, keepdim=True)
+        state = self._state(self._cache(run))
+        self._after_prompt = _choose(after, index, is_here, state)
 
-    def _begin(self, run: OpenRun) -> tuple[HeadCache, Tensor]:
-        """As `_last`, where nothing has been read: the last token of the prompt comes first."""
-        rows = run.prompt.batch
-        cache = self.head.empty_cache(rows, run.buffer.tokens.shape[1])
-        first = torch.full_like(cache.first, run.buffer.origin - 1)
-        state = cache.keys.new_zeros(rows, self.head.width)
-        return cache._replace(first=first), state
+    def _state(self, cache: HeadCache) -> Tensor:
+        """The state of the last accepted token `[B, C]`."""
+        found = self._after_prompt if self.state.value is None else self.state.value
+        if found is not None:
+            return found
+        return cache.keys.new_zeros(len(cache.first), self.head.width)
 
 
 def _choose(after: Tensor, index: Tensor, is_new: Tensor, state: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from mmaccel.checks import Domain, is_one, show, within
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.samplers.drafting.shared_ids import spread_logits
 from mmaccel.weight_folders import Opened, Schema, open_folder, save_folder, shapes_of
 
@@ -42,33 +43,50 @@ _PUBLISHED = {  # the authors' prefix of our names
 }
 
 
-@dataclass(frozen=True)
-class EagleConfig:
-    """Sizes of a head.
+@dataclass(frozen=True, kw_only=True)
+class HeadSizes:
+    """Sizes of a head's layers.
 
     Attributes:
-        vocab_size: V, of the large model.
-        draft_vocab_size: tokens that the head scores.
         hidden_size: C, of the head.
-        intermediate_size: of its MLP.
+        intermediate_size: of its MLPs.
         num_attention_heads, num_key_value_heads, head_dim: of its attention.
-        features: F, width of the large model's states that an entry reads.
-        aux_layers: the layers whose inputs these are, side by side; empty: the last states.
         rms_norm_eps, rope_theta: as in transformers.
-        norm_before_residual: whether the residual stream begins behind the norm of f.
     """
 
-    vocab_size: int = field(metadata={"domain": _VOCABULARY})
-    draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})
     hidden_size: int = field(metadata={"domain": _WIDTH})
     intermediate_size: int = field(metadata={"domain": _WIDTH})
     num_attention_heads: int = field(metadata={"domain": _HEADS})
     num_key_value_heads: int = field(metadata={"domain": _HEADS})
     head_dim: int = field(metadata={"domain": Domain(2, 4096)})
-    features: int = 0
-    aux_layers: tuple[int, ...] = ()
     rms_norm_eps: float = 1e-6
     rope_theta: float = within(10000.0, 0, 1e12, above_low=True)
+
+    def find_angles(self, columns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
+        d = self.head_dim
+        powers = torch.arange(0, d, 2, device=columns.device).float() / d
+        turns = columns[..., None].float() * self.rope_theta**-powers  # [B, K, d/2]
+        turns = torch.cat([turns, turns], -1)[:, :, None]
+        return turns.cos().to(dtype), turns.sin().to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(HeadSizes):
+    """Sizes of a head.
+
+    Attributes:
+        vocab_size: V, of the large model.
+        draft_vocab_size: tokens that the head scores.
+        features: F, width of the large model's states that an entry reads.
+        aux_layers: the layers whose inputs these are, side by side; empty: the last states.
+        norm_before_residual: whether the residual stream begins behind the norm of f.
+    """
+
+    vocab_size: int = field(metadata={"domain": _VOCABULARY})
+    draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})
+    features: int = 0
+    aux_layers: tuple[int, ...] = ()
     norm_before_residual: bool = False
 
     @property
@@ -81,13 +99,20 @@ class HeadCache(NamedTuple):
     """Keys and values of a head.
 
     Attributes:
-        keys, values: `[B, S, Hkv, d]`; an entry stands at its column.
+        keys, values: `[B, S, ..., Hkv, d]`; an entry stands at its column.
         first: `[B]` int64, the first column that holds one.
     """
 
     keys: Tensor
     values: Tensor
     first: Tensor
+
+    @classmethod
+    def empty(cls, weight: Tensor, rows: int, columns: int, *sizes: int) -> HeadCache:
+        """Without entries `sizes`, of a weight's dtype on its device."""
+        keys = weight.new_zeros(rows, columns, *sizes)
+        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
+        return cls(keys, torch.zeros_like(keys), first)
 
 
 class Entries(NamedTuple):
@@ -105,7 +130,32 @@ class Entries(NamedTuple):
     values: Tensor
 
 
-class EagleModel(nn.Module):
+class DecoderLayer(nn.Module):
+    """What decoder layers of heads have in common."""
+
+    def add_linears(self, config: HeadSizes, read: int) -> None:
+        """Make attention and MLP; `read` is the width of what the attention reads."""
+        width, inner = config.hidden_size, config.intermediate_size
+        heads = config.num_attention_heads * config.head_dim
+        key_heads = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(read, heads, bias=False)
+        self.k_proj = nn.Linear(read, key_heads, bias=False)
+        self.v_proj = nn.Linear(read, key_heads, bias=False)
+        self.o_proj = nn.Linear(heads, width, bias=False)
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+
+    def add_mlp(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """States `[B, K, C]` of entries, given what they attended to `[B, K, H, d]`."""
+        hidden = residual + self.o_proj(attended.flatten(2))
+        x = self.post_attention_layernorm(hidden)
+        after: Tensor = hidden + self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return after
+
+
+class EagleModel(DecoderLayer):
     """A head over one large model.
 
     Args:
@@ -120,20 +170,9 @@ class EagleModel(nn.Module):
         self.embedding = embedding.detach()
         self.output = output.detach()
         width = config.hidden_size
-        read = 2 * width if config.is_third else width  # by the attention
-        inner = config.intermediate_size
-        heads = config.num_attention_heads * config.head_dim
-        key_heads = config.num_key_value_heads * config.head_dim
         fc_width = config.features if config.is_third else width + config.features
         self.fc = nn.Linear(fc_width, width, bias=not config.is_third)
-        self.q_proj = nn.Linear(read, heads, bias=False)
-        self.k_proj = nn.Linear(read, key_heads, bias=False)
-        self.v_proj = nn.Linear(read, key_heads, bias=False)
-        self.o_proj = nn.Linear(heads, width, bias=False)
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.add_linears(config, 2 * width if config.is_third else width)
         if config.is_third:
             self.input_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
             self.hidden_norm = nn.RMSNorm(width, config.rms_norm_eps)
@@ -159,11 +198,8 @@ class EagleModel(nn.Module):
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
         """A cache of `rows` rows without entries."""
-        config = self.config
-        shape = (rows, columns, config.num_key_value_heads, config.head_dim)
-        keys = self.fc.weight.new_zeros(shape)
-        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
-        return HeadCache(keys, torch.zeros_like(keys), first)
+        sizes = (self.config.num_key_value_heads, self.config.head_dim)
+        return HeadCache.empty(self.fc.weight, rows, columns, *sizes)
 
     def enter(self, features: Tensor) -> Tensor:
         """States f `[B, K, C]` of the large model's `[B, K, F]`."""
@@ -190,14 +226,8 @@ class EagleModel(nn.Module):
         is_held = at >= cache.first[:, None, None]  # [B, 1, S]
         own = columns[..., None]
         mask = (is_held & (at <= own)) | (at == own)  # [B, K, S]
-        attended = F.scaled_dot_product_attention(
-            entry.queries.transpose(1, 2),
-            cache.keys.transpose(1, 2),
-            cache.values.transpose(1, 2),
-            attn_mask=mask[:, None],
-            enable_gqa=True,
-        )
-        return self.finish(entry, attended.transpose(1, 2))
+        attended = attend(entry.queries, cache.keys, cache.values, mask)
+        return self.add_mlp(entry.residual, attended)
 
     def project(self, tokens: Tensor, states: Tensor, columns: Tensor) -> Entries:
         """What entries ask and hold; see `forward`."""
@@ -211,20 +241,13 @@ class EagleModel(nn.Module):
             residual = self.fc(torch.cat([embedded, states], -1))
             x = residual
         shape = (*tokens.shape, -1, config.head_dim)
-        angles = self._angles(columns)
+        angles = config.find_angles(columns, self.dtype)
         return Entries(
             residual,
             turn(self.q_proj(x).view(shape), angles),
             turn(self.k_proj(x).view(shape), angles),
             self.v_proj(x).view(shape),
         )
-
-    def finish(self, entry: Entries, attended: Tensor) -> Tensor:
-        """States `[B, K, C]` of entries, given what they attended to `[B, K, H, d]`."""
-        hidden = entry.residual + self.o_proj(attended.flatten(2))
-        x = self.post_attention_layernorm(hidden)
-        after: Tensor = hidden + self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return after
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits `[..., V]` float32 of states `[..., C]`; very small ones of tokens that it never
@@ -248,13 +271,11 @@ class EagleModel(nn.Module):
         else:
             self.output = self.output[self.targets]
 
-    def _angles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
-        d = self.config.head_dim
-        powers = torch.arange(0, d, 2, device=columns.device).float() / d
-        turns = columns[..., None].float() * self.config.rope_theta**-powers  # [B, K, d/2]
-        turns = torch.cat([turns, turns], -1)[:, :, None]
-        return turns.cos().to(self.dtype), turns.sin().to(self.dtype)
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention `[B, K, H, d]` of queries over `[B, S, Hkv, d]`; `mask` is `[B, K, S]` bool."""
+    heads = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    return grouped_attention(*heads, mask[:, None]).transpose(1, 2)
 
 
 def turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:

@@ -153,14 +153,15 @@ def _train(
         begin = state["step"]
         seconds = state["seconds"]
         curve = state["curve"]
-    pieces = _Pieces(tokens, plan)
+    n_checked = _CHECKED * (plan.length + 2)  # of the last ones nothing is learned
+    checks = tokens[-n_checked:].view(_CHECKED, -1)
     device = head.fc.weight.device
     for step in range(begin, plan.steps):
         began = time.perf_counter()
         rise = min(1.0, (step + 1) / 50)
         fall = 0.5 + 0.5 * math.cos(math.pi * step / plan.steps)
         optimizer.param_groups[0]["lr"] = plan.rate * rise * fall
-        ids = pieces.batch(step).to(device)
+        ids = _draw_pieces(tokens[:-n_checked], plan, step).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.mixed):
             losses, _ = measure_rounds(model, head, ids, plan.ahead)
         weights = _ROUND_WEIGHT ** torch.arange(len(losses), device=device)
@@ -172,7 +173,7 @@ def _train(
         seconds += time.perf_counter() - began
         if (step + 1) % _SAVED_EVERY == 0 or step + 1 == plan.steps:
             with torch.no_grad():
-                _, right = measure_rounds(model, head, pieces.checks.to(device), plan.ahead)
+                _, right = measure_rounds(model, head, checks.to(device), plan.ahead)
             line = {
                 "step": step + 1,
                 "loss": round(float(loss.detach()), 4),
@@ -193,25 +194,14 @@ def _train(
     return seconds, curve
 
 
-class _Pieces:
-    """Pieces of a text; the last ones are not learned from."""
+def _draw_pieces(tokens: Tensor, plan: HeadTraining, step: int) -> Tensor:
+    """Pieces of a text `[B, T + 2]` int64, the same whenever a step asks for them."""
+    import numpy as np
 
-    def __init__(self, tokens: Tensor, plan: HeadTraining) -> None:
-        self._plan = plan
-        width = plan.length + 2
-        n_checked = _CHECKED * width
-        self._tokens = tokens[:-n_checked]
-        self.checks = tokens[-n_checked:].view(_CHECKED, width)
-
-    def batch(self, step: int) -> Tensor:
-        """`[B, T + 2]` int64, the same whenever it is asked for."""
-        import numpy as np
-
-        plan = self._plan
-        rng = np.random.default_rng((plan.seed, step))
-        width = plan.length + 2
-        first = rng.integers(len(self._tokens) - width + 1, size=plan.batch)
-        return self._tokens[torch.from_numpy(first)[:, None] + torch.arange(width)]
+    width = plan.length + 2
+    rng = np.random.default_rng((plan.seed, step))
+    first = rng.integers(len(tokens) - width + 1, size=plan.batch)
+    return tokens[torch.from_numpy(first)[:, None] + torch.arange(width)]
 
 
 def measure_rounds(model: Any, head: EagleModel, ids: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
@@ -244,7 +234,7 @@ def measure_rounds(model: Any, head: EagleModel, ids: Tensor, ahead: int) -> tup
         if j:  # entry t goes on from what round j - 1 has made of entry t - 1
             states = F.pad(states, (0, 0, 1, 0))[:, :-1]
         rounds.append(head.project(tokens, states, columns))
-        states = head.finish(rounds[-1], _attend(rounds))
+        states = head.add_mlp(rounds[-1].residual, _attend(rounds))
         found = head.lm_head(head.norm(states)).float()
         nats = -(target * found.log_softmax(-1)).sum(-1)
         losses.append(nats[:, j:].mean())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.samplers.drafting.contract import Paths
-from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, HeadCache
+from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, HeadCache, attend
 from mmaccel.samplers.drafting.paths import cut_paths, find_paths
 
 
@@ -75,14 +75,13 @@ class HeadTree:
         mask = torch.cat([is_accepted[:, None].expand(-1, n, -1), before, own_sees], 2)
         keys = torch.cat([self._keys, entry.keys], 1)
         values = torch.cat([self._values, entry.values], 1)
-        attended = F.scaled_dot_product_attention(
-            entry.queries.transpose(1, 2),
-            torch.cat([self._cache.keys, keys], 1).transpose(1, 2),
-            torch.cat([self._cache.values, values], 1).transpose(1, 2),
-            attn_mask=mask[:, None],
-            enable_gqa=True,
+        attended = attend(
+            entry.queries,
+            torch.cat([self._cache.keys, keys], 1),
+            torch.cat([self._cache.values, values], 1),
+            mask,
         )
-        states = self._head.finish(entry, attended.transpose(1, 2))
+        states = self._head.add_mlp(entry.residual, attended)
         states = torch.where((paths.depths > 0)[..., None], states, self._states[:, :1])
 
         self._states = torch.cat([self._states, states], 1)

@@ -18,11 +18,11 @@ that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from mmaccel.catalog import open_mtp
 from mmaccel.contracts import TokenModel
-from mmaccel.samplers.drafting.heads.eagle import HeadSource, StateHead
+from mmaccel.samplers.drafting.heads.eagle import HeadSource
 from mmaccel.samplers.drafting.states import LayerStates
 
 
@@ -33,7 +33,7 @@ class MTP(HeadSource):
     needs_layers = True
     name = "mtp"
 
-    def load_head(self, model: LayerStates) -> StateHead:
+    def load_head(self, model: LayerStates) -> Any:
         """See `HeadSource.load_head`.
 
         Raises:
@@ -42,5 +42,4 @@ class MTP(HeadSource):
             UnsupportedModelError: a checkpoint without its weights, or a transformers without it.
         """
         window = cast(TokenModel, model)
-        found: StateHead = open_mtp(window.model, window.vocab_size)
-        return found
+        return open_mtp(window.model, window.vocab_size)

@@ -21,9 +21,8 @@ from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
     CandidateSource,
     Contexts,
-    find_contexts,
-    merge_votes,
     own_text,
+    vote,
 )
 
 _REACH = 2  # tokens before the one that is counted
@@ -59,7 +58,4 @@ class TrigramDrafter(CandidateDrafter):
     occurrences: int
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
-        texts = own_text(run)
-        found, is_found, _ = find_contexts(texts, contexts.last, self.occurrences)
-        tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
-        return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)
+        return vote(own_text(run), contexts, self.occurrences, run.vocab_size)

@@ -102,6 +102,22 @@ def find_contexts(
     return found.indices, found.values >= 0, longest[..., 0]
 
 
+def vote(
+    texts: Texts, contexts: Contexts, m: int, vocab_size: int, otherwise: Tensor | None = None
+) -> Children:
+    """What followed the longest suffixes of contexts, the candidates that most occurrences say.
+
+    Args:
+        m: occurrences that count.
+        otherwise: as for `merge_votes`; None: the token before.
+    """
+    found, is_found, _ = find_contexts(texts, contexts.last, m)
+    tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
+    if otherwise is None:
+        otherwise = contexts.last[..., -1]
+    return merge_votes(tokens, is_found.float(), otherwise, vocab_size)
+
+
 def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: int) -> Children:
     """The candidates with the most votes; at a tie the first.
 

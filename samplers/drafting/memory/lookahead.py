@@ -30,8 +30,7 @@ from mmaccel.samplers.drafting.memory.candidates import (
     CandidateSource,
     Contexts,
     Texts,
-    find_contexts,
-    merge_votes,
+    vote,
 )
 
 if TYPE_CHECKING:
@@ -89,12 +88,10 @@ class LookaheadDrafter(CandidateDrafter):
         column = torch.arange(n, device=grams.device)
         ranks = torch.where(stamps[..., None] < 0, -1, stamps[..., None] * n + column)
         texts = Texts(grams.flatten(1), column.repeat(grams.shape[1]), ranks.flatten(1))
-        found, is_found, _ = find_contexts(texts, contexts.last, _OCCURRENCES)
-        tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
         # otherwise what the last pass has guessed there, or the token before
         guess = guesses[:, 0].gather(1, run.buffer.columns[:, :1] + contexts.depths)
         guess = guess.where(guess >= 0, contexts.last[..., -1])
-        return merge_votes(tokens, is_found.float(), guess, run.vocab_size)
+        return vote(texts, contexts, _OCCURRENCES, run.vocab_size, guess)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`: the window as the pass has left it are its guesses."""

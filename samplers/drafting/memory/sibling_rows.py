@@ -22,8 +22,7 @@ from mmaccel.samplers.drafting.memory.candidates import (
     CandidateSource,
     Contexts,
     Texts,
-    find_contexts,
-    merge_votes,
+    vote,
 )
 
 _VOTES = 16  # occurrences that are counted, the latest in their texts
@@ -54,10 +53,7 @@ class SiblingDrafter(CandidateDrafter):
     """Votes of sibling rows in one run; nothing is kept between passes."""
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
-        texts = self._texts(run)
-        found, is_found, _ = find_contexts(texts, contexts.last, _VOTES)
-        tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
-        return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)
+        return vote(self._texts(run), contexts, _VOTES, run.vocab_size)
 
     def _texts(self, run: OpenRun) -> Texts:
         """All rows of the batch one after the other, those of other prompts closed."""

@@ -25,72 +25,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.checks import Domain, show, within
+from mmaccel.checks import Domain, show
 from mmaccel.config_files import read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.samplers.drafting.heads.eagle_model import HeadCache, turn
+from mmaccel.samplers.drafting.heads.eagle_model import (
+    DecoderLayer,
+    HeadCache,
+    HeadSizes,
+    attend,
+    turn,
+)
 from mmaccel.weight_folders import Schema, open_folder, shapes_of
 
-_WIDTH = Domain(1, 2**17)
-_HEADS = Domain(1, 1024)
 _LAYERS = Domain(1, 256)
 
 
-@dataclass(frozen=True)
-class DFlashConfig:
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig(HeadSizes):
     """Sizes of a network.
 
     Attributes:
         block_size: N, entries of a block, the last known token among them.
         mask_token_id: its other entries.
-        hidden_size: C, also of the large model.
-        intermediate_size: of its MLPs.
         num_hidden_layers: L.
-        num_attention_heads, num_key_value_heads, head_dim: of its attention.
         target_layers: the layers of the large model behind which states are read.
         spans: for each layer the farthest entry it attends to, None for all.
         causal: for each layer whether an entry sees nothing behind itself.
-        rms_norm_eps, rope_theta: as in transformers.
         embedding_scale, output_multiplier: factors of embeddings and of logits.
     """
 
     block_size: int = field(metadata={"domain": Domain(2, 4096)})
     mask_token_id: int
-    hidden_size: int = field(metadata={"domain": _WIDTH})
-    intermediate_size: int = field(metadata={"domain": _WIDTH})
     num_hidden_layers: int = field(metadata={"domain": _LAYERS})
-    num_attention_heads: int = field(metadata={"domain": _HEADS})
-    num_key_value_heads: int = field(metadata={"domain": _HEADS})
-    head_dim: int = field(metadata={"domain": Domain(2, 4096)})
     target_layers: tuple[int, ...] = ()
     spans: tuple[int | None, ...] = ()
     causal: tuple[bool, ...] = ()
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = within(10000.0, 0, 1e12, above_low=True)
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
 
 
-class DFlashLayer(nn.Module):
+class DFlashLayer(DecoderLayer):
     """A layer of the network."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        width = config.hidden_size
-        heads = config.num_attention_heads * config.head_dim
-        key_heads = config.num_key_value_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(width, heads, bias=False)
-        self.k_proj = nn.Linear(width, key_heads, bias=False)
-        self.v_proj = nn.Linear(width, key_heads, bias=False)
-        self.o_proj = nn.Linear(heads, width, bias=False)
+        self.add_linears(config, config.hidden_size)
         self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.gate_proj = nn.Linear(width, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(width, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
-        self.input_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def hold(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, K, Hkv, d]` of entries `[B, K, C]`."""
@@ -105,17 +88,7 @@ class DFlashLayer(nn.Module):
         queries = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim))
         own = self.hold(x, angles)
         keys, values = (torch.cat(both, 1) for both in zip(context, own, strict=True))
-        attended = F.scaled_dot_product_attention(
-            turn(queries, angles).transpose(1, 2),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=mask[:, None],
-            enable_gqa=True,
-        )
-        hidden = hidden + self.o_proj(attended.transpose(1, 2).flatten(2))
-        x = self.post_attention_layernorm(hidden)
-        after: Tensor = hidden + self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return after
+        return self.add_mlp(hidden, attend(turn(queries, angles), keys, values, mask))
 
 
 class DFlashModel(nn.Module):
@@ -141,14 +114,12 @@ class DFlashModel(nn.Module):
         """A cache of `rows` rows without entries; keys and values `[B, S, L, Hkv, d]`."""
         config = self.config
         sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
-        keys = self.fc.weight.new_zeros(rows, columns, *sizes)
-        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
-        return HeadCache(keys, torch.zeros_like(keys), first)
+        return HeadCache.empty(self.fc.weight, rows, columns, *sizes)
 
     def read(self, features: Tensor, columns: Tensor, cache: HeadCache) -> None:
         """Write what the layers make of the large model's states `[B, K, F]` at their columns."""
         mixed = self.output_norm_enc(self.fc(features.to(self.fc.weight.dtype)))
-        angles = self._angles(columns)
+        angles = self.config.find_angles(columns, self.fc.weight.dtype)
         made = []
         for layer in self.layers:
             assert isinstance(layer, DFlashLayer)
@@ -171,7 +142,7 @@ class DFlashModel(nn.Module):
         ids = torch.cat([last[:, None], masks], 1)
         hidden = F.embedding(ids, self.embedding).to(self.fc.weight.dtype) * config.embedding_scale
         at = columns[:, None] + torch.arange(n, device=last.device)  # [B, N]
-        angles = self._angles(at)
+        angles = config.find_angles(at, self.fc.weight.dtype)
         stored = torch.arange(cache.keys.shape[1], device=last.device).expand(len(last), -1)
         is_known = (stored >= cache.first[:, None]) & (stored < columns[:, None])  # [B, S]
         where = torch.cat([stored, at], 1)[:, None]  # [B, 1, S + N]
@@ -189,15 +160,6 @@ class DFlashModel(nn.Module):
         states = self.norm(hidden)[:, 1:]
         found = F.linear(states, self.output.to(states.dtype)).float()
         return found * config.output_multiplier
-
-    def _angles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
-        d = self.config.head_dim
-        powers = torch.arange(0, d, 2, device=columns.device).float() / d
-        turns = columns[..., None].float() * self.config.rope_theta**-powers  # [B, K, d/2]
-        turns = torch.cat([turns, turns], -1)[:, :, None]
-        dtype = self.fc.weight.dtype
-        return turns.cos().to(dtype), turns.sin().to(dtype)
 
 
 def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -15,25 +15,25 @@ not trained for it drafts badly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mmaccel.checks import check_int
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.samplers.arithmetic import as_called
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.draft_model import ModelDrafter, check_vocabulary, open_model
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, OpenRun
+from mmaccel.samplers.drafting.draft_model import ModelDrafter, ModelSource
 from mmaccel.samplers.drafting.in_turn import draft_at_once
 
 _NAMES = ("pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
-class Pard(DraftSource):
-    """Drafts of a small model with the target's vocabulary, all in one pass.
+class Pard(ModelSource):
+    """Drafts of a small model, all in one pass.
 
     Args:
         model: a causal LM of transformers or a `TokenModel`, which was trained to read masks. Its
@@ -45,23 +45,17 @@ class Pard(DraftSource):
         OptionError: no model, no mask token, or one that the model does not read.
     """
 
-    model: TokenModel = field(repr=False)
     mask_token: int | None = None
 
     keeps_predictions = False
-    reads_last_scores = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", open_model("Pard.model", self.model))
+        super().__post_init__()
         mask = self.mask_token
         if mask is None:
             mask = _find_mask(self.model.model)
         check_int("Pard.mask_token", mask, 0, self.model.n_inputs - 1, hint="it is an id of a mask")
         object.__setattr__(self, "mask_token", mask)
-
-    @property
-    def other_model(self) -> TokenModel:
-        return self.model
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
@@ -69,7 +63,6 @@ class Pard(DraftSource):
         Raises:
             OptionError: a model with another vocabulary.
         """
-        check_vocabulary(self.model, run)
         drafter = PardDrafter(self, self.model, run.state.declare("next slot of the draft model"))
         drafter.prefill(run)
         return drafter

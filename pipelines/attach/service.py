@@ -1,0 +1,61 @@
+"""What an attached policy does in the calls of one object, and how it says that it did not."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmaccel.results import Stats
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(eq=False, kw_only=True)
+class Service:
+    """Base of these.
+
+    Args:
+        history: statistics of all calls, the last one at the end.
+        warned: reasons for running without the policy that the caller was warned of.
+    """
+
+    history: list[Stats] = field(default_factory=list)
+    warned: set[str] = field(default_factory=set)
+
+    def methods(self) -> list[tuple[Any, Methods]]:
+        """Objects, each with the methods that replace its own; these take the object first."""
+        raise NotImplementedError
+
+    def kept_tokens(self) -> list[Any]:
+        """Visual tokens that the last call kept, see `mmaccel.Handle.kept_tokens`."""
+        return []
+
+    def reset(self) -> None:
+        """Drop what was made for the model as it was."""
+
+    def close(self, *, keep_packed: bool = False) -> None:
+        """Drop what was made for the model, before the policy is detached."""
+
+    def record(self, stats: Stats) -> None:
+        """Keep the statistics of a call, and warn if it ran without the policy."""
+        self.history.append(stats)
+        self.warn(stats.fallbacks)
+
+    def warn(self, reasons: Sequence[str]) -> None:
+        """Warn of reasons for running without the policy, once; it points at the user's line."""
+        reason = "; ".join(reasons)
+        if not reason or reason in self.warned:
+            return
+        self.warned.add(reason)
+        level = 1
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            if package not in ("mmaccel", "transformers", "torch"):
+                break
+            level = level + 1
+            frame = frame.f_back
+        warnings.warn(f"mmaccel: ran without the policy: {reason}", stacklevel=level)
