@@ -28,6 +28,9 @@ class Word(NamedTuple):
     remedy: str = ""
 
 
+_AT_EXIT = "take DivPrune, which needs nothing but the visual tokens"
+_OF_ALL = f"give queries='all' where the method has it, or {_AT_EXIT}"
+
 GLOSSARY = {
     # what decoding does
     "attentions": Word("the attentions of all tokens as an output"),
@@ -59,7 +62,7 @@ GLOSSARY = {
     "verified canvases": Word("canvases of drafts that a pass verifies", "try EntropyBounded()"),
     # what methods of caches and attention do
     "eviction": Word("entries of prompts that leave the caches of layers"),
-    "hidden states": Word("hidden states of a prompt's entries"),
+    "hidden states": Word("hidden states of a prompt's entries", "give a scorer of this model"),
     "own attention": Word("layers whose cache and attention can be chosen"),
     "packed entries": Word("cached entries that are held in fewer bits"),
     "prompt blocks": Word("blocks that are chosen for the queries of a prompt"),
@@ -69,6 +72,18 @@ GLOSSARY = {
     "step blocks": Word("blocks that are chosen for every pass"),
     "turned keys": Word("keys that are turned to other positions"),
     "uneven heads": Word("heads that hold different numbers of entries"),
+    # what reducers of visual tokens look at
+    "visual tokens": Word("a vision-language model that lets visual tokens go at its stage"),
+    "pixels": Word("the image's pixels, before the encoder", _AT_EXIT),
+    "keys": Word("the keys of a layer", _AT_EXIT),
+    "cls_attention": Word("the attention of an encoder's class token", _OF_ALL),
+    "all_attention": Word("the attention of all visual tokens", _AT_EXIT),
+    "last_attention": Word("the attention of the prompt's last token", _AT_EXIT),
+    "text_attention": Word("the attention of the text tokens", _AT_EXIT),
+    "text": Word("the states of the text tokens", _AT_EXIT),
+    "grid": Word("the row and column of each token", _AT_EXIT),
+    "tiles": Word("an image in tiles with an overview", _AT_EXIT),
+    "frames": Word("a video in frames", _AT_EXIT),
 }
 """Everything that `needs`, `offers` and `excludes` may name."""
 
@@ -113,7 +128,7 @@ class Capable:
 
     def lack(self, word: str, part: Any = None) -> str:
         """Of a model: why a part cannot have what it needs; empty where it can."""
-        return "" if word in self.offers else "it has none"
+        return "" if word in self.offers else f"it has no {word}"
 
 
 @dataclass(frozen=True)
@@ -195,8 +210,8 @@ def explain(*parts: Any) -> list[Reason]:
     """Why parts do not go together, all reasons; empty where they do.
 
     Args:
-        *parts: policies, methods, options, at most one model; what declares nothing, and None, goes
-            with everything.
+        *parts: policies, methods, options, a model, maybe with its encoder as another one; what
+            declares nothing, and None, goes with everything.
 
     Cost: a model may run a self-check for what is needed, once.
     """
@@ -218,8 +233,7 @@ def compare(part: Any, other: Any) -> Iterator[Reason]:
     is_model = slot_of(other) == "model"
     excluded = getattr(other, "excludes", {})
     reasons = set[str]()
-    # what reducers look at is no word of the glossary: towers offer it
-    for word in sorted(getattr(part, "needs", NOTHING) & GLOSSARY.keys()):
+    for word in sorted(getattr(part, "needs", NOTHING)):
         why = excluded.get(word, "") or (other.lack(word, part) if is_model else "")
         if why and why not in reasons:
             reasons.add(why)

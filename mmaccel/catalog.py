@@ -540,7 +540,7 @@ def _read_field(name: str, given: Any, kind: Any) -> Any:
     if slot == "drafts" and not isinstance(given, Mapping):
         return _read_drafts(given)
     if slot is not None:
-        return _read_reducer(given) if slot == "visual_tokens" else read_method(slot, given)
+        return read_reducer(given) if slot == "visual_tokens" else read_method(slot, given)
     return read_text(name, str(given), kind) if isinstance(given, str) else given
 
 
@@ -658,22 +658,16 @@ def read_method(slot: str, given: Any) -> Any:
     return make(slot, name, **options)
 
 
-def read_reducers(given: Any) -> Any:
-    """The methods for visual tokens that a user names; what is no name stays as it is.
+def read_reducer(given: Any) -> Any:
+    """The method for visual tokens that a user names; what is no name stays as it is.
 
     Args:
-        given: a method; a short name, such as "dart", which keeps `KEEP`; a dictionary of a name
-            and fields, such as `{"name": "dart", "keep": 0.3}`; or a list of these.
+        given: a method; a short name, such as "dart", which keeps `KEEP`; or a dictionary of a name
+            and fields, such as `{"name": "dart", "keep": 0.3}`.
 
     Raises:
         OptionError: unknown name, a dictionary without one, or a bad field.
     """
-    if isinstance(given, list | tuple):
-        return [_read_reducer(one) for one in given]
-    return _read_reducer(given)
-
-
-def _read_reducer(given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
     example = '{"name": "dart", "keep": 0.22}'

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -168,6 +168,7 @@ class Domain:
 
 
 ANY = Domain(-ANY_INT, ANY_INT)  # of a field that declares none
+UNBOUNDED = Domain(-math.inf, math.inf)
 
 
 def within(
@@ -197,7 +198,7 @@ class Checked:
         check_fields(self, f"{type(self).__name__}.")
 
 
-def check_fields(owner: Any, prefix: str = "") -> None:
+def check_fields(owner: Any, prefix: str = "", otherwise: Domain = ANY) -> None:
     """Refuse values of a dataclass that are not of its fields' types, or outside their domains.
 
     Lists become tuples where the type is one.
@@ -205,6 +206,7 @@ def check_fields(owner: Any, prefix: str = "") -> None:
     Args:
         owner: the dataclass, which may be frozen.
         prefix: of the names in messages.
+        otherwise: the domain of a field that declares none.
 
     Raises:
         OptionError: with the first such field.
@@ -213,7 +215,7 @@ def check_fields(owner: Any, prefix: str = "") -> None:
     kinds, known = field_types(cls), domains(cls)
     related = []
     for each in fields(owner):
-        domain = known.get(each.name, ANY)
+        domain = known.get(each.name, otherwise)
         if domain.related:
             related.append(each.name)
             domain = replace(domain, low=-MANY, high=MANY, multiple_of=1)
@@ -276,8 +278,9 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
     elif kind in (int, float):
         _check_number(name, value, kind, domain)
     elif not is_one(value, kind):
-        names = {tuple: "list", NoneType: "None"}
-        known = " or ".join(names.get(get_origin(each) or each, each.__name__) for each in kinds)
+        names = {tuple: "list", NoneType: "None", Callable: "function"}
+        shown = [names.get(get_origin(each) or each, each.__name__) for each in kinds]
+        known = " or ".join(dict.fromkeys(shown))
         raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
     elif get_origin(kind) is tuple:
         check_length(name, value)
@@ -322,6 +325,8 @@ def is_one(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
+    if get_origin(kind) is Callable:
+        return callable(value)
     if get_origin(kind) is tuple:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if get_origin(kind) is Literal:
@@ -349,10 +354,7 @@ def importing(message: str) -> Iterator[None]:
 
 def check_callable(name: str, value: Any) -> None:
     """Raise OptionError unless `value` is None or can be called."""
-    if value is not None and not callable(value):
-        raise OptionError(
-            f"{name}: expected a function or None, received {show(value)}; leave it out"
-        )
+    check_value(name, value, Callable[..., Any] | None, Domain(hint="leave it out"))
 
 
 def check_path(

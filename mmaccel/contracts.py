@@ -425,8 +425,10 @@ class Denoiser(Model):
         any_rows: whether a row of a pass depends on its entries and on what was written at its
             cache indices, and on nothing that belongs to a row of the prompt. Only such a model
             takes `ContinuousBatching`, and its passes leave out rows that have ended.
-        is_self_checked: whether the model was already checked to follow `reads` and `block`. Other
-            models run `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are cached.
+        is_self_checked: whether the model was already checked to follow `reads` and `block`; others
+            are by `attach`, under a policy that caches their blocks.
+        n_ids: ids of the model, where they are others than those of canvases; None: they are not.
+        shift: 1 if the model's own logits at a position are those of the next one, 0 if its own.
     """
 
     kind = "canvas"
@@ -437,6 +439,8 @@ class Denoiser(Model):
     kv_cache_reason: str = ""
     any_rows: bool = False
     is_self_checked: bool = False
+    n_ids: int | None = None
+    shift: int = 0
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
@@ -452,6 +456,17 @@ class Denoiser(Model):
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:
         """Run one pass; logits `[R, Q, V]`, floating point."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return torch.float32
+
+    def own_logits(self, tokens: Tensor) -> Tensor | None:
+        """The model's logits `[R, N, V]` of whole rows `[R, N]`, in order and without a cache, for
+        self-checks; with `shift`, those of the first position are not valid. None: not known.
+        """
+        return None
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from mmaccel.capabilities import explain, refuse
-from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
+from mmaccel.catalog import find_family, load, policy_names, read_policy
 from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
@@ -29,11 +29,11 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
-from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.pipelines.vision_language.reduction import VisionModel, VisualReduction
 from mmaccel.policies import Policy, check_policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
-from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
+from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed, choose_seed
@@ -214,9 +214,9 @@ def attach(
             served. Only calls of `generate` under window policies ask for marks.
         visual_tokens: which visual tokens of a prompt stay, such as `mmaccel.DivPrune(keep=0.22)`,
             its short name, a dictionary of a name and fields, such as
-            `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages; see
-            `mmaccel.catalog.read_reducers`. The policy is then as exact as it says with
-            respect to the model on these tokens. None keeps all.
+            `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages. The
+            policy is then as exact as it says with respect to the model on these tokens. None keeps
+            all.
         kv_cache: which entries stay in the layers' caches, such as
             `mmaccel.SnapKV(budget=1024)`, its short name, or a dictionary of a name and fields.
             The policy is then as exact as it says with respect to the model with this cache. None
@@ -255,7 +255,7 @@ def attach(
         share_prefix=share_prefix,
     )
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
-    reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
+    reducers = read_reducers(visual_tokens)
     methods = read_methods(kv_cache, attention)
     if find_pipeline(target):
         if reducers:
@@ -274,10 +274,9 @@ def attach(
     if strict and refusal is not None:
         raise refusal
     window = family.wrap(model) if refusal is None else None
-    refuse(explain(chosen, methods, *reducers, engine, window))
     reduction = VisualReduction(reducers)
-    if reducers:
-        reduction.check(model, family)
+    vision = VisionModel(model, family, reduction) if reducers else None
+    refuse(explain(chosen, methods, *reducers, engine, window, vision))
     service = GenerateService(
         chosen,
         family,

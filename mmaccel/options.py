@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar
 
-from mmaccel.checks import Domain, check_fields, is_one, members, show, suggest
+from mmaccel.checks import UNBOUNDED, Domain, check_fields, is_one, members, show, suggest
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_DIGITS, MAX_EXPRESSION_DEPTH, MAX_VALUE, is_deeper
 
@@ -231,7 +231,8 @@ def takes(
 ) -> Callable[
     [Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, Arguments], Result]
 ]:
-    """Gives a method the arguments of a dataclass; the method receives the object.
+    """Gives a method the arguments of a dataclass; the method receives the object, whose fields are
+    what they declare.
 
     `help` and type checkers show the fields of the dataclass as parameters of the method.
     """
@@ -242,7 +243,9 @@ def takes(
         @wraps(method)
         def call(owner: Owner, /, *args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
             _check_known(known, where, keywords)
-            return method(owner, make(*args, **keywords))
+            options = make(*args, **keywords)
+            check_fields(options, otherwise=UNBOUNDED)
+            return method(owner, options)
 
         own, known = inspect.signature(method), list(inspect.signature(make).parameters)
         where = method.__qualname__.removesuffix(".__call__")

@@ -69,7 +69,7 @@ class CanvasProgress:
     rows: tuple[int, ...] | None = None
 
 
-OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]
+OnCanvasStep = Callable[[CanvasProgress], Tensor | None]
 """Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
 changes nothing. An exception from it stops the run and reaches the caller."""
 

@@ -351,7 +351,7 @@ class Progress:
     rows: tuple[int, ...] = ()
 
 
-OnStep = Callable[[Progress], "Tensor | None"]
+OnStep = Callable[[Progress], Tensor | None]
 """Called after every pass. May return `[B]` int64: the number of tokens after which each row ends
 (a number above the row's length does not end it); None changes nothing. An exception from it stops
 the run and is raised to the caller."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmaccel.checks import check_callable, check_int, show
-from mmaccel.errors import OptionError
+from mmaccel.checks import within
 from mmaccel.policies import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
@@ -53,20 +52,9 @@ class ServeOptions(DecodingOptions):
     """Arguments of a `serve`, with continuous batching; `TextToImage.serve` explains them."""
 
     requests: Sequence[Any] = field(kw_only=False)
-    rows: int = 8
+    rows: int = within(8, 1, hint="ask for 1 or more")
     deliver: Callable[..., None]
     on_step: OnStep | OnCanvasStep | None = None
     arrivals: Callable[[int], Sequence[Any]] | None = None
-    prompt_width: int = 0
+    prompt_width: int = within(0, hint="0 is the longest prompt's")
     prefix_tree: PrefixTree | None = None
-
-    def __post_init__(self) -> None:
-        check_int("rows", self.rows, 1, hint="ask for 1 or more")
-        for name in ("deliver", "on_step", "arrivals"):
-            check_callable(name, getattr(self, name))
-        check_int("prompt_width", self.prompt_width, 0, hint="0 is the longest prompt's")
-        if self.prefix_tree is not None and not isinstance(self.prefix_tree, PrefixTree):
-            raise OptionError(
-                f"prefix_tree: expected a mmaccel.PrefixTree, received {show(self.prefix_tree)}; "
-                "make one, and give it to every serve of this model"
-            )

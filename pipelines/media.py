@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
 
-from mmaccel.checks import check_callable, check_int
+from mmaccel.checks import check_int
 from mmaccel.contracts import Arrivals, FinishedRow, Prompt
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prefix_tree import PrefixTree
@@ -66,12 +66,7 @@ def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
 def collect_payloads(
     payloads: dict[int, Any], deliver: Callable[[Any], None] | None
 ) -> Callable[[Any], None]:
-    """A `deliver` that stores each payload in `payloads` under its index, then calls `deliver`.
-
-    Raises:
-        OptionError: `deliver` is neither None nor a function.
-    """
-    check_callable("deliver", deliver)
+    """A `deliver` that stores each payload in `payloads` under its index, then calls `deliver`."""
 
     def collect(payload: Any) -> None:
         payloads[payload.index] = payload

@@ -22,7 +22,7 @@ from mmaccel.comfy.ports import (
     unset_number,
 )
 from mmaccel.errors import OptionError
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, read_reducers
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import FOLDER
 from mmaccel.weight_folders import check_files
@@ -135,7 +135,7 @@ def _run_reducer(
     scorer = values.get("scorer")
     if scorer is not None:
         values["scorer"] = scorer[0] if len(scorer) == 1 else scorer  # it refuses a chain
-    return (check_reducers([*(visual_tokens or ()), _build_reducer(method, **values)]),)
+    return (read_reducers([*(visual_tokens or ()), _build_reducer(method, **values)]),)
 
 
 def id_of(name: str, kind: str) -> str:

@@ -29,7 +29,7 @@ from mmaccel.pipelines.image_to_text.loading import check_model
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_images
 from mmaccel.pipelines.loading.hub import is_hub_id
-from mmaccel.reduction.visual_tokens.contract import check_reducers
+from mmaccel.reduction.visual_tokens.contract import read_reducers
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.image_to_text.types import Answers
@@ -52,8 +52,7 @@ def answer_question(flags: Any) -> None:
     load = place(flags.load)
     names, question = _split_inputs(flags.inputs)
     policy_name, policy = flags.method.choose("window")
-    methods = flags.visual.read()
-    reducers = check_reducers(methods) if methods else ()
+    reducers = read_reducers(flags.visual.read() or None)
     for option, value in (("--compare", flags.compare), ("--out", flags.out)):
         if value and not reducers:
             raise OptionError(

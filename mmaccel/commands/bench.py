@@ -77,9 +77,9 @@ class Bench:
     dtypes: str | None = option(None, _HELP_DTYPES)
     model: str = option("scenes", "demo model, path or hub id")
     guidance: str | None = option(None, "scales with commas; by default 1 and the model's own")
-    count: int = option(16, "number of fresh prompts")
+    count: int = option(16, "number of fresh prompts", min=1, max=MAX_MEASURED)
     seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
-    batch_size: int = option(1, "images generated together")
+    batch_size: int = option(1, "images generated together", min=1, max=MAX_BATCH)
     temperature: float | None = option(None, "0 is greedy; by default the model's own")
     decoder: shared.Decoder = None
     json_file: shared.JsonFile = None
@@ -106,8 +106,6 @@ class Bench:
         from mmaccel.samplers.drafting.coarse_model import describe_coarse
         from mmaccel.samplers.sampling_params import SamplingParams
 
-        shared.check_count("count", self.count, MAX_MEASURED)
-        shared.check_count("batch-size", self.batch_size, MAX_BATCH)
         peers = [(text.partition(":")[0], read_policy(text)) for text in PEERS.values()]
         policies = self.list_policies() if self.is_sweep else peers
         scales = [read_text("--guidance", text, float) for text in self.split("guidance", "")]

@@ -67,11 +67,11 @@ class Doctor:
         from mmaccel.commands.terminal import make_table, wide_console
 
         check_number("--keep", self.keep, 0, 1, "0.22 keeps a fifth", above_low=True)
-        findings = [*check_packages(), check_writing(self.out)]
+        findings = [*list_packages(), try_writing(self.out)]
         family = ""
         if ("torch", "needed") not in [found[:2] for found in findings]:
-            tried = check_model(self.model, self.trust_remote_code)
-            findings += [*check_devices(), *check_kernels(), tried]
+            tried = try_model(self.model, self.trust_remote_code)
+            findings += [*list_devices(), *list_kernels(), tried]
             family = tried.family
         reads = family == "vision_language"
         if self.image is not None and not reads:
@@ -132,7 +132,7 @@ class Doctor:
 doctor = as_command(Doctor, pauses=False)
 
 
-def check_packages() -> list[Finding]:
+def list_packages() -> list[Finding]:
     """Versions of Python, of the required packages and of triton."""
     from mmaccel.outputs.machine import package_version
 
@@ -172,7 +172,7 @@ def _numbers(version: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def check_devices() -> list[Finding]:
+def list_devices() -> list[Finding]:
     """CPU and GPUs, the number formats of each, and what makes passes on a CPU faster."""
     import torch
 
@@ -231,7 +231,7 @@ def _formats(device: str) -> str:
     return ", ".join(works)
 
 
-def check_kernels() -> list[Finding]:
+def list_kernels() -> list[Finding]:
     """Which version of each kernel runs here; one finding if MMACCEL_KERNELS is wrong."""
     import torch
 
@@ -250,7 +250,7 @@ def check_kernels() -> list[Finding]:
     return [Finding(f"kernel {kernel}", state, said) for kernel in dispatch.KERNELS]
 
 
-def check_model(name: str, trust_remote_code: bool = False) -> Finding:
+def try_model(name: str, trust_remote_code: bool = False) -> Finding:
     """Whether the weights exist and load, and a forward pass computes finite logits."""
     try:
         from mmaccel.loading import open_pipeline
@@ -259,7 +259,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
 
         source = find_source(name)
         if (source / "config.json").is_file() and not (source / "words.json").is_file():
-            return check_checkpoint(source, name, trust_remote_code)
+            return try_checkpoint(source, name, trust_remote_code)
         load = LoadOptions(device="cpu", trust_remote_code=trust_remote_code)
         pipe = open_pipeline(name, load)
         _run_passes(pipe)
@@ -279,7 +279,7 @@ def _run_passes(pipe: Any) -> None:
     pipe(example, seed=0, policy=policy, output_type="tokens", on_step=stop)
 
 
-def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
+def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> Finding:
     """Whether policies attach to the transformers model of a folder, and whether it draws."""
     import torch
     import transformers
@@ -312,7 +312,7 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     return Finding(what, "yes", f"family {support.family}; {detail}", str(support.family))
 
 
-def check_writing(folder: Path) -> Finding:
+def try_writing(folder: Path) -> Finding:
     """Whether the folder for results, or the nearest existing one above it, can be written."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method, read_named
-from mmaccel.checks import check_int
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_THREADS, MAX_VALUES, SEEDS
@@ -43,7 +42,10 @@ Out = Annotated[
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
 Threads = Annotated[
-    int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
+    int | None,
+    typer.Option(
+        help="of a CPU; by default the fastest for this model, measured", min=1, max=MAX_THREADS
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
 CompileFirst = Annotated[  # not "auto", which would compile in the middle of a measurement
@@ -248,32 +250,11 @@ def say_drawn(seed: int) -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Sets torch's number of CPU threads; None leaves it.
-
-    Raises:
-        OptionError: fewer than 1, or more than `MAX_THREADS`.
-    """
+    """Sets torch's number of CPU threads; None leaves it."""
     if threads is not None:
-        check_count("threads", threads, MAX_THREADS)
         import torch
 
         torch.set_num_threads(threads)
-
-
-def check_count(name: str, value: int, most: int, remedy: str = "ask for fewer") -> None:
-    """Refuse a number outside 1..`most`.
-
-    Args:
-        name: of the option.
-        value: of the option.
-        most: one of `mmaccel.limits`.
-        remedy: for a larger number.
-
-    Raises:
-        OptionError: with the name of the option.
-    """
-    remedy = remedy if value > most else "ask for 1 or more"
-    check_int(f"--{name}", value, 1, most, hint=remedy)
 
 
 def split_values(option: str, text: str) -> list[str]:

@@ -26,14 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import read_reducers
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.measure import Case, by_case, measure, synchronise
 from mmaccel.evaluation.visual_tokens import PromptCost, count_visual, watch_prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, read_reducers
 from mmaccel.reduction.visual_tokens.divprune import DivPrune
 
 WORTH = 1.1  # times as fast; less does not make up for other answers
@@ -185,7 +184,7 @@ def plan_visual_tokens(
     counts = {"max_new_tokens": max_new_tokens, "concurrency": concurrency, "repeats": repeats}
     for name, value in counts.items():
         check_int(name, value, 1, hint="give a number of tokens, requests or calls")
-    chosen = DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
+    chosen = DivPrune(keep=keep) if method is None else read_reducers(method)[0]
     copies = {
         name: torch.cat([value] * concurrency) if isinstance(value, Tensor) else value
         for name, value in inputs.items()

@@ -218,9 +218,9 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
                 return f"{turner}; leave rerotate out"
         if word == "hidden states":
             sizes = find_layer_sizes(self.facts.config)
-            misfit: str = part.find_misfit(replace(sizes, depth=windows.count(None)))
-            if misfit:
-                return misfit
+            sizes = replace(sizes, depth=windows.count(None))
+            if part.sizes not in (None, sizes):
+                return f"it has {sizes}, and {part.name} is for {part.sizes}"
         return find_layer_obstacle(self)
 
     @property

@@ -60,8 +60,10 @@ def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
     if word == "own attention":
         return passes.find_obstacle()
     if word == "hidden states":
-        misfit: str = part.find_misfit(find_layer_sizes(passes.config))
-        return misfit or passes.find_obstacle(reads_hidden=True)
+        sizes = find_layer_sizes(passes.config)
+        if part.sizes not in (None, sizes):
+            return f"it has {sizes}, and {part.name} is for {part.sizes}"
+        return passes.find_obstacle(reads_hidden=True)
     return ""
 
 
@@ -327,14 +329,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
-        """The model's logits of whole rows, in order and without a cache, for self-checks.
-
-        Args:
-            tokens: `[R, N]` int64.
-
-        Returns:
-            `[R, N, V]`; with `shift`, those of the first position are not valid.
-        """
+        """See `Denoiser.own_logits`."""
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
         ids = self.to_model(tokens)

@@ -39,24 +39,22 @@ def check_denoiser(model: Any) -> None:
     A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
 
     Args:
-        model: a `Denoiser` over a module. Its `shift` is 1 if the logits at a position are those of
-            the next one, 0 if they are its own; `n_ids` are the ids of the module. One that
-            supports a KV cache has `own_logits`.
+        model: a `Denoiser`.
 
     Raises:
         UnsupportedModelError: with the first difference.
     """
-    inner = model.model
+    inner = model if model.model is None else model.model
     attention = own_attention(getattr(inner, "config", None))
     kind = type(model), model.supports_kv_cache, model.block, model.shift
     key = (*kind, model.dtype, attention)
     if key in _passed.get(inner, ()):
         return
     if model.device.type == "meta":
-        _refuse(model, "no weights (the model is on the meta device)")
+        _refuse(inner, "no weights (the model is on the meta device)")
     reason = find_fault(model)
     if reason:
-        _refuse(model, reason)
+        _refuse(inner, reason)
     if reason is not None:
         _passed.setdefault(inner, set()).add(key)
 
@@ -80,13 +78,13 @@ class DenoiserCheck:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.is_causal = False
+        self.is_causal = self._knows_own = False
         self._block = self.length = 5
         if model.block is not None:
             self.length = 2 * model.block + 3
             self._block = max(model.block - LENGTHS[0], 1)  # slots of row 0 in the first block
         wide = max(LENGTHS) + self.length
-        self._n_ids = min(model.vocab_size, model.n_ids)
+        self._n_ids = min(model.vocab_size, model.n_ids or model.vocab_size)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._n_ids, (2, wide), generator=generator, device="cpu")
         self._ids = ids.to(model.device)
@@ -101,8 +99,9 @@ class DenoiserCheck:
             difference = compare_logits(both[:1, :1], self._change([self._block - 1])[:1, :1])
             self.is_causal = difference.is_telling and difference.mean == 0
         found = [both[:1], both[:1, : self._block]]
-        if self.model.supports_kv_cache:
-            own = self.model.own_logits(self._cached_ids)
+        own = self.model.own_logits(self._cached_ids) if self.model.supports_kv_cache else None
+        self._knows_own = own is not None
+        if own is not None:
             fewer = self.model.own_logits(self._cached_ids[:, :-1])
             for entries, logits in zip(self._passes, (own, own, fewer), strict=True):
                 at = entries.positions.gather(1, entries.queries)
@@ -117,7 +116,7 @@ class DenoiserCheck:
             found.append(found[0])
         else:
             found.append(self._change(slice(self._block, None))[:1, : self._block])
-        if self.model.supports_kv_cache:
+        if self._knows_own:
             self.model.reserve(len(self._ids) + 1, self._passes[0].reads.shape[-1])
             found += [self.model.forward(entries) for entries in self._passes]
         return found
@@ -183,6 +182,6 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
 def _refuse(model: Any, received: str) -> NoReturn:
     raise UnsupportedModelError(
         f"model: expected one that follows the masks and positions of a canvas pass, received "
-        f"{received} from a {type(model.model).__name__}; check block and shift, or use another "
+        f"{received} from a {type(model).__name__}; check block and shift, or use another "
         "model"
     )

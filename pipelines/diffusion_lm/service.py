@@ -23,9 +23,11 @@ from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
+from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.run_lock import alone
 
@@ -43,6 +45,9 @@ class DenoiserService(PolicyService):
     def open(self) -> None:
         self._denoiser = open_denoiser(self.target)
         self.target = unwrap(self.target)
+        cache = as_plan(getattr(self.policy, "cache", "none"))
+        if cache.keeps_blocks and not self._denoiser.is_self_checked:
+            check_denoiser(self._denoiser)
         self._model = getattr(self._denoiser, "model", self._denoiser)
         self.n_ids = self._denoiser.vocab_size
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import read_policy, read_reducers
-from mmaccel.checks import check_callable, check_int, show
+from mmaccel.catalog import read_policy
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.handle import attach
 from mmaccel.options import LoadKeywords, PassKeywords, sampling_of, takes
@@ -36,7 +36,7 @@ from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.policies import Policy
-from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
+from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers
 from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import choose_seed, spread_seeds
 from mmaccel.samplers.run_lock import alone
@@ -72,9 +72,9 @@ class Questions(TokenOptions):
 
     images: Any = field(kw_only=False)
     question: str | Sequence[str] = field(kw_only=False)
-    max_new_tokens: int = DEFAULT_TOKENS
+    max_new_tokens: int = within(DEFAULT_TOKENS, 1, hint="64 suits short answers")
     seed: int | Sequence[int | None] | None = None
-    batch_size: int | None = None
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     on_token: Callable[[int], None] | None = None
 
 
@@ -115,7 +115,7 @@ class ImageToText(Pipeline):
     ) -> None:
         check_processor(processor)
         chosen = Jacobi() if policy is None else read_policy(policy)
-        self.reducers = _read_reducers(visual_tokens)
+        self.reducers = read_reducers(visual_tokens)
         super().__init__(VisionLanguageHost(model, processor), source, Engine(**passes))
         self.decoding = Decoding(chosen, read_methods(kv_cache, attention))
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
@@ -146,7 +146,7 @@ class ImageToText(Pipeline):
                 fit, code that is not trusted, or a model without what a method needs.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        reducers = _read_reducers(visual_tokens)
+        reducers = read_reducers(visual_tokens)
         engine, config = read_loading(options)
         if config.family is not None:
             raise OptionError(
@@ -219,8 +219,6 @@ class ImageToText(Pipeline):
         began = time.perf_counter()
         questions = check_questions(asked.question, self.processor.tokenizer)
         own_images = read_images(asked.images, len(questions))
-        check_int("max_new_tokens", asked.max_new_tokens, 1, hint="64 suits short answers")
-        check_callable("on_token", asked.on_token)
         params = choose_sampling(**sampling_of(asked))
         seed = choose_seed(asked.seed) if params.temperature or asked.seed is not None else None
         seeds = spread_seeds(0 if seed is None else seed, len(questions))
@@ -372,12 +370,6 @@ def choose_sampling(**given: Any) -> SamplingParams:
         OptionError: a value outside its domain.
     """
     return choose_params(SamplingParams(temperature=0.0), **given)
-
-
-def _read_reducers(visual_tokens: UseReducers) -> tuple[Any, ...]:
-    """The methods for visual tokens that a caller names."""
-    given = read_reducers(visual_tokens)
-    return () if given is None else check_reducers(given)
 
 
 def _options(params: SamplingParams) -> dict[str, Any]:

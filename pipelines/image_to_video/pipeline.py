@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable
+from mmaccel.checks import within
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
@@ -25,7 +25,7 @@ from mmaccel.pipelines.media import (
 )
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.text_to_image.model import check_params, choose_params
+from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.run_lock import alone
@@ -39,7 +39,7 @@ class ClipOptions(DecodingOptions):
     start: Any = field(kw_only=False)
     prompt: str | None = None
     seed: int | Sequence[int | None] | None = None
-    batch_size: int | None = None
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     on_step: OnStep | None = None
 
 
@@ -201,14 +201,11 @@ class ImageToVideo(Pipeline):
         video = self.video
         model = self.model
         params = call.params
-        check_params(params)
         if params.guidance_scale != 1:
             raise OptionError(
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
                 f"{params.guidance_scale}; leave it out"
             )
-        check_callable("deliver", call.deliver)
-        check_callable("on_step", call.on_step)
         seed = choose_seed(call.seed)
         seeds = [seed] if isinstance(seed, int) else list(seed)
         max_num_seqs = pick_max_num_seqs(call.batch_size, len(seeds))

@@ -373,16 +373,6 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
     return replace(recommended, **chosen)
 
 
-def check_params(params: Any) -> None:
-    """Check that `params` is a `SamplingParams`.
-
-    Raises:
-        OptionError: another type.
-    """
-    if not isinstance(params, SamplingParams):
-        raise OptionError(f"params: expected mmaccel.SamplingParams(...), received {show(params)}")
-
-
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     """The given policy, or for None an exact policy of the model's kind.
 

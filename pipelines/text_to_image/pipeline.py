@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable, check_choice, check_int, show
+from mmaccel.checks import one_of, show, within
 from mmaccel.contracts import FinishedRow
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
@@ -27,7 +27,6 @@ from mmaccel.pipelines.pipeline import read_loading
 from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
     ImageModel,
-    check_params,
     choose_params,
     encode_prompts,
     make_rows,
@@ -60,31 +59,16 @@ class ImageCall(SamplingOptions, DecodingOptions):
     prompt: str | Sequence[str] = field(kw_only=False)
     negative_prompt: str | Sequence[str | None] | None = None
     seed: int | Sequence[int | None] | None = None
-    num_images_per_prompt: int = 1
-    batch_size: int | None = None
+    num_images_per_prompt: int = within(1, 1, MAX_IMAGES, "ask for 1 or more")
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     on_step: OnStep | OnCanvasStep | None = None
     generator: torch.Generator | Sequence[torch.Generator] | None = None
-    output_type: str = "pil"
+    output_type: str = one_of("pil", OUTPUT_TYPES)
     callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None
-    height: int | None = None
-    width: int | None = None
+    height: int | None = within(None, 1, MAX_SIDE, "None is the pipeline's own")
+    width: int | None = within(None, 1, MAX_SIDE, "None is the pipeline's own")
     num_inference_steps: int | None = None
     return_dict: bool = True
-
-    def check(self) -> None:
-        """Check what does not depend on the model.
-
-        Raises:
-            OptionError: a number outside its domain, no such output, or no function.
-        """
-        n = self.num_images_per_prompt
-        check_int("num_images_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
-        check_choice("output_type", self.output_type, OUTPUT_TYPES)
-        for name, side in (("height", self.height), ("width", self.width)):
-            if side is not None:
-                check_int(name, side, 1, MAX_SIDE, hint="None is the pipeline's own")
-        check_callable("callback_on_step_end", self.callback_on_step_end)
-        check_callable("on_step", self.on_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +79,7 @@ class ImageStream(DecodingOptions):
     params: SamplingParams = field(kw_only=False)
     negatives: Sequence[str | None] | None = None
     seed: int | Sequence[int | None] | None = None
-    batch_size: int | None = None
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     on_step: OnStep | OnCanvasStep | None = None
     has_pixels: bool = True
 
@@ -200,7 +184,6 @@ class TextToImage(PromptPipeline):
         """
         params = choose_params(self.image_model.params, **sampling_of(call))
         prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
-        call.check()
         wanted = (int(call.width or self.size[0]), int(call.height or self.size[1]))
         pipe = self if wanted == self.size else self.resize(wanted)
         on_step = call.on_step
@@ -250,9 +233,6 @@ class TextToImage(PromptPipeline):
         prompts = check_prompts(call.prompts)
         params = call.params
         step = len(prompts) if call.batch_size is None else call.batch_size
-        check_int("batch_size", step, 1, hint="ask for 1 or more")
-        check_params(params)
-        check_callable("on_step", call.on_step)
         encoded = encode_prompts(self.image_model, prompts, call.negatives, params)
         seed = choose_seed(call.seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)

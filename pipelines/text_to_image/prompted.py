@@ -17,7 +17,6 @@ from mmaccel.pipelines.media import RowPlan, RunningRequests
 from mmaccel.pipelines.pipeline import Pipeline
 from mmaccel.pipelines.text_to_image.model import (
     PromptedModel,
-    check_params,
     encode_prompts,
     make_rows,
 )
@@ -117,7 +116,6 @@ class PromptPipeline(Pipeline):
         """
         requests = check_requests(call.requests)
         params = call.params
-        check_params(params)
         decoding = self.choose(call)
 
         def begin(joined: dict[int, Request]) -> Arrivals:

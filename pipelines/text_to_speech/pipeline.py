@@ -17,7 +17,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable
+from mmaccel.checks import within
 from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
@@ -61,7 +61,7 @@ class SpeechCall(DecodingOptions, TokenOptions):
     seed: int | Sequence[int | None] | None = None
     max_seconds: float | None = None
     repetition_penalty: float | None = None
-    batch_size: int | None = None
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     deliver: Callable[[Utterance], None] | None = None
     on_step: OnStep | None = None
     return_dict: bool = True
@@ -190,7 +190,6 @@ class TextToSpeech(Pipeline):
         decoding = self.choose(call)
         made: dict[int, Utterance] = {}
         collect = collect_payloads(made, call.deliver)
-        check_callable("on_step", call.on_step)
 
         parts: dict[int, dict[int, Utterance]] = defaultdict(dict)
         counts = Counter(plan.owners)
@@ -254,7 +253,6 @@ class TextToSpeech(Pipeline):
         )
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
         decoding = self.choose(call)
-        check_callable("on_step", call.on_step)
         methods = decoding.methods
         n_parts = plan.prompt.batch
         if methods and n_parts > 1:  # their caches would be of other lengths
@@ -324,7 +322,6 @@ class TextToSpeech(Pipeline):
         decoding = self.choose(call)
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
-        check_callable("deliver_chunk", call.deliver_chunk)
         sound = RunningSound(call.on_step)
         plans: dict[int, SpeechPlan] = {}  # of the running requests
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from mmaccel.checks import check_callable, check_int
+from mmaccel.checks import within
 from mmaccel.contracts import FinishedRow
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
@@ -34,8 +34,8 @@ class VideoCall(SamplingOptions, DecodingOptions):
     negative_prompt: str | Sequence[str | None] | None = None
     start: Any = None
     seed: int | Sequence[int | None] | None = None
-    num_videos_per_prompt: int = 1
-    batch_size: int | None = None
+    num_videos_per_prompt: int = within(1, 1, MAX_IMAGES, "ask for 1 or more")
+    batch_size: int | None = within(None, 1, hint="ask for 1 or more")
     deliver: Callable[[Clip], None] | None = None
     on_step: OnStep | None = None
     return_dict: bool = True
@@ -135,8 +135,6 @@ class TextToVideo(PromptPipeline):
         params = choose_params(self.clip_model.params, **sampling_of(call))
         prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
         n = call.num_videos_per_prompt
-        check_int("num_videos_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
-        check_callable("on_step", call.on_step)
         negatives = spread_negatives(call.negative_prompt, len(prompts))
         pairs = [pair for pair in zip(prompts, negatives, strict=True) for _ in range(n)]
         seed = choose_seed(call.seed)

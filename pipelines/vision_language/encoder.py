@@ -42,53 +42,15 @@ from mmaccel.pipelines.vision_language.tokens import (
     has_tower_tokens,
 )
 from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
-from mmaccel.pipelines.vision_language.towers import describe_tower, find_tower
+from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 
-_REASONS = {
-    "qwen2_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
-    "qwen2_5_vl": "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it",
-    "qwen3_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
-    "chameleon": "is a VQGAN, whose tokens are codes of places",
-}
 _HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _WITH_BIAS = {"sdpa", "eager"}
-
-
-def find_offered(model: Any) -> frozenset[str]:
-    """What of `mmaccel.reduction.visual_tokens.context.NEEDS` the layers of a tower have.
-
-    Raises:
-        UnsupportedModelError: a tower whose patches cannot be merged.
-    """
-    tower = describe_tower(model)
-    if tower is None or tower.patches != "rows":
-        default = "is of a kind that is not known here"
-        raise UnsupportedModelError(
-            "visual_tokens: expected a vision encoder whose patches are plain rows of one sequence "
-            f"an image, received a {type(model).__name__}, whose encoder "
-            f"{_REASONS.get(model.config.model_type, default)}; use a method at the encoder's "
-            "exit, such as DivPrune, or inside the language model, such as FastV"
-        )
-    return frozenset({"keys", "grid"} | ({"cls_attention"} if has_class_token(model) else set()))
-
-
-def check_encoder(model: Any, method: TokenReducer) -> None:
-    """Raise UnsupportedModelError, or OptionError for layers, unless a model's encoder can be
-    reduced by a method.
-    """
-    method.check(find_offered(model), f"the encoder of a {type(model).__name__}")
-    method.layers_of(find_depth(model, {}))
-    if getattr(method, "features", "auto") == "merged" and not has_tower_tokens(model):
-        raise UnsupportedModelError(
-            f"{method!r}: expected features that are tokens of the encoder, received a "
-            f"{type(model).__name__}, whose projector pools or shuffles the grid; give "
-            'features="all"'
-        )
 
 
 def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
 from mmaccel.pipelines.causal_lm.own_prompt import Cut
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
@@ -42,22 +40,6 @@ from mmaccel.results import Stats
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.vision_language.revival import RevivingCuts
-
-OFFERED = frozenset({"keys", "last_attention", "text_attention", "text"})
-
-
-def find_offered(model: Any) -> frozenset[str]:
-    """What of `mmaccel.reduction.visual_tokens.context.NEEDS` a model's layers have.
-
-    Raises:
-        UnsupportedModelError: layers that slide, which count columns.
-    """
-    if any(window is not None for window in check_causal_lm(model)):
-        raise UnsupportedModelError(
-            f"visual_tokens: expected layers that see all columns, received a "
-            f"{type(model).__name__} with sliding windows; use a method at the encoder's exit"
-        )
-    return OFFERED
 
 
 class PassEndedError(Exception):
@@ -117,8 +99,6 @@ class DecoderLayers:
             [seed % 2**63 for seed in seeds], device=self.mask.device, dtype=torch.int64
         )
         self._noted = NotedLayers(frozenset())
-        offers = {"revival": method.revives, "restart": method.restarts}
-        self._offers = tuple(name for name, does in offers.items() if does)
 
     @property
     def n_visual(self) -> Tensor:
@@ -172,25 +152,7 @@ class DecoderLayers:
                 initial=self.n_visual,
                 seed=self._seeds,
                 depth=len(self._layers),
-                offers=self._offers,
             )
-        )
-
-    def check(self, call: GenerateCall) -> None:
-        """Raise UnsupportedModelError for a cut before layers that need all visual tokens."""
-        outputs = call.others["mm_encoder_outputs"].values()
-        deep = max((len(getattr(o, "deepstack_features", None) or ()) for o in outputs), default=0)
-        if self.before[0] >= deep:
-            return
-        method = self._method
-        remedy = "choose a method at the encoder's exit, such as DivPrune"
-        if deep < len(self._layers):
-            later = tuple(layer for layer in self.before if layer >= deep) or (deep,)
-            own = f"layers={later}" if hasattr(method, "layers") else f"layer={deep}"
-            remedy = f"give {own}, or {remedy}"
-        raise UnsupportedModelError(
-            f"{method!r}: expected layers from {deep} on, because visual features enter the layers "
-            f"before, received {self.before[0]}; {remedy}"
         )
 
     def _enter(

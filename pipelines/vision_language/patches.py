@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
 from mmaccel.pipelines.vision_language.tokens import Places, choose_left
@@ -43,22 +42,7 @@ from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
 
-OFFERED = frozenset({"pixels", "grid"})
 _MODALITIES = (("image", "pixel_values"), ("video", "pixel_values_videos"))
-
-
-def check_patches(model: Any, method: TokenReducer) -> None:
-    """Raise UnsupportedModelError unless the encoder of a model takes some of an image's patches.
-
-    Args:
-        method: of the stage "pixels".
-    """
-    if describe_tower(model) is None:
-        raise UnsupportedModelError(
-            f"{method.name}: expected an encoder whose patches have positions of their own, "
-            f"received a {type(model).__name__}, whose encoder has none (a VQGAN) or is not known "
-            f"here; {method.remedy}"
-        )
 
 
 def open_pruning(
@@ -66,7 +50,7 @@ def open_pruning(
 ) -> PrunedRows | PrunedPack:
     """What drops the patches of one `generate` call; see `EncoderReduction` for the arguments."""
     tower = describe_tower(model)
-    assert tower is not None  # see check_patches
+    assert tower is not None  # see VisionModel
     kind = PrunedPack if tower.patches == "packed" else PrunedRows
     return kind(model, method, inputs, seeds)
 
@@ -288,7 +272,7 @@ class PrunedPack(TowerReduction):
 
         unit, block = self._unit, self._unit**2
         tower = describe_tower(self._model)
-        assert tower is not None  # see check_patches
+        assert tower is not None  # see VisionModel
         patches = kept.repeat_interleave(block)
         frames = (grids[:, 1] * grids[:, 2] // block).repeat_interleave(grids[:, 0]).tolist()
         found = {

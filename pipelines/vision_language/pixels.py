@@ -26,7 +26,6 @@ from mmaccel.pipelines.vision_language.tokens import (
     Places,
     choose_left,
     has_class_token,
-    has_tower_tokens,
 )
 from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.towers import (
@@ -38,27 +37,6 @@ from mmaccel.pipelines.vision_language.towers import (
 )
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
-
-OFFERED = frozenset({"pixels"})
-_JOINED = JOINTS.keys() - {"gemma3"}  # whose projector pools a grid of one size
-_REASONS = {
-    "gemma3": "whose projector pools a grid of one size",
-    "chameleon": "whose encoder is a VQGAN for images of one size",
-}
-
-
-def check_pixels(model: Any) -> None:
-    """Raise UnsupportedModelError unless the encoder of a model takes smaller images."""
-    tower = describe_tower(model)
-    is_packed = tower is not None and tower.patches == "packed"
-    if is_packed or model.config.model_type in _JOINED:
-        return
-    if tower is None or not has_tower_tokens(model) or not tower.interpolates:
-        reason = _REASONS.get(model.config.model_type, "whose encoder is not known here")
-        raise UnsupportedModelError(
-            "DownsamplePixels: expected an encoder that takes images of several sizes, received a "
-            f"{type(model).__name__}, {reason}; use Downsample, which averages after the encoder"
-        )
 
 
 class Cells:
@@ -109,7 +87,7 @@ class PixelReduction(TowerReduction):
         self._kind = model.config.model_type
         self._tower = find_tower(model)
         known = describe_tower(model)
-        assert known is not None  # see check_pixels
+        assert known is not None  # see VisionModel
         self._known = known
         self._unit = find_unit(model)
         self._full: tuple[int, int] = (0, 0)  # of a row's features
@@ -118,7 +96,7 @@ class PixelReduction(TowerReduction):
 
     def hook(self) -> Sequence[Any]:
         behind = self._tower
-        if self._kind in _JOINED:
+        if self._kind in JOINTS:
             behind = getattr(self._model.base_model, JOINTS[self._kind].part)
         is_packed = self._known.patches == "packed"
         before = self._shrink_packed if is_packed else self._shrink
@@ -140,7 +118,7 @@ class PixelReduction(TowerReduction):
             if self._known.patches == "packed":
                 grid = self._inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
                 full, small = self._grids_of(grid)
-            elif self._kind not in _JOINED:
+            elif self._kind not in JOINTS:
                 source = place.source
                 if not place.tiles:
                     raise UnsupportedModelError(

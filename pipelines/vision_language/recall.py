@@ -22,8 +22,6 @@ from mmaccel.pipelines.vision_language.columns import ChosenColumns, split_rows
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PassEndedError
 from mmaccel.results import Stats
 
-OFFERED = frozenset({"keys", "last_attention", "text_attention", "text", "restart"})
-
 
 class FirstRun(LayerAnswer):
     """A pass over a prompt that ends in front of the method's layer.

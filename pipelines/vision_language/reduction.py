@@ -1,4 +1,4 @@
-"""The reducers of an attached model: which there are, and whether the model can use them.
+"""The reducers of an attached model, and the model as a part: which of them it can take.
 
 What they do in a call is `mmaccel.pipelines.vision_language.visual_call`.
 """
@@ -8,20 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
+from mmaccel.capabilities import GLOSSARY, Capable
+from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.vision_language.encoder import check_encoder
-from mmaccel.pipelines.vision_language.layers import find_offered
-from mmaccel.pipelines.vision_language.patches import OFFERED as PATCHES_OFFERED
-from mmaccel.pipelines.vision_language.patches import check_patches
-from mmaccel.pipelines.vision_language.pixels import OFFERED, check_pixels
-from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
-from mmaccel.pipelines.vision_language.tokens import offered
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.pipelines.vision_language.encoder import find_depth
+from mmaccel.pipelines.vision_language.tokens import has_class_token, has_tower_tokens, offered
+from mmaccel.pipelines.vision_language.towers import JOINTS, UNMERGED, describe_tower
+from mmaccel.reduction.visual_tokens.contract import Leaving, Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
 OF_TOWER = {"keys", "cls_attention", "all_attention"}  # what the encoder says while it runs
+LOOKS = OF_TOWER | {
+    "pixels", "last_attention", "text_attention", "text", "grid", "tiles", "frames",
+}  # fmt: skip
+_WHERE = {
+    "pixels": "before its encoder",
+    "encoder_layer": "in its encoder",
+    "encoder_exit": "at the exit of its encoder",
+    "llm_layer": "in its language model",
+}
 
 
 @dataclass(frozen=True)
@@ -43,48 +48,91 @@ class VisualReduction:
         """The method that changes what the encoder computes."""
         return self.find("pixels") or self.find("encoder_layer")
 
-    def check(self, model: Any, family: CausalLM) -> None:
-        """Refuse methods that a model of a family cannot use.
+
+class VisionModel(Capable):
+    """A model as a part: where visual tokens may leave it, and what reducers may look at there.
+
+    Args:
+        model: of transformers.
+        family: of the model.
+        reduction: what its encoder computes less by, for methods at the exit.
+    """
+
+    slot = "model"
+    offers = frozenset(GLOSSARY)
+
+    def __init__(self, model: Any, family: CausalLM, reduction: VisualReduction) -> None:
+        self.model = model
+        self._family = family
+        self._in_encoder = reduction.in_encoder
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`.
 
         Raises:
-            UnsupportedModelError: a model without what a method needs.
             OptionError: a method in front of a layer that the model lacks.
+            UnsupportedModelError: inside a language model that is no causal LM of windows.
         """
-        if "mm_encoder_outputs" not in family.arguments:
-            raise UnsupportedModelError(
-                f"visual_tokens: expected a vision-language model whose image prompts are served, "
-                f"received a {type(model).__name__}; docs/visual-tokens.md lists them"
-            )
+        if isinstance(part, Leaving):
+            return self._lack_of_stage(part.method)
+        if word not in LOOKS or word in self._looks(part.stage):
+            return ""
+        if part.stage == "encoder_exit" and word in OF_TOWER and self._in_encoder is not None:
+            return f"its encoder computes less by {self._in_encoder!r}"
+        return f"it has no {word} {_WHERE[part.stage]}"
+
+    def _looks(self, stage: Stage) -> frozenset[str]:
+        """What methods of a stage may look at."""
+        if stage == "pixels":
+            return frozenset({"pixels", "grid"})
+        if stage == "encoder_layer":
+            own = {"cls_attention"} if has_class_token(self.model) else set()
+            return frozenset({"keys", "grid"} | own)
+        if stage == "llm_layer":
+            return frozenset({"keys", "last_attention", "text_attention", "text"})
+        # layers of a reduced encoder have no keys and attention of all tokens
+        return offered(self.model) - (OF_TOWER if self._in_encoder is not None else set())
+
+    def _lack_of_stage(self, method: TokenReducer) -> str:
+        """Why no visual token can leave the model where a method works."""
+        model = self.model
+        if "mm_encoder_outputs" not in self._family.arguments:
+            return "it is none whose image prompts are served, see docs/visual-tokens.md"
         if "mm_encoder_outputs" not in forward_parameters(model):
-            raise UnsupportedModelError(
-                "visual_tokens: expected images that transformers encodes before its loop, "
-                f"received a {type(model).__name__} that encodes them in its first pass; install "
-                "transformers 5.23 or newer"
-            )
-        name = f"a {type(model).__name__}"
-        first = self.in_encoder
-        if first is not None and self.find("pixels") and self.find("encoder_layer"):
-            raise UnsupportedModelError(
-                "visual_tokens: expected one method before or in the encoder, received "
-                f"{list(map(repr, self.methods))}; choose one of them"
-            )
-        for method in self.methods:
-            if isinstance(method, DownsamplePixels):
-                method.check(OFFERED, name)
-                check_pixels(model)
-            elif method.stage == "pixels":
-                method.check(PATCHES_OFFERED, name)
-                check_patches(model, method)
-            elif method.stage == "encoder_layer":
-                check_encoder(model, method)
-            elif method.restarts:
-                method.check(RECALL_OFFERED, name)
-            elif method.stage == "llm_layer":
-                revives = {"revival"} if method.revives else set[str]()
-                method.check(find_offered(model) | revives, name)
-            elif first is None:
-                method.check(offered(model), name)
-            else:  # whose layers have no keys and attention of all tokens
-                method.check(offered(model) - OF_TOWER, f"{name} whose encoder {first!r} reduces")
-            if method.stage == "llm_layer":
-                method.layers_of(len(model.get_decoder().layers))
+            return "it encodes images in its first pass; install transformers 5.23 or newer"
+        tower = describe_tower(model)
+        kind = model.config.model_type
+        if method.stage == "pixels":
+            if tower is None:
+                return f"its encoder {UNMERGED.get(kind, 'is of a kind that is not known here')}"
+            joint = JOINTS.get(kind)
+            takes_sizes = has_tower_tokens(model) and tower.interpolates
+            if joint is not None:
+                takes_sizes = not joint.one_size
+            if tower.patches == "packed":
+                takes_sizes = True
+            if isinstance(method, DownsamplePixels) and not takes_sizes:
+                return "its projector pools a grid of one size; use Downsample"
+        elif method.stage == "encoder_layer":
+            if tower is None or tower.patches != "rows":
+                why = UNMERGED.get(kind, "is of a kind that is not known here")
+                return f"its encoder {why}; use a method after it, such as DivPrune or FastV"
+            method.layers_of(find_depth(model, {}))
+            if getattr(method, "features", "auto") == "merged" and not has_tower_tokens(model):
+                return 'its projector pools or shuffles the grid; give features="all"'
+        elif method.stage == "llm_layer":
+            return self._lack_of_layers(method)
+        return ""
+
+    def _lack_of_layers(self, method: TokenReducer) -> str:
+        """Why no visual token can leave in front of a method's layers of the language model."""
+        layers = method.layers_of(len(self.model.get_decoder().layers))
+        if method.restarts:
+            return ""
+        if any(window is not None for window in check_causal_lm(self.model)):
+            return "it has layers that slide, which count columns; use a method at the exit"
+        vision = getattr(self.model.config, "vision_config", None)
+        deep = len(getattr(vision, "deepstack_visual_indexes", ()))
+        if layers[0] < deep:
+            return f"visual features enter its first {deep} layers; choose layers from {deep} on"
+        return ""

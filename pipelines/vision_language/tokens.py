@@ -95,7 +95,7 @@ def has_tower_tokens(model: Any) -> bool:
 
 
 def offered(model: Any) -> frozenset[str]:
-    """What of `mmaccel.reduction.visual_tokens.context.NEEDS` images of a model have."""
+    """What methods at the exit of the encoder may look at."""
     kind = model.config.model_type
     found = {"text"}
     if kind in _RECORDED:

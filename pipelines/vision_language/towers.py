@@ -36,6 +36,12 @@ class VisionTower:
     has_table: bool = False
 
 
+UNMERGED = {  # by the model's model_type, why patches are no plain rows
+    "qwen2_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
+    "qwen2_5_vl": "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it",
+    "qwen3_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
+    "chameleon": "is a VQGAN, whose tokens are codes of places",
+}
 TOWERS = {
     "clip_vision_model": VisionTower("rows", interpolates=True),
     "siglip_vision_model": VisionTower("rows", interpolates=True),
@@ -56,10 +62,12 @@ class Joint:
     Attributes:
         part: of the base model.
         unit: patches of a block along each side, from the model's configuration.
+        one_size: it takes a grid of one size.
     """
 
     part: str
     unit: Callable[[Any], int]
+    one_size: bool = False
 
 
 def _pooled(config: Any) -> int:
@@ -71,7 +79,7 @@ JOINTS = {  # by the model's model_type
     "internvl": Joint("multi_modal_projector", lambda config: round(1 / config.downsample_ratio)),
     "idefics3": Joint("connector", lambda config: int(config.scale_factor)),
     "smolvlm": Joint("connector", lambda config: int(config.scale_factor)),
-    "gemma3": Joint("multi_modal_projector", _pooled),
+    "gemma3": Joint("multi_modal_projector", _pooled, one_size=True),
 }
 
 

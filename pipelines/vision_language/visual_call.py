@@ -201,7 +201,6 @@ class VisualCall:
             return call
         layers = DecoderLayers(call, method, seeds)
         if not method.restarts:
-            layers.check(call)
             self.inside = RevivingCuts(layers) if method.revives else PromptCuts(layers)
         elif layers.drops_some:
             self.inside = FirstRun(layers)

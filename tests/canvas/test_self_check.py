@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mmaccel.contracts import CanvasPass
+import mmaccel
+from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.canvas.checks import check_leaks
 from tests.fixtures.canvas import MASK
 from tests.fixtures.denoisers import TinyDream, TinyLLaDA
 from tests.fixtures.sdar import TinySDAR
@@ -59,32 +58,51 @@ def test_good_models_are_checked_once() -> None:
         MaskedLM(build_lm("llama").to(dtype), MASK, shift=1)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-@pytest.mark.parametrize("mask", [MASK, None])
-def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch.dtype) -> None:
-    """Which is for models without a self-check."""
+class Blocks(Denoiser):
+    """Somebody's model: a hash of what an entry sees at the cache indices it reads, in blocks of 4.
 
-    class Unchecked(MaskedLM):
-        is_self_checked = False
+    Args:
+        leaks: whether it attends to every cache index.
+    """
 
-    for shift in (0, 1):
-        inner = build_lm("qwen3", initializer_range=0.35).to(dtype)
-        model = Unchecked(inner, mask, block=4, shift=shift)
-        for rows in (1, 3):
-            check_leaks(model, rows)
-        forward = model.forward
+    block, supports_kv_cache, vocab_size, mask_token = 4, True, 11, 10
+    device = torch.device("cpu")
+    passes = 0
 
-        def attend_to_all(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
-            reads = torch.ones_like(entries.reads)
-            reads[..., -1] = False  # padding
-            made: torch.Tensor = forward(replace(entries, reads=reads))
-            return made
+    def __init__(self, leaks: bool) -> None:
+        self.leaks = leaks
 
-        model.forward = attend_to_all  # type: ignore[method-assign]
-        with pytest.raises(UnsupportedModelError):
-            check_leaks(model, 1)
+    def reserve(self, rows: int, cache_size: int) -> None:
+        self.cache = torch.zeros(rows, cache_size, dtype=torch.float64)
+
+    def forward(self, entries: CanvasPass) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        self.passes += 1
+        cache = self.cache[: len(entries.tokens)]
+        hashed = (entries.tokens + 1).double() * (entries.positions + 2)
+        cache.scatter_(1, entries.cache_indices, hashed)
+        reads = entries.reads.expand(-1, entries.tokens.shape[1], -1).double()
+        reads = torch.ones_like(reads) if self.leaks else reads
+        seen = (reads * cache[:, None]).sum(-1).gather(1, entries.queries)[..., None]
+        at = entries.positions.gather(1, entries.queries)[..., None]
+        return torch.sin(torch.arange(11.0) * (1 + at) * 1.7 + seen)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_model_of_somebody_else_is_checked_where_its_blocks_are_cached(leaks: bool) -> None:
+    model: Any = Blocks(leaks)
+    plain = mmaccel.attach(model, mmaccel.Stepwise())
+    assert model.passes == 0
+    plain.detach()
+    if leaks:
+        with pytest.raises(UnsupportedModelError, match="follows the masks and positions"):
+            mmaccel.attach(model, mmaccel.Stepwise(cache="block"))
+        return
+    made = []
+    for cache in ("block", "none"):
+        with mmaccel.attach(model, mmaccel.Stepwise(cache=cache)) as handle:
+            made.append(model.generate(torch.tensor([[5, 3]]), max_new_tokens=12))
+    assert torch.equal(*made) and handle.stats.passes == 12
 
 
 @pytest.mark.parametrize(

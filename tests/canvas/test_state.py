@@ -8,7 +8,6 @@ import torch
 
 from mmaccel.contracts import Prompt
 from mmaccel.results import Stats
-from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.state import Canvas
 from mmaccel.samplers.divergence import DivergenceBound, bound_nats
@@ -70,14 +69,6 @@ def test_blocks_follow_each_other_row_by_row() -> None:
     assert made.active()[1].tolist() == [False, True, True, True, True, False]
 
 
-def test_a_full_canvas_has_no_block() -> None:
-    made = canvas(length=2)
-    made.commit(torch.ones(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.int64))
-    made.update_blocks()
-    assert not made.is_open.any()
-    assert made.start.tolist() == made.end.tolist() == [2]
-
-
 def test_committed_tokens_stay() -> None:
     made = canvas()
     assert made.commit(slots(1, 3), torch.full((1, 6), 5)).tolist() == [2]
@@ -110,17 +101,6 @@ def test_a_row_ends_after_its_first_stop_token() -> None:
     assert not made.is_open.any()
 
 
-def test_copies_are_independent_and_one_of_them_can_be_taken() -> None:
-    made = canvas(offsets=(0, 0))
-    others = made.copies(2)
-    chosen = torch.zeros(4, 6, dtype=torch.bool)
-    chosen[3, 2] = True  # copy 1 of row 1
-    others.commit(chosen, torch.full((4, 6), 6))
-    assert (made.tokens == MASK).all()
-    made.take(others, torch.tensor([0, 1]))
-    assert made.tokens.tolist() == [[MASK] * 6, [MASK, MASK, 6, MASK, MASK, MASK]]
-
-
 def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
     entropy = torch.tensor([[0.5, 0.25, 1.0], [0.5, 0.25, 1.0], [0.5, 0.25, 1.0]])
     chosen = torch.tensor([[True, True, True], [False, True, False], [False, False, False]])
@@ -151,35 +131,3 @@ def test_halton_order_by_hand() -> None:
     first = [k for k, rank in enumerate(halton_ranks(256, 16).tolist()) if rank < 4]
     rows, columns = {k // 16 // 4 for k in first}, {k % 16 // 4 for k in first}
     assert len(rows) >= 3 and len(columns) >= 3  # spread out
-
-
-def test_plans_that_reuse_and_plans_that_are_exact() -> None:
-    assert not CachePlan().reuses and CachePlan().is_exact
-    assert not CachePlan("dual", refresh=1).reuses and CachePlan("dual", refresh=1).is_exact
-    assert CachePlan("dual").reuses and not CachePlan("dual").is_exact
-    assert CachePlan("block").reuses and CachePlan("block").is_exact
-    assert not CachePlan(far=8).is_exact
-
-
-def test_columns_a_plan_computes() -> None:
-    columns, start, end = torch.arange(10), torch.tensor([4]), torch.tensor([6])
-
-    def found(plan: CachePlan) -> list[int]:
-        return plan.computed(columns, start, end)[0].nonzero().flatten().tolist()
-
-    assert found(CachePlan("prefix")) == [4, 5, 6, 7, 8, 9]
-    assert found(CachePlan("dual")) == [4, 5]
-    assert found(CachePlan("vicinity", margin=2)) == [2, 3, 4, 5, 6, 7]
-
-
-def test_when_a_refresh_is_due() -> None:
-    begun, moved = torch.tensor([0, 2, 3, 5]), torch.tensor([True, False, False, False])
-    refreshed = torch.tensor([0, 0, 0, 3])
-    assert CachePlan("dual").needs_refresh(begun, moved, refreshed).tolist() == [
-        True,
-        False,
-        False,
-        False,
-    ]
-    every = CachePlan("dual", refresh=3).needs_refresh(begun, moved, refreshed)
-    assert every.tolist() == [True, False, True, False]

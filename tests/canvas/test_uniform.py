@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import MASK, Recorded, masked, run
 from tests.fixtures.tiny_lms import VOCAB
@@ -17,18 +15,6 @@ LENGTH = 8
 
 def uniform(**options: Any) -> Recorded:
     return masked(mask_token=None, **options)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_cache_of_a_block_causal_model_is_exact(temperature: float) -> None:
-    """A block is cached once it is full, when none of its tokens is random."""
-    plain = run(Stepwise(), uniform(block=4), LENGTH, temperature)
-    assert plain.stats.exactness == "bitwise"
-    for policy in (Stepwise(cache="block"), LosslessUnmask(4, cache="block"), LosslessUnmask(4)):
-        made = run(policy, uniform(block=4), LENGTH, temperature)
-        assert torch.equal(made.tokens, plain.tokens) and policy.exactness == "bitwise"
-    cached = run(Stepwise(cache="block"), uniform(block=4), LENGTH, temperature)
-    assert cached.stats.positions < plain.stats.positions
 
 
 def test_every_token_may_be_drawn_and_may_be_in_open_slots() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from mmaccel.catalog import METHODS
 from mmaccel.cli import main
 from mmaccel.commands import doctor
-from mmaccel.commands.doctor import check_kernels
+from mmaccel.commands.doctor import list_kernels
 from mmaccel.kernels.dispatch import KERNELS, VARIABLE
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
@@ -81,14 +81,14 @@ def _flat(capsys: Any) -> str:
 
 def test_doctor_finds_old_packages_and_broken_weights(tmp_path: Path, monkeypatch) -> None:
     break_weights(build_tiny(tmp_path))
-    finding = doctor.check_model(str(tmp_path))
+    finding = doctor.try_model(str(tmp_path))
     assert finding.state == "needed" and "expected finite logits" in finding.detail
     monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "9.1.0")
-    states = {f.what: (f.state, f.detail) for f in doctor.check_packages()}
+    states = {f.what: (f.state, f.detail) for f in doctor.list_packages()}
     assert states["torch"] == ("yes", "9.1.0")
     assert states["transformers"][1].startswith("9.1.0; not tested with transformers 9.1.0")
     monkeypatch.setattr("mmaccel.outputs.machine.package_version", lambda name: "5.9.2+cpu")
-    old = next(each for each in doctor.check_packages() if each.what == "transformers")
+    old = next(each for each in doctor.list_packages() if each.what == "transformers")
     assert old.state == "needed" and "is too old; pip install 'transformers>=5.17'" in old.detail
 
 
@@ -101,10 +101,10 @@ def test_doctor_requires_the_versions_of_the_package() -> None:
 def test_the_variable_decides(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    assert [finding.what for finding in check_kernels()] == [f"kernel {name}" for name in KERNELS]
+    assert [finding.what for finding in list_kernels()] == [f"kernel {name}" for name in KERNELS]
     for value, state in (("torch", "yes"), ("triton", "no")):
         monkeypatch.setenv(VARIABLE, value)
-        for finding in check_kernels():
+        for finding in list_kernels():
             assert finding.state == state and f"{VARIABLE}={value}" in finding.detail
     monkeypatch.setenv(VARIABLE, "fast")
     assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 1

@@ -34,7 +34,6 @@ from tests.fixtures.denoiser_targets import (
     negative,
 )
 from tests.fixtures.denoisers import TinyLLaDA
-from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 
 IDS = torch.tensor([PROMPTS[2]])
@@ -79,24 +78,6 @@ def test_tokens_are_those_of_the_policy_called_directly(name: str) -> None:
             assert handle.stats.tokens == 3 * LENGTH and 0 < handle.stats.passes <= LENGTH
             assert handle.stats.policy == repr(policy)
     assert mmaccel.supports(target).family == type(open_denoiser(target)).__name__
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_row_does_not_depend_on_its_batch_or_padding(name: str) -> None:
-    target = TARGETS[name]()
-    with mmaccel.attach(target, mmaccel.Stepwise(), seed=[4, 5, 6]):
-        whole = target.generate(**PADDED, **DRAWN)
-    for row, prompt in enumerate(PROMPTS):
-        with mmaccel.attach(target, mmaccel.Stepwise(), seed=4 + row):
-            alone = target.generate(torch.tensor([prompt]), **DRAWN)
-        assert alone[0, len(prompt) :].equal(whole[row, WIDE:])
-    with mmaccel.attach(target, mmaccel.LosslessUnmask(3), seed=[4, 5, 6]) as handle:
-        for sides in SIDES:
-            inputs = padded(PADDED, sides)
-            out = target.generate(**inputs, **DRAWN)
-            assert out[:, : WIDE + 7].equal(inputs["input_ids"])
-            assert out[:, WIDE + 7 :].equal(whole[:, WIDE:])
-        assert len({stats.passes for stats in handle.history}) == 1
 
 
 @pytest.mark.parametrize(
@@ -355,20 +336,3 @@ def test_interrupts_bring_the_canvas_and_calls_do_not_nest() -> None:
             model.generate(IDS, max_new_tokens=2)
         model.left = LENGTH
         assert model.generate(torch.tensor([[5]]), max_new_tokens=2).shape == (1, 3)
-
-
-def test_a_self_check_keeps_no_gradients() -> None:
-    class Unchecked(WrappedDenoiser):
-        def __init__(self, inner: Any) -> None:
-            super().__init__(inner)
-            self.is_self_checked = False
-            self.had: list[bool] = []
-
-        def forward(self, entries: Any) -> Tensor:
-            self.had.append(torch.is_grad_enabled())
-            return super().forward(entries)
-
-    denoiser: Any = Unchecked(TARGETS["masked-lm"]())
-    with mmaccel.attach(denoiser, mmaccel.Stepwise(cache="block")):
-        assert denoiser.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 5)
-        assert denoiser.had[:3] == [False] * 3 and torch.is_grad_enabled()

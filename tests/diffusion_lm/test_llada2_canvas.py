@@ -96,16 +96,6 @@ def test_policies_and_caches_make_the_same_tokens() -> None:
         assert positions[1] < positions[0] / 2 and bool((made[0] != MASK).all())
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
-    pipe = build_pipe("refused")
-    policy = AboveThreshold()
-    with mmaccel.attach(pipe, policy, seed=[5, 6, 7], strict=True):
-        whole = pipe(**OPTIONS, prompt=RAGGED).sequences
-    for row, text in enumerate(RAGGED):
-        with mmaccel.attach(pipe, policy, seed=[5 + row], strict=True):
-            assert torch.equal(pipe(**OPTIONS, prompt=text).sequences[0], whole[row])
-
-
 def test_positions_of_a_blockwise_run_are_counted_by_hand() -> None:
     pipe = build_pipe("refused")
     with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True) as handle:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import mmaccel
-from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     BLOCK_MASKS,
@@ -147,49 +145,6 @@ def test_declarations_go_by_the_class() -> None:
             BlockMasks(**wrong)  # type: ignore[arg-type]
 
 
-class Recorder(nn.Module):
-    """Writes every token id as its key, and records its arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.config = SimpleNamespace(num_hidden_layers=1)
-        self.given: list[dict[str, Any]] = []
-        self.keys = torch.empty(0)
-
-    def forward(self, input_ids: Tensor, **options: Any) -> Any:
-        self.given.append(options)
-        states = input_ids[:, None, :, None].float()
-        self.keys, _ = options["past_key_values"].update(states, states, 0)
-        return SimpleNamespace(logits=input_ids[..., None].float())
-
-
-def test_entries_are_written_at_their_cache_indices_in_the_first_rows() -> None:
-    model = Recorder()
-    calls = open_passes(model)
-    calls.reserve(3, 6)
-    ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
-    indices = torch.tensor([[0, 4], [1, 0], [2, 3]])
-    reads = torch.ones(3, 1, 5, dtype=torch.bool)
-    calls.run_all(ids, ids, indices, reads)
-    assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 2], [4, 3, 0, 0, 0], [0, 0, 5, 6, 0]]
-    calls.run_all(ids[:1, :1] + 6, ids[:1, :1], indices[:1, 1:], reads[:1])
-    assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 7]]
-    assert model.given[1]["past_key_values"].get_seq_length() == 4
-
-
-def test_an_entry_that_reads_nothing_reads_itself() -> None:
-    model = Recorder()
-    calls = open_passes(model, "bool")
-    calls.reserve(1, 4)
-    reads = torch.tensor([[[False] * 4, [True, False, False, False]]])
-    calls.run_all(torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), reads)
-    assert model.given[0]["attention_mask"][0, 0].tolist() == [
-        [False, False, True, False],
-        [True, False, False, False],
-    ]
-
-
 def test_forms_of_a_mask() -> None:
     reads = torch.tensor([[[True, False]]])
     at = torch.zeros(1, 1, dtype=torch.int64)
@@ -206,17 +161,3 @@ def test_reads_of_blocks_and_causal_entries() -> None:
     assert blocks == [[0, 1, 1, 1, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
     causal = make_reads(visible, 2, 4, 2, "causal")[0].int().tolist()
     assert causal == [[0, 1, 1, 0], [0, 1, 1, 1]]
-
-
-def test_keys_of_another_width_and_models_without_layers_are_refused() -> None:
-    model = Recorder()
-    calls = open_passes(model)
-    calls.reserve(1, 4)
-    ids = torch.tensor([[5, 6]])
-    own = model.forward
-    model.forward = lambda input_ids, **options: own(input_ids[:, :1], **options)
-    with pytest.raises(ShapeError, match="expected keys of 1 rows"):
-        calls.run_all(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
-    model.config = SimpleNamespace()
-    with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
-        open_passes(model).reserve(1, 4)

@@ -81,22 +81,6 @@ def test_cached_keys_change_no_logits(block: int, temperature: float) -> None:
         assert torch.equal(made.tokens, expected.tokens) and same_logits(fresh, plain)
 
 
-@pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_over_cached_keys_change_no_tokens(temperature: float, guided: bool) -> None:
-    model, options = Recorded(), {"guided": guided, "others": ALIKE}
-    whole = run(Stepwise(), model, LENGTH, temperature, **options)
-    for drafts in (1, 4):
-        for layout, cache in (("rows", "none"), ("entries", "none"), ("entries", "block")):
-            policy = LosslessUnmask(drafts, layout=layout, cache=cache)
-            made = run(policy, model, LENGTH, temperature, **options)
-            assert torch.equal(made.tokens, whole.tokens), (drafts, layout, cache)
-    policy = LosslessUnmask(3, cache="block")
-    for row in range(len(PROMPTS)):
-        made = run(policy, model, LENGTH, temperature, row=row, **options)
-        assert torch.equal(made.tokens[0], whole.tokens[row])
-
-
 @pytest.mark.parametrize("plan", STALE, ids=[f"{plan.kind} {plan.refresh}" for plan in STALE])
 def test_stale_plans_use_their_stale_keys(plan: CachePlan) -> None:
     """In a block-causal model the keys before a block are never stale, and those after it are not

@@ -13,7 +13,7 @@ import torch
 
 import mmaccel
 from mmaccel import weight_folders
-from mmaccel.commands.doctor import check_model
+from mmaccel.commands.doctor import try_model
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import read_weights
 from tests.fixtures.tiny_lms import build_lm
@@ -38,7 +38,7 @@ def _lm(folder: Path) -> Callable[[], Any]:
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
     def load() -> None:
-        finding = check_model(str(folder))
+        finding = try_model(str(folder))
         if finding.state != "yes":
             raise UnsupportedModelError(finding.detail)
 

@@ -20,7 +20,7 @@ from tests.window.test_eagle import make_head
 import mmaccel
 from mmaccel import weight_folders
 from mmaccel.cli import main
-from mmaccel.commands.doctor import check_checkpoint
+from mmaccel.commands.doctor import try_checkpoint
 from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.exactness import bitwise_runs
 from tests.fixtures.checkpoints import SIZES
@@ -178,7 +178,7 @@ def opens(
         folder = tmp_path / "copy"
         if kind == "lm":
             build_lm("llama").save_pretrained(folder)
-            return folder, partial(check_checkpoint, folder, "lm")
+            return folder, partial(try_checkpoint, folder, "lm")
         family = kind.removeprefix("codec of ")
         if family in MEDIA:
             model, codec = media_folders(family)

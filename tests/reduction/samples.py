@@ -16,7 +16,7 @@ from mmaccel.reduction.visual_tokens.context import Text, VisualContext, make_co
 DEPTH = 8  # layers of the made-up tower
 HEADS = 2
 QUERIES = ("cls", "all", "last", "text")
-OFFERS = ("revival", "restart", "pixels")
+OFFERS = ("pixels",)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 import torch
 
+from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import REDUCERS, make
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.reduction.visual_tokens.context import NEEDS
 from mmaccel.reduction.visual_tokens.plan import find_broken_laws, reduce, restore, sum_slots
 from tests.reduction.methods import ALL, CASES
 from tests.reduction.samples import of_row
@@ -135,7 +135,9 @@ def test_a_method_looks_at_nothing_that_it_does_not_declare(name: str) -> None:
     if name != "FiCoCoV":  # takes one of each window where there is a grid
         assert torch.equal(plan.assign, method.plan(case.context()).assign)
     for need in method.needs:
-        with pytest.raises(UnsupportedModelError, match=f"expected .*{NEEDS[need]}.*received"):
+        with pytest.raises(
+            UnsupportedModelError, match=f"expected .*{GLOSSARY[need].meaning}.*received"
+        ):
             method.plan(case.context(has=method.needs - {need}))
 
 

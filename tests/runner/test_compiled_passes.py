@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, UnsupportedModelError
-from mmaccel.commands.doctor import check_devices
+from mmaccel.commands.doctor import list_devices
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError
 from mmaccel.pipelines.runner import compiled_passes, onednn
@@ -268,7 +268,7 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
     find_obstacle.cache_clear()
     try:
         assert "finds no C++ compiler" in find_obstacle()
-        found = next(finding for finding in check_devices() if finding.what == "compiler")
+        found = next(finding for finding in list_devices() if finding.what == "compiler")
         assert found.state == "no" and "finds no C++ compiler" in found.detail
     finally:
         find_obstacle.cache_clear()
@@ -290,7 +290,7 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
     find_obstacle.cache_clear()
     try:
-        found = next(finding for finding in check_devices() if finding.what == "compiler")
+        found = next(finding for finding in list_devices() if finding.what == "compiler")
         assert found.state == "no" and "torch cannot write its compile cache" in found.detail
         assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in found.detail
         assert "finds no" not in found.detail

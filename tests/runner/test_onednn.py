@@ -90,7 +90,7 @@ def test_a_way_that_gives_other_numbers_is_not_taken(
 def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    finding = next(each for each in doctor.check_devices() if each.what == "oneDNN")
+    finding = next(each for each in doctor.list_devices() if each.what == "oneDNN")
     assert finding.state == "no" and "oneDNN" in finding.detail
     window = CausalLMWindow(build_decoder("llama"), fused=True)
     window.choose_route()

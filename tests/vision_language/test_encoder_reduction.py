@@ -350,16 +350,6 @@ def test_later_layers_process_fewer_tokens(named: tuple[str, Any]) -> None:
     assert widths == [n + special for n in expected]
 
 
-def test_the_order_of_rows_does_not_matter() -> None:
-    model = shared("llava_next")
-    inputs = draw_prompts("llava_next", model, (1, 1, 1))
-    made, _ = answer(model, ToMe(keep=0.4), inputs, seed=[7, 8, 9])
-    order = torch.tensor([2, 0, 1])
-    swapped = {k: v[order] for k, v in inputs.items()}
-    again, _ = answer(model, ToMe(keep=0.4), swapped, seed=[9, 7, 8])
-    assert torch.equal(made[order][:, -N_NEW:], again[:, -N_NEW:])
-
-
 def test_the_seed_decides() -> None:
     model = shared("llava")
     inputs = draw_prompts("llava", model)

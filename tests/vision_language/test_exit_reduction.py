@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmaccel
 from mmaccel import ILRe, RandomTokens, UniformTokens
 from tests.fixtures.tiny_vlms import IMAGE, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
@@ -64,28 +63,3 @@ def test_no_image_runs_plain() -> None:
     assert torch.equal(made, model.generate(**inputs, **GREEDY))
     assert stats.exactness == "bitwise" and stats.reference == ""
     assert stats.notes == ["visual_tokens: no image in the prompt, nothing to drop"]
-
-
-def test_a_cache_that_the_caller_sees_is_no_reduced_one() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model, (1,))
-    options: dict[str, Any] = GREEDY | {"return_dict_in_generate": True}
-    with pytest.warns(UserWarning, match="a cache that the caller sees"):
-        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=RandomTokens(keep=0.5)) as run:
-            model.generate(**inputs, **options)
-    assert run.stats.fallbacks
-
-
-def test_methods_by_name_and_by_dictionary() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model)
-    for given, method in (
-        ("divprune", mmaccel.DivPrune(keep=0.22)),
-        ({"name": "divprune", "keep": 0.5}, mmaccel.DivPrune(keep=0.5)),
-        (
-            ["divprune", {"name": "dart", "n_keep": 3}],
-            [mmaccel.DivPrune(keep=0.22), mmaccel.DART(n_keep=3)],
-        ),
-    ):
-        (made, stats), (wanted, other) = (answer(model, m, inputs) for m in (given, method))
-        assert torch.equal(made, wanted) and stats.reference == other.reference

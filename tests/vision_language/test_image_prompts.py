@@ -16,18 +16,6 @@ from tests.vision_language.runs import GREEDY, N_NEW, answer
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5), mmaccel.Speculative())
 
 
-@pytest.mark.parametrize("per_row", [(2, 0, 1), (1,), (0, 3)], ids=str)
-def test_greedy_tokens_are_those_of_generate(named: tuple[str, Any], per_row: tuple[int, ...]):
-    name, model = named
-    inputs = draw_prompts(name, model, per_row)
-    own = model.generate(**inputs, **GREEDY)
-    for policy in POLICIES:
-        made, stats = answer(model, None, inputs, policy)
-        assert torch.equal(made, own), policy
-        # in a window of one the prompt's pass is the first one
-        assert stats.fallbacks == [] and stats.prefill_passes == (policy.window != 1)
-
-
 @pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_videos(name: str) -> None:
     if name == "llava_onevision" and not encodes_first():

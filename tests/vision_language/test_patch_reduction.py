@@ -412,17 +412,6 @@ def test_it_composes_with_methods_behind_it() -> None:
     assert "after layer 2" in answer(model, [FastV(keep=0.5), SCREEN], inputs)[1].reference
 
 
-def test_calls_that_are_not_served_have_whole_images() -> None:
-    for name in ("llava", "qwen3_vl", "internvl"):
-        model = shared(name)
-        inputs = draw_screen(name, model)
-        own = model.generate(**inputs, **GREEDY, num_beams=2)
-        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=SCREEN):
-            with pytest.warns(UserWarning, match="without the policy: beam search"):
-                made = model.generate(**inputs, **GREEDY, num_beams=2)
-        assert torch.equal(made, own)
-
-
 def test_features_of_which_the_tower_hides_a_part_stay() -> None:
     model = shared("idefics3")
     inputs = draw_prompts("idefics3", model, (1,))

@@ -28,7 +28,7 @@ def plan_of_maps(maps: Tensor, ids: Tensor, real: Tensor, method: ILRe, layer: i
     text = ((ids != IMAGE) & real).nonzero()[:, 0]
     mass = maps[:, text][:, :, visual].sum((0, 1))
     context = make_context(
-        torch.zeros(1, len(visual), 1), layer=layer, depth=3, offers=("restart",),
+        torch.zeros(1, len(visual), 1), layer=layer, depth=3,
         attention=lambda at, queries, per_head: mass[None], queries=("text",),
     )  # fmt: skip
     return method.plan(context)

@@ -52,10 +52,14 @@ class Answers:
 
     model: str
     methods: str = option("", _HELP_REDUCERS)
-    questions: int = option(100, "of each kind, at most")
+    questions: int = option(100, "of each kind, at most", min=1, max=MAX_MEASURED)
     data: Annotated[Path | None, typer.Option(help="questions, an object a line", **_PATH)] = None
-    batch_size: int = option(16, "questions answered together", names=("--batch",))
-    max_new_tokens: int | None = option(None, "of an answer; by default as the questions want it")
+    batch_size: int = option(
+        16, "questions answered together", names=("--batch",), min=1, max=MAX_BATCH
+    )
+    max_new_tokens: int | None = option(
+        None, "of an answer; by default as the questions want it", min=1, max=MAX_MEASURED
+    )
     json_file: Annotated[Path | None, typer.Option("--json", help=_HELP_JSON, **_PATH)] = None
     plot: Annotated[
         Path | None, typer.Option(help="draw accuracy against what is saved (PNG)", **_PATH)
@@ -75,10 +79,6 @@ class Answers:
         from mmaccel.commands.files import check_file
         from mmaccel.evaluation.measure import check_plots
 
-        shared.check_count("questions", self.questions, MAX_MEASURED)
-        shared.check_count("batch", self.batch_size, MAX_BATCH)
-        if self.max_new_tokens is not None:
-            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
         check_file("--json", self.json_file)
         check_file("--plot", self.plot)
         if self.plot is not None:
@@ -284,10 +284,12 @@ class Cache(Answers):
     model: Annotated[str, typer.Argument(help=_HELP_TEXT)] = "recall"
     methods: str = option("", _HELP_METHODS)
     budgets: str = option("0.5,0.25,0.1", _HELP_BUDGETS)
-    questions: int = option(40, "of each task, at most")
+    questions: int = option(40, "of each task, at most", min=1, max=MAX_MEASURED)
     length: int = option(2048, "tokens of a document of recall")
     suite: Suite | None = option(None, _HELP_SUITE)  # type: ignore[misc]
-    batch_size: int = option(8, "questions answered together", names=("--batch",))
+    batch_size: int = option(
+        8, "questions answered together", names=("--batch",), min=1, max=MAX_BATCH
+    )
     threads: shared.Threads = None
     revision: str | None = option(None, "of a download")
 

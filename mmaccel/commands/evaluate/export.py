@@ -11,7 +11,7 @@ import typer
 
 from mmaccel.checks import check_choice
 from mmaccel.commands.flags import as_command
-from mmaccel.commands.options import check_count, parse_path
+from mmaccel.commands.options import parse_path
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES
@@ -29,7 +29,7 @@ class Export:
     suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")]
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)]
     out: Annotated[Path, typer.Option(help="folder to create", parser=parse_path, metavar="PATH")]
-    per_prompt: int | None = option(None, _HELP_COUNT)
+    per_prompt: int | None = option(None, _HELP_COUNT, min=1, max=MAX_IMAGES)
     partial: Annotated[
         bool, typer.Option("--partial", help="leave out prompts without enough images")
     ] = False
@@ -56,7 +56,6 @@ class Export:
         wanted = read_prompts(suite, self.prompts)
         layout = SUITES[suite]
         each = layout.per_prompt if self.per_prompt is None else self.per_prompt
-        check_count("per-prompt", each, MAX_IMAGES)
         if layout.allowed:
             check_choice("--per-prompt", each, layout.allowed, hint="leave it out")
         items = list_items(self.folder, layout.kinds)

@@ -60,7 +60,9 @@ class TextFlags:
         int,
         typer.Option(help="of the first row; the next has the next", callback=shared.read_seed),
     ] = 0
-    max_new_tokens: int | None = option(None, f"of a text at most; by default {_NEW_TOKENS}")
+    max_new_tokens: int | None = option(
+        None, f"of a text at most; by default {_NEW_TOKENS}", min=1, max=MAX_MEASURED
+    )
     decoder: shared.Decoder = None
     sampling: SamplingOptions
     sides: SizeFlags
@@ -73,8 +75,6 @@ class TextFlags:
         Raises:
             OptionError: a number outside its domain, a file without prompts, or an unknown policy.
         """
-        if self.max_new_tokens is not None:
-            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
         self.read_prompts()
         self.method.read()
 
@@ -138,8 +138,8 @@ class Exactness(TextFlags):
 
     generate: str | None = option(None, _HELP_GENERATE)
     reference: str | None = option(None, _HELP_REFERENCE)
-    count: int | None = option(None, _HELP_COUNT)
-    batch_size: int = option(8, "rows generated together")
+    count: int | None = option(None, _HELP_COUNT, min=1, max=MAX_MEASURED)
+    batch_size: int = option(8, "rows generated together", min=1, max=MAX_BATCH)
     samples: int = option(50_000, "sequences of the toy, or of --generate; 0: no G-test")
     features: str | None = option(None, _HELP_FEATURES)
     json_file: shared.JsonFile = None
@@ -150,9 +150,6 @@ class Exactness(TextFlags):
         from mmaccel.commands.files import check_file, new_report
         from mmaccel.loading import place
 
-        if self.count is not None:
-            shared.check_count("count", self.count, MAX_MEASURED)
-        shared.check_count("batch-size", self.batch_size, MAX_BATCH)
         least = 1000 if self.samples or self.generate else 0
         check_int("--samples", self.samples, least, MAX_SAMPLES, hint="fewer have no power")
         check_file("--json", self.json_file)
@@ -173,13 +170,13 @@ class Exactness(TextFlags):
             broken=[],
         )
         if self.generate is None:
-            self.check_policies(report, load)
+            self.report_policies(report, load)
         else:
-            self.check_loop(report, load, self.generate)
+            self.report_loop(report, load, self.generate)
         if report["broken"]:
             raise typer.Exit(_BROKEN)
 
-    def check_loop(self, report: dict[str, Any], load: LoadOptions, name: str) -> None:
+    def report_loop(self, report: dict[str, Any], load: LoadOptions, name: str) -> None:
         """Report on a caller's loop."""
         from mmaccel.evaluation.exactness.own_loop import compare_loops, draw_by, draw_plain
         from mmaccel.evaluation.quality.features import load_callable
@@ -220,7 +217,7 @@ class Exactness(TextFlags):
         is_greedy = params.temperature == 0 and self.sampling.temperature is None
         return replace(params, temperature=1.0) if is_greedy else params
 
-    def check_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
+    def report_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
         """Report on policies of this library."""
         from mmaccel.evaluation.exactness.report import Plan, check_all
         from mmaccel.evaluation.quality.features import open_extractor
@@ -305,8 +302,8 @@ class Speed(TextFlags):
     writes speed.md, speed.json, speed.jsonl and plots."""
 
     batch_sizes: str = option("1,2,4,8", "with commas")
-    runs: int = option(20, "of each side at each size; at least 20")
-    warm_up: int = option(2, "further runs, not measured")
+    runs: int = option(20, "of each side at each size; at least 20", max=MAX_RUNS)
+    warm_up: int = option(2, "further runs, not measured", min=1, max=MAX_RUNS)
     baseline: list[str] | None = option(None, _HELP_BASELINE)
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
@@ -326,8 +323,7 @@ class Speed(TextFlags):
         from mmaccel.evaluation.speed import LEAST_RUNS
         from mmaccel.evaluation.transformers_baseline import BASELINES
 
-        check_int("--runs", self.runs, LEAST_RUNS, MAX_RUNS, hint="p90 needs as many")
-        check_int("--warm-up", self.warm_up, 1, MAX_RUNS, hint="the first run is slower")
+        check_int("--runs", self.runs, LEAST_RUNS, hint="p90 needs as many")
         sizes = shared.split_values("--batch-sizes", self.batch_sizes)
         found = [read_text("--batch-sizes", text, int) for text in sizes or [""]]
         for size in found:

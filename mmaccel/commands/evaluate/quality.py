@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmaccel.commands.flags import as_command
-from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
+from mmaccel.commands.options import JsonFile, parse_path, read_seed
 from mmaccel.commands.terminal import print_rows, say
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH
@@ -54,7 +54,6 @@ class Compared:
 
         kind: reports.Kind = getattr(reports, self.kind)
         size = self.batch_size
-        check_count("batch-size", size, MAX_BATCH)
         check_file("--json", self.json_file)
         check_file("--items", self.items_file)
         items = list_items(self.folder, kind.suffixes)
@@ -143,7 +142,9 @@ class Pictures(Compared):
     weights: Path | None = option(None, "of inception")  # type: ignore[misc]
     clip: str | None = option(None, "module:function; images and texts to two embeddings")  # type: ignore[misc]
     count: int | None = option(None, "images of --against scenes; by default as many")  # type: ignore[misc]
-    batch_size: int = option(64, "images extracted together")  # type: ignore[misc]
+    batch_size: int = option(  # type: ignore[misc]
+        64, "images extracted together", min=1, max=MAX_BATCH
+    )
     items_file: ItemsFile = None  # type: ignore[misc]
     kind: ClassVar[str] = "PICTURES"
 
@@ -157,7 +158,9 @@ class Clips(Compared):
     against: str | None = option(None, "a folder, or moving-scenes: drawn clips no training saw")
     features: str = option("moving-scenes", "moving-scenes or module:function")
     count: int | None = option(None, "clips of --against moving-scenes; by default as many")  # type: ignore[misc]
-    batch_size: int = option(16, "clips extracted together")  # type: ignore[misc]
+    batch_size: int = option(  # type: ignore[misc]
+        16, "clips extracted together", min=1, max=MAX_BATCH
+    )
     items_file: ItemsFile = None  # type: ignore[misc]
     kind: ClassVar[str] = "CLIPS"
 

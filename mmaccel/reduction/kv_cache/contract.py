@@ -105,8 +105,8 @@ class CachedLayer:
         return mass
 
 
-OTHER_READS = ("trees", "step blocks", "prompt blocks", "draft canvas", "draft passes")
-"""Words of passes that read more than whole prompts and the newest chain."""
+OTHER_READS = ("trees", "step blocks", "draft canvas", "draft passes")
+"""Words of passes behind a prompt that read more than the newest chain."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,9 @@ class LayerSizes:
     depth: int
     heads: int
     channels: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} layers of {self.heads} key heads over {self.channels} channels"
 
 
 @dataclass(frozen=True)
@@ -308,9 +311,10 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         raise NotImplementedError
 
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """Why a model with layers of these sizes cannot be served; empty where it can."""
-        return ""
+    @property
+    def sizes(self) -> LayerSizes | None:
+        """Of the model that `rate` was trained for; None where it takes states of any."""
+        return None
 
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within

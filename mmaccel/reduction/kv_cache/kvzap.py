@@ -27,7 +27,7 @@ from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, LayerSizes
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
-from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, describe, open_scorer
+from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, open_scorer
 
 _TINY = 1e-30
 
@@ -78,17 +78,10 @@ class KVzap(ThresholdMethod):
         """Whether there is a scorer."""
         return self.scorer is not None
 
-    def find_misfit(self, sizes: LayerSizes) -> str:
-        """A scorer of another model."""
-        if self.scorer is None:
-            return ""
-        own = self._opened.sizes
-        if own == sizes:
-            return ""
-        return (
-            f"it has {describe(sizes)}, and the scorer {self.scorer!r} is for {describe(own)}; "
-            "give the scorer of this model"
-        )
+    @property
+    def sizes(self) -> LayerSizes | None:
+        """Of the scorer's model."""
+        return None if self.scorer is None else self._opened.sizes
 
     def rate(self, index: int, hidden: Tensor) -> Tensor:
         """The scorer's logarithms `[R, H, W]`."""

@@ -97,8 +97,3 @@ def _read(file: Path, _time: int, _size: int) -> Scorer:
         names = [f"layers.{layer}.{name}" for name in form]
         maps.append([(tensors[f"{name}weight"], tensors[f"{name}bias"]) for name in names])
     return Scorer(maps)
-
-
-def describe(sizes: LayerSizes) -> str:
-    """Sizes of layers in words."""
-    return f"{sizes.depth} layers of {sizes.heads} key heads over {sizes.channels} channels"

@@ -17,25 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.capabilities import Capable, Option, Words, explain, refuse
 
 Queries = Literal["cls", "all", "last", "text"]
-
-# What methods can need -> what it is, for messages.
-NEEDS = {
-    "pixels": "the image's pixels, before the encoder",
-    "keys": "the keys of a layer",
-    "cls_attention": "the attention of an encoder's class token",
-    "all_attention": "the attention of all visual tokens",
-    "last_attention": "the attention of the prompt's last token",
-    "text_attention": "the attention of the text tokens",
-    "text": "the states of the text tokens",
-    "grid": "the row and column of each token",
-    "tiles": "an image in tiles with an overview",
-    "frames": "a video in frames",
-    "revival": "the states of tokens dropped at earlier steps",
-    "restart": "a second prefill from the first layer with the recalled tokens",
-}
 
 
 class Text(NamedTuple):
@@ -51,7 +35,7 @@ Attention = Callable[[int, Queries, bool], Tensor]  # layer, queries, per_head -
 
 
 @dataclass(frozen=True, eq=False)
-class VisualContext:
+class VisualContext(Capable):
     """The visual tokens of some rows at one stage of a model. Make one with `make_context`.
 
     Args:
@@ -68,7 +52,7 @@ class VisualContext:
         layer: the layer that receives what is left; the one before it has seen all of x. None at
             the exit of the encoder.
         depth: how many layers the stage's tower has.
-        has: which of `NEEDS` there are.
+        has: which words of `mmaccel.capabilities` there are.
     """
 
     x: Tensor
@@ -87,6 +71,13 @@ class VisualContext:
     _attention: Attention | None = None
     _text: Callable[[], Text] | None = None
 
+    slot = "model"
+
+    @property
+    def offers(self) -> Words:
+        """See `mmaccel.capabilities.Capable`."""
+        return self.has | {"visual tokens"}
+
     @property
     def counts(self) -> Tensor:
         """`[B]` int64, how many tokens each row has."""
@@ -98,7 +89,7 @@ class VisualContext:
         Returns:
             `[B, N, H, D]`.
         """
-        self.require("keys")
+        self._ask("keys")
         assert self._keys is not None
         return self._keys(layer)
 
@@ -115,24 +106,19 @@ class VisualContext:
         Returns:
             `[B, N]` float32, or `[B, H, N]`.
         """
-        self.require(f"{queries}_attention")
+        self._ask(f"{queries}_attention")
         assert self._attention is not None
         return self._attention(layer, queries, per_head)
 
     def text(self) -> Text:
         """The text tokens: states `[B, T, C]`, mask `[B, T]`, keys `[B, T, H, D]` or None."""
-        self.require("text")
+        self._ask("text")
         assert self._text is not None
         return self._text()
 
-    def require(self, *needs: str) -> None:
-        """Raise UnsupportedModelError unless the context has all of `needs`."""
-        missing = [NEEDS[name] for name in needs if name not in self.has]
-        if missing:
-            raise UnsupportedModelError(
-                f"visual tokens: expected {' and '.join(missing)}, received a model or input "
-                "without; choose a method that does not need it"
-            )
+    def _ask(self, word: str) -> None:
+        """Refuse what a method asks for without a word of it in its `needs`."""
+        refuse(explain(Option("context", frozenset({word})), self))
 
 
 def make_context(
@@ -165,7 +151,7 @@ def make_context(
         attention: layer, queries, per_head -> `[B, N]` or `[B, H, N]`.
         queries: which queries `attention` knows.
         text: -> `Text`.
-        offers: what else the caller can do: "revival", "restart".
+        offers: ("pixels",) where x are pixels.
     """
     valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
     whole = torch.zeros_like(valid, dtype=torch.int64)

@@ -17,17 +17,18 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from mmaccel.capabilities import Exclusions
+from mmaccel.capabilities import Capable, Exclusions, Words, explain, refuse
+from mmaccel.catalog import read_reducer
 from mmaccel.checks import (
     check_answer,
     check_int,
     check_length,
     within,
 )
-from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.policies import Method, check_method
 from mmaccel.reduction.visual_tokens import budgets
-from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
+from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan, check_plan, keep_tokens
 from mmaccel.reduction.visual_tokens.selection import top
 from mmaccel.results import Exactness
@@ -53,7 +54,7 @@ class TokenReducer(Method):
         stage: where the method works.
         needs_budget: False: a rule of the method says how many tokens stay, and a budget is the
             most that do.
-        revives: tokens dropped earlier are scored again at every step, with `offers="revival"`.
+        revives: tokens dropped earlier are scored again at every step.
         restarts: the model runs from its first layer with the tokens that the plan keeps.
 
     Raises:
@@ -89,9 +90,9 @@ class TokenReducer(Method):
         return type(self).__name__
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What the context must have, out of `context.NEEDS`."""
-        return frozenset()
+    def parts(self) -> tuple[Any, ...]:
+        """See `mmaccel.capabilities.Capable`: its stage, whatever a child needs."""
+        return (Leaving(self),)
 
     @property
     def excludes(self) -> Exclusions:
@@ -127,36 +128,6 @@ class TokenReducer(Method):
             check_int(f"{self.name}: layer", last, 1, depth - 1, hint=ASCENDING)
         return layers
 
-    def check(self, has: frozenset[str], model: str = "this model") -> None:
-        """Raise UnsupportedModelError unless a model has what the method needs.
-
-        Args:
-            has: out of `context.NEEDS`.
-            model: its name, for the message.
-        """
-        missing = sorted(self.needs - has)
-        if missing:
-            raise UnsupportedModelError(
-                f"{self.name}: expected {' and '.join(NEEDS[need] for need in missing)}, received "
-                f"{model} without; {self._find_remedy(has)}"
-            )
-
-    def _find_remedy(self, has: frozenset[str]) -> str:
-        other = self.variant
-        if other is None or other.needs - has:
-            return self.remedy
-        return f"{other!r} works with it; {self.remedy}"
-
-    @property
-    def variant(self) -> TokenReducer | None:
-        """The method with other fields, which needs something else; None where there is none."""
-        return None
-
-    @property
-    def remedy(self) -> str:
-        """What to do where a model lacks what the method needs."""
-        return "DivPrune needs nothing but the visual tokens"
-
     def budget(self, context: VisualContext) -> Tensor:
         """How many tokens of each row stay, `[B]` int64."""
         if self.keep is None and self.n_keep is None:
@@ -191,7 +162,7 @@ class TokenReducer(Method):
 
         Cost: four host synchronisations, and the method's own.
         """
-        self.check(context.has)
+        refuse(explain(self, context))
         budget = self.budget(context)
         check_answer(f"{self.name}.budget", budget, context.counts.shape, "int64")
         is_whole = self.needs_budget and bool((budget >= context.counts).all())
@@ -208,6 +179,18 @@ class TokenReducer(Method):
         except ShapeError as error:
             raise ShapeError(f"{self.name}.select: {error}") from error
         return plan
+
+
+@dataclass(frozen=True)
+class Leaving(Capable):
+    """That visual tokens leave at the stage of a method."""
+
+    method: TokenReducer
+    slot = "visual_tokens"
+    needs: ClassVar[Words] = frozenset({"visual tokens"})
+
+    def __repr__(self) -> str:
+        return repr(self.method)
 
 
 def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
@@ -228,25 +211,30 @@ def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
 UseReducers = (
     TokenReducer | str | Mapping[str, Any] | Sequence[TokenReducer | str | Mapping[str, Any]] | None
 )
-"""What `mmaccel.catalog.read_reducers` takes; None for none."""
+"""What `read_reducers` takes."""
 
 
-def check_reducers(value: Any) -> tuple[TokenReducer, ...]:
+def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
     """The methods of `visual_tokens=`, in the order in which an image meets their stages.
 
     Args:
-        value: a method, or a list with at most one method a stage.
+        given: a method; a short name, such as "dart", which keeps `mmaccel.catalog.KEEP`; a
+            dictionary of a name and fields, such as `{"name": "dart", "keep": 0.3}`; a list with at
+            most one of these a stage; None for none.
 
     Raises:
-        OptionError: anything else.
+        OptionError: unknown name, a dictionary without one, a bad field, no method, or two of a
+            stage. What is done before the encoder and in it is one stage here.
     """
-    if isinstance(value, Sequence):
-        check_length("visual_tokens", value)
-    methods = tuple(value) if isinstance(value, Sequence) else (value,)
+    if given is None:
+        return ()
+    if isinstance(given, list | tuple):
+        check_length("visual_tokens", given)
+    methods = [read_reducer(one) for one in (given if isinstance(given, list | tuple) else [given])]
     for method in methods:
         check_method("visual_tokens", method, TokenReducer, "mmaccel.DART(keep=0.22)")
-    stages = [method.stage for method in methods]
-    if not methods or len(set(stages)) < len(stages):
+    places = ["encoder_layer" if m.stage == "pixels" else m.stage for m in methods]
+    if not methods or len(set(places)) < len(places):
         raise OptionError(
             f"visual_tokens: expected one method a stage, received {list(map(repr, methods))}; "
             "keep one of those that share a stage"

@@ -42,10 +42,6 @@ class EVS(TokenReducer):
     def needs(self) -> frozenset[str]:
         return frozenset({"frames", "grid"})
 
-    @property
-    def remedy(self) -> str:
-        return "DivPrune reduces single images"
-
     def budget(self, context: VisualContext) -> Tensor:
         """See `TokenReducer.budget`; never less than the first frame."""
         first = (context.valid & (context.group == 0)).sum(1)

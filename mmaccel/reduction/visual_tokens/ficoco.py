@@ -109,10 +109,6 @@ class FiCoCoV(_FiCoCo):
     stage: ClassVar[Stage] = "encoder_layer"
     queries: ClassVar[Queries] = "cls"
 
-    @property
-    def remedy(self) -> str:
-        return "ToMe merges in an encoder without a class token"
-
     def usual(self, depth: int) -> tuple[int, ...]:
         return tuple(range(max(1, (depth + 1) // 2), max(2, depth)))
 

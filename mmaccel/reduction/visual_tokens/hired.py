@@ -12,7 +12,7 @@ cannot hold goes to the others; the late ranking may be any other method's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -65,15 +65,6 @@ class HiRED(TokenReducer):
     def needs(self) -> frozenset[str]:
         others = self.scorer.needs if self.scorer is not None else frozenset()
         return frozenset({f"{self.queries}_attention", "grid", "tiles"}) | others
-
-    @property
-    def variant(self) -> TokenReducer | None:
-        """See `TokenReducer.variant`: encoders without a class token."""
-        return replace(self, queries="all") if self.queries == "cls" else None
-
-    @property
-    def remedy(self) -> str:
-        return "DivPrune needs no tiles"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the late layer, or the scorer's, `[B, N]`."""

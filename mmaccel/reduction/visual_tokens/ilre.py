@@ -44,11 +44,7 @@ class ILRe(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"text_attention", "restart"})
-
-    @property
-    def remedy(self) -> str:
-        return "FastV cuts at one layer and goes on from there"
+        return frozenset({"text_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""

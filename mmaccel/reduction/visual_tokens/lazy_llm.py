@@ -34,8 +34,4 @@ class LazyLLM(PyramidDrop):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"last_attention", "revival"})
-
-    @property
-    def remedy(self) -> str:
-        return "PyramidDrop drops by the same scores and revives nothing"
+        return frozenset({"last_attention"})

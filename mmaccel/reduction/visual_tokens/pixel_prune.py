@@ -49,10 +49,6 @@ class PixelPrune(TokenReducer):
     def needs(self) -> frozenset[str]:
         return frozenset({"pixels", "grid"})
 
-    @property
-    def remedy(self) -> str:
-        return "DivPrune works after the encoder"
-
     def score(self, context: VisualContext) -> Tensor:
         """The largest difference from the prediction, `[B, N]`; infinite where there is none."""
         return self._predict(context)[0]

@@ -42,10 +42,6 @@ class VidCom2(TokenReducer):
     def needs(self) -> frozenset[str]:
         return frozenset({"frames"})
 
-    @property
-    def remedy(self) -> str:
-        return "DivPrune reduces single images"
-
     def score(self, context: VisualContext) -> Tensor:
         """Unlikeness to both centres, `[B, N]`."""
         to_video, to_frame = _similarities(context)

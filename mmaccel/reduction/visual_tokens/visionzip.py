@@ -12,7 +12,7 @@ gives it to its language model. Attention is the mass received, not a map.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,15 +44,6 @@ class VisionZip(TokenReducer):
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({f"{self.queries}_attention", "keys"})
-
-    @property
-    def variant(self) -> TokenReducer | None:
-        """See `TokenReducer.variant`: encoders without a class token."""
-        return replace(self, queries="all") if self.queries == "cls" else None
-
-    @property
-    def remedy(self) -> str:
-        return "DivPrune needs no attention"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention received, `[B, N]`."""
