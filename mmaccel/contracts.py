@@ -333,9 +333,8 @@ class TokenModel(Model):
     next pass. Every row proceeds at its own pace. Logits of entry w score the token that follows
     it.
 
-    A pass may extend beyond the reserved positions, for example in a row that has ended while
-    others have not. What it writes there is never read, and the logits of those entries mean
-    nothing.
+    A pass may extend beyond the reserved positions, as in a row that has ended while others have
+    not. What it writes there is never read, and the logits of those entries mean nothing.
     """
 
     kind = "window"
@@ -382,11 +381,7 @@ class TokenModel(Model):
 
     @abstractmethod
     def forward(self, entries: Pass) -> Tensor:
-        """Run one pass.
-
-        Returns:
-            Logits `[R, Q, V]`, floating point, of the entries that are wanted.
-        """
+        """Run one pass; logits `[R, Q, V]`, floating point, of the entries that are wanted."""
 
     def prefill(self, entries: Pass) -> None:
         """Run one pass like `forward` whose logits are not needed, as over a prompt.
