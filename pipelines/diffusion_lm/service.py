@@ -23,11 +23,10 @@ from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
-from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.run_lock import alone
 
@@ -45,14 +44,14 @@ class DenoiserService(PolicyService):
     def open(self) -> None:
         self._denoiser = open_denoiser(self.target)
         self.target = unwrap(self.target)
-        cache = as_plan(getattr(self.policy, "cache", "none"))
-        if cache.keeps_blocks and not self._denoiser.is_self_checked:
-            check_denoiser(self._denoiser)
         self._model = getattr(self._denoiser, "model", self._denoiser)
         self.n_ids = self._denoiser.vocab_size
 
     def lack(self, word: str, part: Any = None) -> str:
-        return self._denoiser.lack(word, part)
+        lack = self._denoiser.lack(word, part)
+        if word == "finished blocks" and not lack and not self._denoiser.is_self_checked:
+            return find_fault(self._denoiser) or ""
+        return lack
 
     def methods(self) -> list[tuple[Any, Methods]]:
         has_own = callable(getattr(type(self.target), "diffusion_generate", None))

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.window.test_dflash import build_target, save_draft
-from tests.window.test_eagle import make_head
 
 import mmaccel
 from mmaccel import weight_folders
@@ -25,6 +23,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.exactness import bitwise_runs
 from tests.fixtures.checkpoints import SIZES
 from tests.fixtures.coarse import StateLanguage, strong_coarse
+from tests.fixtures.heads import build_target, make_head, save_draft
 from tests.fixtures.media import MEDIA, open_media
 from tests.fixtures.mtp import open_mtp_model, save_mtp
 from tests.fixtures.shared import image_folder, media_folders
