@@ -792,7 +792,7 @@ def test_copies_and_pickles_begin_unfused() -> None:
     window = CausalLMWindow(build_decoder("llama"), fused=True)
     expected = run_passes(window)
     for other in (copy.deepcopy(window), pickle.loads(pickle.dumps(window))):
-        assert all(map(torch.equal, run_passes(other), expected)) and other.route == "fused"
+        assert all(map(torch.equal, run_passes(other), expected)) and other.route.name == "fused"
         linear = other.model.model.layers[0].mlp.up_proj
         linear.weight.data.zero_()
         assert not torch.equal(run_passes(other)[0], expected[0])
