@@ -117,7 +117,7 @@ def main() -> None:
                     "ms": 1000 * row["seconds"]["median"],
                     "times": row["speed_up"],
                     "cache_bytes": sum(layer.nbytes for layer in window.cache_layers()),
-                    "route": window.route,
+                    "route": window.route.name,
                 }
             )
             print(rows[-1], flush=True)

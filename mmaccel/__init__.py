@@ -94,7 +94,7 @@ _PUBLIC = {
     "Handle": "mmaccel.handle",
     "TokenModel": "mmaccel.contracts",
     "VisualTokenizer": "mmaccel.contracts",
-    "Policy": "mmaccel.contracts",
+    "Policy": "mmaccel.policies",
     "Prompt": "mmaccel.contracts",
     "ContinuousBatching": "mmaccel.contracts",
     "PrefixTree": "mmaccel.samplers.prefix_tree",

@@ -1,7 +1,6 @@
 """The public names for type checkers, written by scripts/update_docs.py."""
 
 from mmaccel.contracts import ContinuousBatching
-from mmaccel.contracts import Policy
 from mmaccel.contracts import Prompt
 from mmaccel.contracts import TokenModel
 from mmaccel.contracts import VisualTokenizer
@@ -46,6 +45,7 @@ from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import SpeechChunk
 from mmaccel.pipelines.text_to_speech.types import Utterance
 from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
+from mmaccel.policies import Policy
 from mmaccel.reduction.kv_cache.bilevelkv import BiLevelKV
 from mmaccel.reduction.kv_cache.chelsea import Chelsea
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV

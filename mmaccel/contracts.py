@@ -16,7 +16,7 @@ soon as another has left it; here an iteration is a pass over a window or a canv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import (
@@ -26,7 +26,6 @@ from typing import (
     NamedTuple,
     Protocol,
     Self,
-    get_args,
     runtime_checkable,
 )
 
@@ -34,9 +33,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY, Capable
-from mmaccel.checks import Checked, check_int, show
-from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import BlockCounts, Exactness, Generation, OnStep, StepBytes
+from mmaccel.checks import check_int
+from mmaccel.errors import ShapeError
 
 LAYER_METHODS = frozenset(
     {
@@ -91,8 +89,8 @@ class Arrivals(NamedTuple):
 
     Attributes:
         prompt: n rows, with as many branches as the run's prompt and at most as many positions T.
-            Where the model has inputs of its own for each row (see `get_row_inputs` in
-            `mmaccel.samplers.window.scheduler`), they are those of these rows.
+            Where the model has inputs of its own for each row (see
+            `mmaccel.model_parts.SelectedRows`), they are those of these rows.
         noise: `Noise` of these rows.
     """
 
@@ -231,18 +229,75 @@ class PrefixGroups:
         return f"{self.n_rows} rows read {stored}"
 
 
+@dataclass(frozen=True)
+class Route:
+    """How the passes of a model's run were computed, for statistics.
+
+    Attributes:
+        name: the forward that ran.
+        reason: why not another one.
+        attention: why the model's own attention ran; empty where our kernel did, None where there
+            is nothing to choose.
+        activations: number format that activations are quantised to; empty for others.
+        same_bits: whether the logits of a token had the same bits whatever else was in the passes
+            of the run, in their number format.
+        shared_rounding: why the logits of a token depend on the others of its pass; empty where
+            they do not.
+    """
+
+    name: str = ""
+    reason: str = ""
+    attention: str | None = None
+    activations: str = ""
+    same_bits: bool = False
+    shared_rounding: str = ""
+
+
+@dataclass
+class RunSetup:
+    """How the next runs over a token model are carried out. Callers set it; a model that a field
+    is nothing for does not read it.
+
+    Attributes:
+        runner: a `StepRunner` that carries out the steps of samplers; None runs them eagerly.
+        recorder: a `StepRecorder` that receives what passes give out; None records nothing.
+        prefill_chunk_size: tokens of prompts that a step processes at most; None: whole prompts.
+            See `mmaccel.samplers.prompt_chunks`.
+        prefixes: rows whose prompts are the same: `prefill` processes the prefix of one row a
+            group, in one pass or in pieces, and all rows of the group read it. No row then goes
+            further behind its prompt than one with the longest prompt can. None: every row has
+            entries of its own.
+        prefix_reason: why there are none, where they were asked for; for statistics.
+        ragged: whether rows differ much in length (`Prompt.is_ragged`). A kernel on a GPU then
+            shares its work out by lengths; what it computes is the same.
+        spare: cache indices a row beside those of positions: a tree has more entries.
+        drafts: a `SelfDrafting`, by which the model drafts for itself; None: it does not.
+        fused, compile: whether the fused decoder may run, and compiled; see
+            `mmaccel.pipelines.runner.engine.Engine`.
+    """
+
+    runner: Any = None
+    recorder: Any = None
+    prefill_chunk_size: int | None = None
+    prefixes: PrefixGroups | None = None
+    prefix_reason: str = ""
+    ragged: bool = False
+    spare: int = 0
+    drafts: Any = None
+    fused: Any = False
+    compile: Any = False
+
+
 class Model(Capable, ABC):
     """What models of both loops have in common. A child says what its runs may do by `offers`, and
-    by `lack` where that depends on more than its class.
+    by `lack` where that depends on more than its class; for what is optional it inherits the
+    mix-ins of `mmaccel.model_parts`.
 
     Attributes:
         kind: what decodes it, "window" or "canvas".
         vocab_size: V.
-        max_positions: the most positions of a row; None where there is no limit.
+        max_positions: the most positions of a row, prompt included; None where there is no limit.
         model: the module that computes; None where there is none.
-        n_evicted: cached entries of prompts that methods evicted in the run, and entries that there
-            were, over all rows of a layer.
-        block_counts: what sparse attention leaves out in the run; None where nothing counts it.
     """
 
     slot = "model"
@@ -250,8 +305,6 @@ class Model(Capable, ABC):
     vocab_size: int
     max_positions: int | None = None
     model: Any = None
-    n_evicted: tuple[int, int] = (0, 0)
-    block_counts: BlockCounts | None = None
 
     @property
     @abstractmethod
@@ -259,18 +312,9 @@ class Model(Capable, ABC):
         """The device of tokens and logits."""
 
     @property
-    def packed_bytes(self) -> tuple[int, int]:
-        """Bytes of the run's keys and values where methods hold some in fewer bits, and what they
-        would be otherwise; zeros where none do.
-        """
-        return 0, 0
-
-    @property
-    def step_bytes(self) -> StepBytes | None:
-        """What a step of the run reads at its end; None where nothing counts it, and before the
-        first pass.
-        """
-        return None
+    def route(self) -> Route:
+        """Of the run."""
+        return Route()
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
@@ -279,33 +323,6 @@ class Model(Capable, ABC):
         Raises:
             OptionError: the model cannot take so many.
         """
-
-    @property
-    def activation_format(self) -> str:
-        """Number format that its activations are quantised to; empty for others."""
-        return ""
-
-    @property
-    def same_bits(self) -> bool:
-        """Whether the logits of a token had the same bits whatever else was in the passes of this
-        run, in their number format.
-        """
-        return False
-
-    def use_fused(self, fused: Any, compile: Any) -> None:
-        """Set whether the next runs may take a fused decoder, and whether that is compiled; see
-        `mmaccel.pipelines.runner.engine.Engine`.
-        """
-
-    def use_methods(self, methods: Any, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced.
-
-        Args:
-            methods: how (`LayerMethods` of `mmaccel.pipelines.layers.methods`), as
-                `mmaccel.capabilities.explain` lets pass.
-            branches: G, guidance branches of the rows.
-        """
-        raise NotImplementedError
 
 
 class TokenModel(Model):
@@ -316,56 +333,30 @@ class TokenModel(Model):
     next pass. Every row proceeds at its own pace. Logits of entry w score the token that follows
     it.
 
-    A pass may extend beyond the reserved positions, for example in a row that has ended while
-    others have not. What it writes there is never read, and the logits of those entries mean
-    nothing.
-
-    Attributes:
-        runner: a `StepRunner` that carries out the steps of samplers over this model; None runs
-            them eagerly.
-        recorder: a `StepRecorder` that receives what passes give out; None records nothing.
-        takes_runner: whether its passes may be captured: its buffers outlive a run.
-        prefill_chunk_size: tokens of prompts that a step of the next runs processes at most; None:
-            whole prompts. See `mmaccel.samplers.prompt_chunks`.
-        route, route_reason: which forward the run takes, and why not another; for statistics.
-        attention_reason: why the model's own attention runs; empty where our kernel does, None
-            where there is nothing to choose.
-        prefixes, prefix_reason: see `use_prefixes`.
-        codes: `[V, D]`, the vector of each token in the latent space of an image tokenizer or an
-            audio codec, NaN for a token that is none of its codes; None where no token is one.
-        ragged: see `use_ragged`.
+    A pass may extend beyond the reserved positions, as in a row that has ended while others have
+    not. What it writes there is never read, and the logits of those entries mean nothing.
     """
 
     kind = "window"
-    offers = frozenset(GLOSSARY) - OF_LAYERS
-    runner: Any = None
-    recorder: Any = None
-    takes_runner: bool = False
-    prefill_chunk_size: int | None = None
-    route: str = ""
-    route_reason: str = ""
-    attention_reason: str | None = None
-    prefixes: PrefixGroups | None = None
-    prefix_reason: str = ""
-    codes: Tensor | None = None
-    ragged: bool = False
+    offers = frozenset(GLOSSARY) - OF_LAYERS - {"captured steps"}
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `Capable.lack`."""
-        if word == "captured steps" and not self.takes_runner:
-            return "it takes no step runner"
         if word in self.offers:
             return ""
+        if word == "captured steps":
+            return "it takes no step runner"
         return "its layers do not cache and attend by functions of mmaccel"
+
+    @cached_property
+    def setup(self) -> RunSetup:
+        """Of the next runs."""
+        return RunSetup()
 
     @property
     def n_inputs(self) -> int:
         """Ids that passes may hold: those of the vocabulary, and maybe others, such as masks."""
         return self.vocab_size
-
-    def embeddings(self) -> Tensor | None:
-        """`[V, D]`, the vectors by which it reads its tokens; None where tokens have none."""
-        return None
 
     @property
     def is_text(self) -> bool:
@@ -379,18 +370,18 @@ class TokenModel(Model):
         """
         return False
 
-    @property
-    def shared_rounding(self) -> str:
-        """Why the logits of a token depend on the others of its pass; empty where they do not."""
-        return ""
+    def vectors(self, kind: str) -> Tensor | None:
+        """Vectors of its tokens, `[V, D]`; None where tokens have none.
+
+        Args:
+            kind: "embeddings", by which it reads them, or "codes": in the latent space of an image
+                tokenizer or an audio codec, NaN for a token that is none of its codes.
+        """
+        return None
 
     @abstractmethod
     def forward(self, entries: Pass) -> Tensor:
-        """Run one pass.
-
-        Returns:
-            Logits `[R, Q, V]`, floating point, of the entries that are wanted.
-        """
+        """Run one pass; logits `[R, Q, V]`, floating point, of the entries that are wanted."""
 
     def prefill(self, entries: Pass) -> None:
         """Run one pass like `forward` whose logits are not needed, as over a prompt.
@@ -406,89 +397,6 @@ class TokenModel(Model):
             How many tokens it processed; None for a model whose prompt `prefill` processes.
         """
         return None
-
-    def use_prefixes(self, prefixes: PrefixGroups | None, reason: str = "") -> None:
-        """From the next `reserve` on, `prefill` processes the prefix of one row a group, in one
-        pass or in pieces, and all rows of the group read it; where there is no obstacle. No row
-        then goes further behind its prompt than one with the longest prompt can.
-
-        Args:
-            prefixes: the groups; None: every row has entries of its own.
-            reason: why there are none, where they were asked for; for statistics.
-        """
-        self.prefixes = prefixes
-        self.prefix_reason = reason
-
-    @property
-    def entries_key(self) -> Hashable:
-        """What cached entries depend on beside the tokens."""
-        raise NotImplementedError
-
-    def copy_entries(self, row: int, first: int, last: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """Copies of every layer's keys and values `[H, n, D]`, of a row's entries from one cache
-        index on, before another.
-        """
-        raise NotImplementedError
-
-    def write_entries(
-        self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
-    ) -> None:
-        """Let a row begin with every layer's keys and values `[H, n, D]`, or with nothing.
-
-        Args:
-            row: its number.
-            entries: empty for nothing.
-            key: rows that were given entries by the same key read them together, as far as
-                rows may; None: the row writes a copy to its own cache.
-        """
-        raise NotImplementedError
-
-    def use_ragged(self, ragged: bool) -> None:
-        """Say whether the rows of the next run differ much in length (`Prompt.is_ragged`). A kernel
-        on a GPU then shares its work out by lengths; what it computes is the same.
-        """
-        self.ragged = ragged
-
-    def use_drafting(self, drafts: Any) -> None:
-        """From the next `reserve` on, `forward_draft` attends as a source says; None: no longer."""
-        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
-
-    def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """As `forward`, logits `[R, 1, V]`, attending to part of the cache; the next `forward`
-        writes anew what it has written.
-
-        Args:
-            entries: one a row.
-            index: drafts of the window before it.
-        """
-        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
-
-    def forward_canvas(self, entries: Pass) -> Tensor:
-        """As `forward`, logits `[R, W, V]` of entries that see each other and all that was cached
-        before them; the next `forward` writes anew what it has written.
-        """
-        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
-
-    def prompt_width(self, width: int) -> int:
-        """The width at which a prompt of `width` tokens is processed, at least `width`."""
-        return width
-
-    def make_room(self, spare: int) -> None:
-        """From the next `reserve` on, there are `spare` more cache indices a row: a tree has more
-        entries than positions.
-        """
-        raise NotImplementedError
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """Say which entries of the last pass, a tree, were accepted; nothing is said of windows.
-
-        Args:
-            start: `[R]` int64, of that pass.
-            path: `[R, D]` int64, entries of each row in the order of their positions, from the one
-                that follows `start` on; shorter paths end in -1. Their keys and values then stand
-                at ``start[r] … start[r] + D - 1``.
-        """
-        raise NotImplementedError
 
 
 class Denoiser(Model):
@@ -540,13 +448,6 @@ class Denoiser(Model):
         why = NOT_OF_CANVASES.get(word) or self.kv_cache_reason
         return why or "every pass computes everything anew"
 
-    @property
-    def prompt_limit(self) -> int | None:
-        """Where finished blocks of prompts have more entries than this, `prefill` processes them;
-        None: never.
-        """
-        return None
-
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:
         """Run one pass; logits `[R, Q, V]`, floating point."""
@@ -561,14 +462,6 @@ class Denoiser(Model):
         self-checks; with `shift`, those of the first position are not valid. None: not known.
         """
         return None
-
-    def prefill(self, entries: CanvasPass) -> None:
-        """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
-
-        Args:
-            entries: with `start` and `lengths`; a row's are in the order of their positions.
-        """
-        raise NotImplementedError
 
 
 @runtime_checkable
@@ -704,146 +597,3 @@ class Prompt:
         order = (~reads).long().argsort(dim=1, stable=True)[:, : int(lengths.max())]
         is_real = index[: order.shape[1]] < lengths[:, None]
         return self.tokens.gather(1, order).where(is_real, 0), lengths
-
-
-class Policy(Protocol):
-    """A frozen dataclass whose fields are the configuration."""
-
-    exactness: ClassVar[Exactness]
-
-    def sample(
-        self,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: Any,
-        noise: Any,
-        on_step: OnStep | None = None,
-    ) -> Generation:
-        """Generate up to `length` tokens for every row of `prompt`.
-
-        Args:
-            model: a `TokenModel` for a window policy, a `Denoiser` for a canvas policy.
-            prompt: what stands before the first generated token.
-            length: largest number of tokens a row, at least 1.
-            params: `SamplingParams`.
-            noise: `Noise` of the prompt's rows, the only source of randomness.
-            on_step: called after every pass, see `mmaccel.results.OnStep`.
-        """
-
-
-@dataclass(frozen=True)
-class CanvasProgress:
-    """State that `on_step` receives after every pass.
-
-    Attributes:
-        tokens: `[B, L]` int64; a copy. Slots that are not committed hold no meaningful token.
-        is_committed: `[B, L]` bool.
-        lengths: `[B]` int64, slots that hold a token and count.
-        previous: `[B]` int64, `lengths` before this pass.
-        passes: passes so far.
-        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.divergence`.
-        rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; None
-            where all rows are decoded together.
-    """
-
-    tokens: Tensor
-    is_committed: Tensor
-    lengths: Tensor
-    previous: Tensor
-    passes: int
-    nats: Tensor
-    rows: tuple[int, ...] | None = None
-
-
-OnCanvasStep = Callable[[CanvasProgress], Tensor | None]
-"""Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
-changes nothing. An exception from it stops the run and reaches the caller."""
-
-
-class CanvasPolicy(Protocol):
-    """A frozen dataclass whose fields are the configuration; `kind` is "canvas"."""
-
-    kind: ClassVar[str]
-
-    @property
-    def exactness(self) -> Exactness:
-        """The policy's guarantee; a property, as it may depend on the fields."""
-
-    def sample(
-        self,
-        model: Denoiser,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: Any,
-        noise: Any,
-        on_step: OnCanvasStep | None = None,
-    ) -> Generation:
-        """Fill `length` slots of every row of `prompt`. Randomness comes from `noise` alone.
-
-        Raises:
-            CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
-            OptionError, ShapeError, UnsupportedModelError: before the first pass.
-            NumericsError: an open slot has invalid logits.
-        """
-
-
-class CanvasInterrupt(KeyboardInterrupt):
-    """An interrupt that carries what was committed before it.
-
-    Attributes:
-        generation: of the run so far; `tokens` are the mask token where nothing is committed.
-        is_committed: `[B, L]` bool.
-    """
-
-    def __init__(self, generation: Generation, is_committed: Tensor) -> None:
-        super().__init__("interrupted; the error's `generation` holds what was committed")
-        self.generation, self.is_committed = generation, is_committed
-
-
-def check_window(window: Any, *, adaptive: bool) -> None:
-    """Raise OptionError unless `window` is in 1..4096, or "adaptive" where that is allowed."""
-    if not (adaptive and isinstance(window, str) and window == "adaptive"):
-        other = ', and "adaptive" chooses' if adaptive else ""
-        check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
-
-
-class Method(Checked, Capable):
-    """Base of what a slot of `attach` takes beside a policy; `slot` is the keyword of `attach`."""
-
-
-def check_method(slot: str, method: object, base: type, example: str) -> Any:
-    """The method of a slot.
-
-    Args:
-        slot: the keyword of `attach`.
-        method: what was given.
-        base: the contract of the slot's methods.
-        example: of one, as it is written.
-
-    Raises:
-        OptionError: anything else; a method of another slot is told its own.
-    """
-    if isinstance(method, base):
-        return method
-    remedy = f"give an instance of a method of {slot}"
-    if isinstance(method, Method):
-        remedy = f"{type(method).__name__} goes into {method.slot}="
-    raise OptionError(
-        f"{slot}: expected a method such as {example}, received {show(method)}; {remedy}"
-    )
-
-
-def check_policy(policy: Any, kind: str = "window") -> None:
-    """Raise OptionError unless `policy` is a policy of `kind`, "window" or "canvas"."""
-    has_exactness = getattr(policy, "exactness", None) in get_args(Exactness)
-    can_sample = callable(getattr(policy, "sample", None)) and not isinstance(policy, type)
-    is_policy = has_exactness and can_sample
-    own = getattr(policy, "kind", "window")
-    if not is_policy or own != kind:
-        example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
-        remedy = f"it is for a {own}, take" if is_policy else "make an instance of"
-        what = f"expected a policy such as mmaccel.{example}, received {show(policy)}; {remedy}"
-        raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

@@ -10,7 +10,7 @@ from typing import Any
 from mmaccel.capabilities import explain, refuse
 from mmaccel.catalog import find_family, load, policy_names, read_policy
 from mmaccel.checks import check_choice
-from mmaccel.contracts import Layout, Policy, check_policy
+from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layer_methods import read_methods
@@ -30,6 +30,7 @@ from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGra
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisionModel, VisualReduction
+from mmaccel.policies import Policy, check_policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers

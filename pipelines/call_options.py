@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmaccel.checks import within
-from mmaccel.contracts import CanvasPolicy, OnCanvasStep, Policy
+from mmaccel.policies import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import OnStep

@@ -16,14 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from mmaccel.capabilities import explain, refuse
-from mmaccel.contracts import (
-    ContinuousBatching,
-    Denoiser,
-    FinishedRow,
-    OnCanvasStep,
-    Prompt,
-    TokenModel,
-)
+from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, PassKeywords, read_options
 from mmaccel.pipelines.attach.layer_methods import read_methods
@@ -41,6 +34,7 @@ from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import Payload, RowPlan
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.model import pick_policy
+from mmaccel.policies import OnCanvasStep
 from mmaccel.results import Generation, OnStep, Stats
 
 

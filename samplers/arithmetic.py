@@ -60,7 +60,7 @@ class PassFormats(TorchDispatchMode):
     """What the passes of one run are computed in, seen in the first one that is no replay.
 
     Args:
-        model: a token model or denoiser; its `model` and `activation_format` are read.
+        model: a token model or denoiser; its `model` and `route` are read.
 
     Attributes:
         name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
@@ -100,7 +100,7 @@ class PassFormats(TorchDispatchMode):
     def note(self, logits: Tensor) -> None:
         """Take note of what the pass returned that has just ended.
 
-        What the model says of itself (`activation_format`) counts, as a quantised one does. Else
+        What the model says of itself (`Route.activations`) counts, as a quantised one does. Else
         the coarsest of: its parameters, the operands of products that are shorter than float32,
         the logits, and what torch was told to compute float32 products in
         (`torch.set_float32_matmul_precision`).
@@ -116,7 +116,7 @@ class PassFormats(TorchDispatchMode):
         found = str(coarsest).removeprefix("torch.")
         if coarsest == torch.float32:
             found = find_product_format(logits.device.type)
-        self.name = self._model.activation_format or found
+        self.name = self._model.route.activations or found
 
 
 def find_product_format(kind: str) -> str:

@@ -176,7 +176,8 @@ def count_prompts(model: TokenModel, tokens: Tensor) -> int:
     """How many rows of prompts `[R, N]` a model processes: of those with the same prompt one,
     where they share it.
     """
-    return len(tokens) if model.prefixes is None else len(model.prefixes.rows)
+    prefixes = model.setup.prefixes
+    return len(tokens) if prefixes is None else len(prefixes.rows)
 
 
 @as_called()

@@ -27,11 +27,12 @@ from torch import Tensor
 
 from benchmarks.gpu.parts import raise_failed
 from benchmarks.gpu.steps import make_runner
-from mmaccel.contracts import Pass, Policy, Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, exactness_in
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -129,14 +130,14 @@ def decode(case: Case, run: Run) -> Generation:
     window, prompt = case.window, case.prompt(run.rows, run.scale != 1)
     params = SamplingParams(run.scale)
     if run.sync_every is None:
-        window.runner = Engine(False, 1).runner(window, prompt, run.policy, params)
+        window.setup.runner = Engine(False, 1).runner(window, prompt, run.policy, params)
     else:
-        window.runner = make_runner(window, prompt, run.policy, params, run.sync_every)
+        window.setup.runner = make_runner(window, prompt, run.policy, params, run.sync_every)
     try:
         noise = Noise.from_seed(5, run.rows, window.device)
         return run.policy.sample(window, prompt, run.length, params=params, noise=noise)
     finally:
-        window.runner = None
+        window.setup.runner = None
 
 
 def compare(case: Case, pairs: Iterable[tuple[Run, Run]]) -> Iterator[Row]:

@@ -29,18 +29,18 @@ from torch import Tensor
 
 from benchmarks.gpu.parts import CheckError, reason_of
 from benchmarks.gpu.steps import device_clock
-from mmaccel.contracts import CanvasPolicy
 from mmaccel.evaluation.measure import Case, measure
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_source
+from mmaccel.policies import CanvasPolicy
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.window.jacobi import Jacobi
-from mmaccel.samplers.window.step_runner import EagerRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 
 Row = dict[str, Any]
 BATCHES = (1, 8, 64)
@@ -228,7 +228,7 @@ def timed_steps(device: torch.device) -> Iterator[list[float]]:
 
     A step is a captured pass with all that is captured with it; on a CPU, a pass.
     """
-    kind: Any = CudaGraphRunner if device.type == "cuda" else EagerRunner
+    kind: Any = CudaGraphRunner if device.type == "cuda" else StepRunner
     own, clock = kind.run_step, device_clock(device)
     seconds: list[float] = []
 

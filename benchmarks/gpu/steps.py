@@ -26,16 +26,16 @@ from torch import Tensor
 from benchmarks.gpu.kernels import copy_bandwidth
 from benchmarks.gpu.models import Size, build, key_bytes, open_window, shrink, weight_bytes
 from benchmarks.gpu.parts import CheckError, reason_of
-from mmaccel.contracts import Policy, Prompt
+from mmaccel.contracts import Prompt
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.policies import Policy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.step_runner import (
-    EagerRunner,
     GraphKey,
     Once,
     StaticBuffers,
@@ -57,7 +57,7 @@ _LONGEST = 10  # nodes of a profile
 _FILTERS = SamplingParams(guidance_scale=5.0)
 
 
-class StaticEagerRunner(EagerRunner):
+class StaticEagerRunner(StepRunner):
     """Runs steps as Python on static buffers: what a captured step does, where there is no GPU."""
 
     is_static = True
@@ -205,7 +205,7 @@ def time_step(
     if isinstance(window, ImageTokenWindow):
         window.begin(prompt)
     noise = Noise.from_seed(0, 1, window.device)
-    window.runner = runner = make_runner(window, prompt, policy, _FILTERS, _SYNC_EVERY)
+    window.setup.runner = runner = make_runner(window, prompt, policy, _FILTERS, _SYNC_EVERY)
     watch = Stopwatch(runner, count, device_clock(window.device))
     try:
         with suppress(Enough):
@@ -224,12 +224,12 @@ def time_step(
             "passes": watch.timed,
             "runner": runner.name,
             "reason": runner.reason,
-            "attention": window.attention_reason,
+            "attention": window.route.attention,
             "positions": context + (first + last) / 2 + width - 1,
             "tokens_per_pass": (last - first) / watch.timed,
         } | _profile(window.device, watch.repeat, profile)
     finally:
-        window.runner = None
+        window.setup.runner = None
         watch.release()
 
 
@@ -355,12 +355,12 @@ def routes_of(window: Any) -> tuple[str, ...]:
     """The forwards that can be compared: the model's own and, where it serves the model, the fused
     decoder.
     """
-    before, window.fused = window.fused, "auto"
+    before, window.setup.fused = window.setup.fused, "auto"
     try:
         window.reserve(2, 8)
-        return ("model", "fused") if window.route == "fused" else ("model",)
+        return ("model", "fused") if window.route.name == "fused" else ("model",)
     finally:
-        window.fused = before
+        window.setup.fused = before
 
 
 def time_route(
@@ -373,7 +373,7 @@ def time_route(
 ) -> Row:
     """Steps of one forward at one context."""
     room = context + tokens_wanted(max(windows), count)
-    window.fused = route == "fused"
+    window.setup.fused = route == "fused"
 
     def run(policy: Policy, at: int) -> Row:
         return time_step(window, policy, at, room=room, count=count)
@@ -417,7 +417,7 @@ def profile_steps(size: Size, device: torch.device, tiny: bool = False) -> dict[
     window: Any = open_window(build(size, device), size)
     rows = []
     for route in routes_of(window):
-        window.fused = route == "fused"
+        window.setup.fused = route == "fused"
         for policy in (Autoregressive(), Jacobi(4 if tiny else 32)):
             count = _FEW if tiny else (32, 2)
             step = time_step(window, policy, 24 if tiny else 1024, count=count, profile=_LONGEST)

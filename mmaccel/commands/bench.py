@@ -177,7 +177,7 @@ class Bench:
         Raises:
             OptionError: an unknown name, width or source, or none that can be measured.
         """
-        from mmaccel.contracts import check_window
+        from mmaccel.policies import check_window
 
         is_all = self.policies in (None, ALL)
         listed = policy_names() if is_all else self.split("policies", "")

@@ -378,7 +378,7 @@ def _measure_blocks(
     window: CausalLMWindow, methods: LayerMethods, lengths: Tensor, n_passes: int
 ) -> float | None:
     """The share of blocks read by a window that held prompts of `lengths` `[R]` before n passes."""
-    counts = window.block_counts
+    counts = window.layer_counts.block_counts
     if methods.attention is None or counts is None:
         return None
     size = methods.attention.block

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.capabilities import explain
-from mmaccel.contracts import Layout, Policy
+from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import run_original
 from mmaccel.pipelines.attach.layer_methods import parts_of
@@ -48,6 +48,7 @@ from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.vision_language.visual_call import VisualCall
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress, Stats, add_stats
 from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
 from mmaccel.samplers.drafting.states import StateModel
@@ -457,7 +458,7 @@ def _prepare(
         if call.guidance is not None:
             dtype = torch.promote_types(dtype, call.model.dtype)
         outputs = StepOutputs(names, call.mask, call.pad, cache, dtype)
-        window.recorder = outputs
+        window.setup.recorder = outputs
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out

@@ -6,9 +6,9 @@ from typing import Any
 
 from mmaccel.capabilities import Option
 from mmaccel.catalog import read_method
-from mmaccel.contracts import check_method
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.policies import check_method
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from mmaccel.capabilities import explain
 from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load, policy_names, read_policy
-from mmaccel.contracts import check_policy
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser
+from mmaccel.policies import check_policy
 
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}

@@ -21,14 +21,14 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.generate_call import PER_LAYER, PER_STEP
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.window.recorder import process_filler
+from mmaccel.samplers.window.recorder import StepRecorder, process_filler
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
 
-class StepOutputs:
-    """A `StepRecorder` for one `generate` call.
+class StepOutputs(StepRecorder):
+    """What one `generate` call records.
 
     Args:
         names: what to record, of the values of `PER_STEP` and `PER_LAYER`.

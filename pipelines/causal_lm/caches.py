@@ -9,7 +9,6 @@ import torch
 
 from mmaccel.contracts import PrefixGroups
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, OwnPrompt, PromptStates
-from mmaccel.pipelines.layers.drafting import DraftedBy
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
@@ -19,6 +18,7 @@ from mmaccel.pipelines.runner.fused_decoder import Tables
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
     from mmaccel.pipelines.vision_language.revival import RevivingCuts
+    from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 
 class LayerCaches(LayerStores):
@@ -43,7 +43,7 @@ class LayerCaches(LayerStores):
         methods: LayerMethods,
         *,
         branches: int,
-        drafts: DraftedBy | None,
+        drafts: SelfDrafting | None,
         positions: int,
         tables: Tables | None,
         turner: KeyTurner | None,

@@ -39,7 +39,7 @@ class ForwardRoute:
 
     Attributes:
         decoder: the fused decoder of the run; None: the model's own forward.
-        name, reason: as `CausalLMWindow.route` and `route_reason`.
+        name, reason: see `mmaccel.contracts.Route`.
         same_bits: whether the passes of the run so far had the same bits at any width and batch.
     """
 
@@ -58,8 +58,8 @@ class ForwardRoute:
 
     def choose(self, window: CausalLMWindow) -> None:
         """Choose the route of a window's next run."""
-        fused = window.fused
-        compile = False if fused == "exact" else window.compile
+        fused = window.setup.fused
+        compile = False if fused == "exact" else window.setup.compile
         self._configs = []
         self._attending = []
         self.decoder = None
@@ -94,8 +94,8 @@ class ForwardRoute:
             self._model, self._windows, lambda decoder: check_fused(window.plain(), decoder)
         )
         if found is not None:
-            found.use_same_bits(window.fused == "exact")
-        if found is not None and window.fused == "exact":
+            found.use_same_bits(window.setup.fused == "exact")
+        if found is not None and window.setup.fused == "exact":
             reason = find_other_bits(window.plain(), found)
             found = None if reason else found
         if found is not None and found.head is None and window.needs_head:
@@ -171,7 +171,7 @@ def close_forwards(model: Any, *, forget: bool = True) -> None:
 
 def _find_obstacle(window: CausalLMWindow) -> str:
     """What about a run needs the model's own forward; empty where nothing does."""
-    if window.fused is False:
+    if window.setup.fused is False:
         return "fused=False"
     if window.pass_options:
         return f"the call asks for {', '.join(window.pass_options)}"

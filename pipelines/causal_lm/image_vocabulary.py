@@ -83,8 +83,10 @@ class ImageTokenWindow(CausalLMWindow):
             self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
         return self._matrix
 
-    def embeddings(self) -> Tensor | None:
+    def vectors(self, kind: str) -> Tensor | None:
         """As in `CausalLMWindow`, of image tokens and structural ones."""
+        if kind == "codes":
+            return self.codes
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[self.ids]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import OF_LAYERS, Pass, TokenModel
+from mmaccel.contracts import OF_LAYERS, Pass, Route
+from mmaccel.model_parts import CanvasDrafts, LayerCounts
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -39,13 +39,12 @@ from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.engine import UseFused
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.results import StepBytes
-from mmaccel.samplers.drafting.states import PromptReader
+from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 
 
-class CausalLMWindow(StaticModelBuffers, TokenModel):
+class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
     """Wraps a causal LM.
 
     Its parts are facts of the model, the caches of a run, the forward that a run has chosen, and
@@ -64,11 +63,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             for. The fused decoder packs the model's weights, and a window does not unpack them.
 
     Attributes:
-        route: "fused", "compiled" since a pass of the fused decoder ran compiled, or "model".
+        route: its name is "fused", "compiled" since a pass of the fused decoder ran compiled, or
+            "model".
+        codes: `[V, D]`, see `TokenModel.vectors`; None where no token is a code.
         choices: collects (layer, version of the kernel) of every attention call, unless None.
         pass_options: arguments of every forward call, such as `output_hidden_states`.
-        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
-        kept_layers, read_prompt: see `LayerStates.keep_states` there.
+        keeps_states, kept_layers, read_prompt: see `LayerStates.keep_states`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
         prompt_logits: `[R, V]` behind a prompt that was processed whole, until the first pass hands
             them over.
@@ -79,7 +79,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    options = (*StaticModelBuffers.options, "stride", "route")
+    options = (*StaticModelBuffers.options, "stride")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
     own_vocabulary: ClassVar[bool] = False  # whether its tokens are others than the model's
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
@@ -103,11 +103,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.stride: int | str | None = stride
         self.attention = attention
         self.attention_reason = "nothing is reserved"
-        self.fused: UseFused | FusedDecoder = fused
-        self.compile = compile
+        self.setup.fused = fused
+        self.setup.compile = compile
         self.forwards = ForwardRoute(model, self.facts.windows)
-        self.route = self.forwards.name
-        self.route_reason = self.forwards.reason
+        self.codes: Tensor | None = None
         self._head = OutputHead(model, self.vocab_size, self.facts.n_ids)
         self.choices: Choices | None = None
         self.pass_options: dict[str, Any] = {}
@@ -115,17 +114,16 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.keeps_states = False
         self.kept_layers: tuple[int, ...] = ()
         self.read_prompt: PromptReader | None = None
-        self.last_states: Tensor | None = None
-        self.coarse: Path | None = None
         self.prompt_logits: Tensor | None = None
-        self._prompts: LayerCaches | None = None  # until the prompts of `prefixes` are processed
+        self._prompts: LayerCaches | None = None  # until prompts that rows share are processed
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache, no runner and no decoder, which is of this very model;
         `reserve` comes first, as always.
         """
-        own = {name: value for name, value in vars(self).items() if name != "forwards"}
-        return own | {"caches": None, "runner": None, "_prompts": None}
+        own = super().__getstate__() | {"_prompts": None}
+        del own["forwards"]
+        return own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -149,20 +147,17 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return max(self.vocab_size, self.facts.n_ids)
 
     @property
-    def activation_format(self) -> str:
-        """Number format that the model's activations are quantised to; empty for other models."""
-        found = find_activations(self.model)
-        return "" if found is None else found.format
-
-    @property
-    def shared_rounding(self) -> str:
-        """Why the logits of a token depend on the others of its pass; empty where they do not."""
-        return describe_sharing(self.model)
-
-    @property
-    def same_bits(self) -> bool:
+    def route(self) -> Route:
         """See `mmaccel.contracts.Model`."""
-        return self.forwards.same_bits
+        activations = find_activations(self.model)
+        return Route(
+            self.forwards.name,
+            self.forwards.reason,
+            self.attention_reason,
+            "" if activations is None else activations.format,
+            self.forwards.same_bits,
+            describe_sharing(self.model),
+        )
 
     @property
     def is_text(self) -> bool:
@@ -181,11 +176,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def plain(self) -> CausalLMWindow:
         """A window over the same model for self-checks: text under the model's own attention."""
         return CausalLMWindow(self.model, attention="model")
-
-    def use_fused(self, fused: Any, compile: Any) -> None:
-        """See `mmaccel.contracts.Model.use_fused`."""
-        self.fused = fused
-        self.compile = compile
 
     def use_kernel(self, choices: Choices | None) -> None:
         """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
@@ -246,6 +236,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.choose_route()
         return super().graph_key()
 
+    def graph_options(self) -> Hashable:
+        return super().graph_options(), self.forwards.name
+
     def choose_route(self) -> None:
         """Choose the forward of the next run: the fused decoder or the model's own.
 
@@ -258,8 +251,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         Cost: one visit of every module and parameter; four short passes at a model's first run.
         """
         self.forwards.choose(self)
-        self.route = self.forwards.name
-        self.route_reason = self.forwards.reason
 
     def reserve(self, rows: int, positions: int) -> None:
         """Reset the cache to this size; see `mmaccel.contracts.TokenModel.reserve`.
@@ -276,22 +267,20 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         check_mode(self.model)
         self.choose_route()
         self.attention_reason = find_reason(self)
-        self.n_evicted = (0, 0)
         self.prompt_logits = None
         self.caches = self._open_caches(rows, positions)
-        self.block_counts = self.caches.block_counts
         self._prompts = None
-        if self.prefixes is not None:
-            self._prompts = self._open_caches(len(self.prefixes.rows), positions)
+        if self.setup.prefixes is not None:
+            self._prompts = self._open_caches(len(self.setup.prefixes.rows), positions)
 
     def _open_caches(self, rows: int, positions: int) -> LayerCaches:
         decoder = self.forwards.decoder
         return LayerCaches(
-            KVCacheLayout(rows, positions + self._spare + 1),
+            KVCacheLayout(rows, positions + self.setup.spare + 1),
             self.facts.windows,
             self.methods,
             branches=self._branches,
-            drafts=self._drafts,
+            drafts=self.setup.drafts,
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
             turner=self._open_turner(),
@@ -305,23 +294,18 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return None if isinstance(found, str) else found
 
     @property
-    def packed_bytes(self) -> tuple[int, int]:
-        """See `mmaccel.contracts.Model`."""
-        return (0, 0) if self.caches is None else self.caches.packed_bytes
-
-    @property
-    def step_bytes(self) -> StepBytes | None:
-        """See `mmaccel.contracts.Model`."""
+    def layer_counts(self) -> LayerCounts:
+        """See `ReducedLayers`."""
         n_whole = 0 if self.caches is None else self.caches.whole_bytes
         if not n_whole:
-            return None
+            return super().layer_counts
         table = {id(weight) for weight in self.model.get_input_embeddings().parameters()}
         weights = self.model.get_decoder().parameters()
         n_read = sum(weight.nbytes for weight in weights if id(weight) not in table)
         if self.needs_head:
             head = sum(weight.nbytes for weight in self.model.get_output_embeddings().parameters())
             n_read += head * self.vocab_size // self.facts.n_ids
-        return StepBytes(n_read, n_whole)
+        return replace(super().layer_counts, step_bytes=StepBytes(n_read, n_whole))
 
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""
@@ -336,36 +320,29 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
-        logits = self.passes.forward(entries)
-        self.n_evicted = self.run_caches().n_evicted
-        return logits
+        return self.passes.forward(entries)
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         return self.passes.forward_draft(entries, index)
 
     def forward_canvas(self, entries: Pass) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_canvas`."""
         return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:
         """Process the window's own prompt; see `mmaccel.contracts.TokenModel.process_prompt`."""
-        n_processed = self.passes.process_prompt()
-        self.n_evicted = self.run_caches().n_evicted
-        return n_processed
+        return self.passes.process_prompt()
 
     def prefill(self, entries: Pass) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, without logits or with those of one position, and with one row's mask
         for all if `start` is one number expanded. What surplus tokens of `prompt_width` write is
-        overwritten before a query sees it. Under `use_prefixes` a pass of one row a group.
+        overwritten before a query sees it. Where rows share prompts a pass of one row a group.
         """
-        prefixes = self.prefixes
+        prefixes = self.setup.prefixes
         if prefixes is None or self._prompts is None:
             self.passes.prefill(entries)
-            self.n_evicted = self.run_caches().n_evicted
             return
         whole = self.run_caches()
         first = entries.tokens.new_tensor(prefixes.first)
@@ -384,7 +361,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """The width at which a prompt is processed: on an accelerator a multiple of 64, so that
         libraries plan a few shapes and not one a prompt.
         """
-        if self.device.type == "cpu" or self.own_prompt is not None or self.shared_rounding:
+        if self.device.type == "cpu" or self.own_prompt is not None or describe_sharing(self.model):
             return width
         return -(-width // self.prompt_step) * self.prompt_step
 
@@ -425,8 +402,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[: self.vocab_size]
 
-    def embeddings(self) -> Tensor | None:
-        """See `mmaccel.contracts.TokenModel.embeddings`."""
+    def vectors(self, kind: str) -> Tensor | None:
+        if kind == "codes":
+            return self.codes
         return None if self.own_vocabulary else self.input_matrix()
 
     def _lack_of_states(self) -> str:
@@ -447,7 +425,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         layers: tuple[int, ...] = (),
         read_prompt: PromptReader | None = None,
     ) -> None:
-        """See `mmaccel.samplers.drafting.states.LayerStates.keep_states`."""
         self.keeps_states = wanted
         self.kept_layers = layers
         self.read_prompt = read_prompt

@@ -95,7 +95,7 @@ class WindowPasses:
         )
         if len(wanted):
             self._keep_logits(output.logits, ends, is_here)
-        if window.read_prompt is not None and window.prefixes is None:
+        if window.read_prompt is not None and window.setup.prefixes is None:
             assert window.last_states is not None
             window.read_prompt(entries, window.last_states)
         if observer is not None:
@@ -183,9 +183,11 @@ class WindowPasses:
         window = self._window
         chooser = self.caches().find_chooser()
         output = self._run(entries, sparse=chooser, **window.pass_options)
+        recorder = window.setup.recorder
         for option in window.pass_options:
+            assert recorder is not None
             name = option.removeprefix("output_")
-            window.recorder.record(name, getattr(output, name), skipped)
+            recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits
         is_whole = logits.shape[-1] >= window.facts.n_ids
         logits = logits[..., : window.vocab_size] if is_whole else logits
@@ -222,7 +224,7 @@ class WindowPasses:
             caches.windows,
             caches.layers,
             by_kernel=by_kernel,
-            ragged=window.ragged,
+            ragged=window.setup.ragged,
             choices=window.choices,
             sparse=sparse,
             watcher=watcher,
@@ -308,7 +310,7 @@ class WindowPasses:
 
     def _find_stride(self, device: torch.device) -> int | None:
         """The attended length is rounded up to a multiple of it; None: all positions."""
-        runner = self._window.runner
+        runner = self._window.setup.runner
         if runner is not None and runner.is_static:
             return None
         stride = self._window.stride
@@ -329,7 +331,6 @@ class WindowPasses:
         hidden = forwards.states(
             body, inputs, self.caches(), counts_tokens=own is None or own.is_plain, kept=kept
         )
-        window.route = forwards.name
         if window.keeps_states and forwards.decoder is not None:
             states = [kept[layer] for layer in window.kept_layers] if kept else [hidden]
             window.last_states = torch.cat(states, -1)

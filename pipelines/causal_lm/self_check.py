@@ -306,11 +306,11 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
     try:
         with decoder.meeting(meet):
             own = _run_states(plain)
-        plain.fused = decoder
+        plain.setup.fused = decoder
         received, off = _follow(plain, decoder, met)
         limit = torch.full_like(off, torch.finfo(model.dtype).eps if is_short else 1e-5)
         if bool((off > limit).any()):
-            plain.fused = False
+            plain.setup.fused = False
             with _rounded_otherwise(decoder.linears):
                 rounded = _follow(plain, decoder, met)[1]
             limit = limit.maximum((TIMES * rounded).clamp(max=MOST_ROUNDED))
@@ -364,7 +364,7 @@ def _find_other_bits(window: Any, decoder: FusedDecoder) -> str:
     if history < 1:
         return f"{window.max_positions} positions; a self-check needs {WIDEST + 1}"
     ids = _make_ids(window, history + WIDEST)
-    window.fused = decoder
+    window.setup.fused = decoder
 
     def process(rows: int, width: int, n_tokens: int) -> list[Tensor]:
         """Row 0 of all that passes of a width compute, each `[n_tokens, …]`; others lag behind."""

@@ -49,9 +49,6 @@ class SharedIdsWindow(CausalLMWindow):
         """See `mmaccel.contracts.TokenModel`."""
         return len(self._reads)
 
-    def use_fused(self, fused: Any, compile: Any) -> None:
-        """See `mmaccel.contracts.Model.use_fused`: the fused decoder has the whole head."""
-
     def reserve(self, rows: int, positions: int) -> None:
         """See `CausalLMWindow.reserve`. Cost: a copy of the rows of the head."""
         super().reserve(rows, positions)

@@ -135,7 +135,7 @@ class DiaRules:
         return found if self.last_begin is None else found.clamp(max=self.last_begin)
 
 
-class DiaSteps:
+class DiaSteps(StepDecoder):
     """`DiaForConditionalGeneration` as a decoder of steps.
 
     Args:

@@ -82,7 +82,7 @@ class HiggsRules:
         return total.gather(1, last) - total.gather(1, first)
 
 
-class HiggsSteps:
+class HiggsSteps(StepDecoder):
     """`HiggsAudioV2ForConditionalGeneration` as a decoder of steps; step 0 is the prompt's end.
 
     Args:

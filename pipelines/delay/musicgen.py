@@ -45,7 +45,7 @@ _BOTH: Table = {
 }  # fmt: skip
 
 
-class MusicgenSteps:
+class MusicgenSteps(StepDecoder):
     """`MusicgenForCausalLM` as a decoder of steps.
 
     Args:

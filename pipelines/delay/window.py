@@ -13,7 +13,8 @@ more costs no more passes than a loop over whole steps, but one.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Cells(NamedTuple):
     book: Tensor  # [L] int64, ascending within a step
 
 
-class StepDecoder(Protocol):
+class StepDecoder(ABC):
     """A decoder of steps with a cache of its own.
 
     Shapes: **R** rows, **n** steps of a pass, **K** codebooks, **V** codes of each.
@@ -41,9 +42,11 @@ class StepDecoder(Protocol):
 
     vocab_size: int
 
+    @abstractmethod
     def reserve(self, rows: int, n_steps: int) -> None:
         """Clear the cache, and reserve `n_steps` steps for each of `rows` rows."""
 
+    @abstractmethod
     def forward(self, codes: Tensor, first: Tensor) -> Tensor:
         """One pass over steps, which are cached.
 

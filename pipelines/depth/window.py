@@ -61,9 +61,10 @@ class DepthWindow(TokenModel):
     def prefill(self, entries: Pass) -> None:
         """Keep the prompt; the first pass scores it. See `TokenModel.prefill`."""
         self._n_prompt = max(self._n_prompt, int(self._write(entries)[0, -1]) + 2)
-        if self.recorder is not None:  # of the prompt a call gets nothing
+        recorder: Any = self.setup.recorder
+        if recorder is not None:  # of the prompt a call gets nothing
             none = SimpleNamespace(hidden_states=())
-            self.recorder.take_prompt(none, SimpleNamespace(layers=()))
+            recorder.take_prompt(none, SimpleNamespace(layers=()))
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
@@ -78,10 +79,10 @@ class DepthWindow(TokenModel):
         n = int(at.max()) + 1 if at.device.type == "cpu" else self._most
         codes = self._tokens[:, self._n_prompt : self._n_prompt + self._most - n_before]
         frame = torch.cat([self._tokens[:, :n_before], codes], 1)[:, :n]
-        if self.recorder is not None:
+        if self.setup.recorder is not None:
             states = kind.embed(self.model, frame)
             if states is not None:
-                self.recorder.record("hidden_states", (_take(states, at),))
+                self.setup.recorder.record("hidden_states", (_take(states, at),))
         return _take(kind.score(self.model, frame, self._given), at)
 
     def _write(self, entries: Pass) -> Tensor:

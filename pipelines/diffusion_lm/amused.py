@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
-from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Layout, Prompt
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
+from mmaccel.policies import CanvasProgress, OnCanvasStep
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
 from mmaccel.errors import OptionError
+from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
     check_mode,
@@ -159,7 +160,7 @@ class Predecessors:
         return entries.reads.gather(1, wide)
 
 
-class CachedDenoiser(Denoiser):
+class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     """Base of these; see `mmaccel.contracts.Denoiser`.
 
     A child runs a self-check when it is constructed, or is made of a model that passed one.
@@ -253,7 +254,7 @@ class CachedDenoiser(Denoiser):
 
     @property
     def prompt_limit(self) -> int | None:
-        """See `Denoiser`. Blocks are chosen of rows without padding, whatever their batch."""
+        """See `FinishedBlocks`. Blocks are chosen of rows without padding, whatever their batch."""
         methods = self.cached.methods
         if methods.attention is not None and methods.attention.budget < 1:
             return 0
@@ -273,6 +274,11 @@ class CachedDenoiser(Denoiser):
         # what they leave of a cache belongs to a row of the prompt
         self.any_rows = type(self).any_rows and not methods
 
+    @property
+    def layer_counts(self) -> LayerCounts:
+        stores = self.cached.stores
+        return LayerCounts() if stores is None else stores.counts
+
     def moved(self) -> None:
         """Drop the cache: the weights are on another device or in another dtype."""
         self._predecessors = self.cached.stores = None
@@ -287,9 +293,8 @@ class CachedDenoiser(Denoiser):
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
         open_own_products(self.model)
-        self.n_evicted = (0, 0)
         if self.supports_kv_cache:
-            self.block_counts = self.cached.reserve(rows, cache_size).block_counts
+            self.cached.reserve(rows, cache_size)
         self._predecessors = None
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
@@ -320,7 +325,7 @@ class CachedDenoiser(Denoiser):
         self._check(entries)
         if self._predecessors is not None:
             self._predecessors.note(entries)
-        self.n_evicted = self.cached.prefill(entries)
+        self.cached.prefill(entries)
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import CanvasPass
+from mmaccel.contracts import CanvasPass, Route
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
@@ -67,12 +67,12 @@ class CachedPasses:
         model: see above.
         config: of the model's decoder.
         dtype, device: of the model's first parameter.
-        activation_format: as in `mmaccel.contracts.Model`.
+        route: as in `mmaccel.contracts.Model`.
         methods, branches: of the runs from the next `reserve` on.
         stores: of the layers, since `reserve`; None before.
     """
 
-    activation_format = ""
+    route = Route()
 
     def __init__(
         self,
@@ -159,16 +159,13 @@ class CachedPasses:
             )
         )
 
-    def prefill(self, entries: CanvasPass) -> tuple[int, int]:
+    def prefill(self, entries: CanvasPass) -> None:
         """One pass over prompts from their first tokens on, of which a method then evicts entries.
 
         Rows begin at the first index of the stores. Later passes count cache indices as before.
 
         Args:
             entries: with `start` and `lengths`; a row's are in the order of their positions.
-
-        Returns:
-            How many entries were evicted, of those that there were, over all rows of a layer.
         """
         assert self.stores is not None
         assert entries.lengths is not None and entries.start is not None
@@ -184,7 +181,6 @@ class CachedPasses:
             self.stores.evict(lengths, observer, entries.start)
         if not self.stores.n_evicted[0]:
             self.stores.keep_all(lengths, entries.start)
-        return self.stores.n_evicted
 
     def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
         """One pass without a cache; logits `[R, Q, V]` of the queries.

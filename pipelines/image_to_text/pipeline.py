@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmaccel.catalog import read_policy
 from mmaccel.checks import show, within
-from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.handle import attach
 from mmaccel.options import LoadKeywords, PassKeywords, sampling_of, takes
@@ -36,6 +35,7 @@ from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
+from mmaccel.policies import Policy
 from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers
 from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import choose_seed, spread_seeds

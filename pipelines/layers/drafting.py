@@ -6,7 +6,7 @@ A round is the drafts of one window and the pass that verifies them. Blocks chos
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,23 +17,8 @@ from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 
-
-class DraftedBy(Protocol):
-    """A source whose drafts are the model's own, as its layers see it.
-
-    Attributes:
-        attention: an `AttentionMethod`; or has a `budget` and a `block` alone, by which the
-            verifying pass chooses.
-        is_held: whether the first draft of a window chooses for all of them.
-    """
-
-    @property
-    def attention(self) -> Any:
-        """See the class."""
-
-    @property
-    def is_held(self) -> bool:
-        """See the class."""
+if TYPE_CHECKING:
+    from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 
 class DraftBlocks:
@@ -43,7 +28,7 @@ class DraftBlocks:
         source: of the drafts.
     """
 
-    def __init__(self, source: DraftedBy) -> None:
+    def __init__(self, source: SelfDrafting) -> None:
         attention = source.attention
         self._held = HeldBlocks()
         self._is_held = source.is_held
@@ -67,7 +52,7 @@ class DraftBlocks:
         return self._method
 
 
-class HeldBlocks:
+class HeldBlocks(BlockChooser):
     """Blocks that are held for a round; before the first one every draft attends to everything."""
 
     def __init__(self) -> None:
@@ -93,7 +78,6 @@ class HeldBlocks:
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """See `BlockChooser.choose`."""
         if layer not in self._held:
             return None
         held, first = self._held[layer]
@@ -108,7 +92,7 @@ class HeldBlocks:
         return Blocks(torch.cat([recent, held.index], -1), held.count + n_recent, held.size)
 
 
-class MethodBlocks:
+class MethodBlocks(BlockChooser):
     """Blocks that a method chooses for a draft, which are held.
 
     Args:
@@ -128,7 +112,6 @@ class MethodBlocks:
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """See `BlockChooser.choose`."""
         before, begin = self._rounds.get(layer, (start, start))
         if len(before) != len(start):  # rows have gone
             before = begin = start
@@ -149,7 +132,7 @@ class MethodBlocks:
         return found
 
 
-class VerifiedBlocks:
+class VerifiedBlocks(BlockChooser):
     """Holds the blocks that a verifying pass attends to most.
 
     Args:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mmaccel.contracts import Model
+from mmaccel.model_parts import ReducedLayers
 from mmaccel.reduction.kv_cache.contract import (
     CacheMethod,
     CacheQuantizer,
@@ -87,52 +88,57 @@ class LayerMethods:
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
         return self.evictor is not None or is_chosen
 
-    def describe(self, model: Model) -> str:
+    def describe(self, model: ReducedLayers) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.
 
         Args:
             model: after the run.
         """
         parts = []
-        n_evicted, n_entries = model.n_evicted
-        if self.quantizer is not None and model.packed_bytes[0]:
+        found = model.layer_counts
+        n_evicted, n_entries = found.n_evicted
+        if self.quantizer is not None and found.packed_bytes[0]:
             parts.append(f"the cached entries as {self.quantizer!r} holds them")
         elif self.goes_on and n_evicted:
             parts.append(f"the cached entries that {self.kv_cache!r} keeps")
         elif n_evicted:
             kept = n_entries - n_evicted
             parts.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
-        counts = model.block_counts
+        counts = found.block_counts
         if self.attention is not None and (counts is None or counts.left_out):
             parts.append(f"the blocks that {self.attention!r} chooses")
         return f"the model on {' and '.join(parts)}" if parts else ""
 
     def record(self, stats: Stats, model: Model) -> None:
         """Let the statistics of a run of a model say what it was exact with respect to."""
+        if not self:
+            return
+        assert isinstance(model, ReducedLayers)
         self.note(stats, model)
         reference = self.describe(model)
         if reference:
             stats.exactness = "relaxed"
             stats.reference = reference
 
-    def note(self, stats: Stats, model: Model) -> None:
+    def note(self, stats: Stats, model: ReducedLayers) -> None:
         """Let the statistics say where a selector chose nothing, or had no effect on a prompt, and
         where a step reads more of weights than of the cache.
         """
-        n_held, n_whole = model.packed_bytes
+        found = model.layer_counts
+        n_held, n_whole = found.packed_bytes
         if self.quantizer is not None and n_held:
             stats.notes.append(
                 f"kv_cache: {self.quantizer.name} held keys and values of {n_whole} bytes in "
                 f"{n_held}"
             )
-        step = model.step_bytes
+        step = found.step_bytes
         if self.shortens_steps and step is not None and step.cache < step.weights:
             stats.notes.append(
                 f"{self.slots}: weights dominate: a step reads {step.weights / 2**20:.3g} MiB of "
                 f"weights and {step.cache / 2**20:.3g} MiB of keys and values; where it takes as "
                 f"long as that, it is at most {step.speed_up:.2f} times as fast without these"
             )
-        counts = model.block_counts
+        counts = found.block_counts
         if self.attention is None or counts is None:
             return
         if self.attention.chooses_prompts and not counts.left_out:
@@ -150,6 +156,7 @@ def reducing(model: Model, methods: LayerMethods, branches: int) -> Iterator[Non
     if not methods:
         yield
         return
+    assert isinstance(model, ReducedLayers)
     model.use_methods(methods, branches)
     try:
         yield

@@ -12,8 +12,8 @@ with contiguous memory.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,9 +48,10 @@ class _Written:
     start: Tensor
 
 
-class BlockChooser(Protocol):
-    """Chooses the blocks that a pass attends to in a layer."""
+class BlockChooser(ABC):
+    """Base of what chooses the blocks that a pass attends to in a layer."""
 
+    @abstractmethod
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
@@ -63,10 +64,9 @@ class BlockChooser(Protocol):
             start: `[R]` int64, cache index of each row's first query.
             scale: of the scores.
         """
-        ...
 
 
-class SparseBlocks:
+class SparseBlocks(BlockChooser):
     """The blocks that the layers of one run attend to.
 
     Args:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmaccel.model_parts import LayerCounts
 from mmaccel.pipelines.layers.attention import WindowPass
-from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
+from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.head_rounds import HeadRounds
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -21,10 +22,10 @@ from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
-from mmaccel.results import BlockCounts
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
+    from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 
 class LayerStores:
@@ -63,7 +64,7 @@ class LayerStores:
         methods: LayerMethods,
         branches: int = 1,
         windows: Sequence[int | None] | None = None,
-        drafts: DraftedBy | None = None,
+        drafts: SelfDrafting | None = None,
         turner: KeyTurner | None = None,
     ) -> None:
         self.layers = layers
@@ -85,9 +86,10 @@ class LayerStores:
         self.drafting = None if drafts is None else DraftBlocks(drafts)
 
     @property
-    def block_counts(self) -> BlockCounts | None:
-        """What sparse attention has left out in the run; None where there is none."""
-        return None if self.sparse is None else self.sparse.counts
+    def counts(self) -> LayerCounts:
+        """What methods have left out in the run."""
+        blocks = None if self.sparse is None else self.sparse.counts
+        return LayerCounts(self.n_evicted, self.packed_bytes, block_counts=blocks)
 
     @property
     def n_evicted(self) -> tuple[int, int]:
@@ -210,7 +212,7 @@ class LayerStores:
         return found
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        """See `mmaccel.contracts.TokenModel.copy_entries`."""
+        """See `mmaccel.model_parts.CopiedEntries.copy_entries`."""
         shared = [] if self.prefix is None else self.prefix.read(row)
         found = []
         for number, layer in enumerate(self.layers):
@@ -228,7 +230,7 @@ class LayerStores:
     def write_row(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """See `mmaccel.contracts.TokenModel.write_entries`."""
+        """See `mmaccel.model_parts.CopiedEntries.write_entries`."""
         prefix = self.prefix
         if prefix is not None:
             prefix.leave(row)
@@ -251,7 +253,7 @@ class LayerStores:
                 self.layers[number].write_row(row, keys, values)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """Keep a path of the tree that was written last; see `mmaccel.contracts.TokenModel.commit`.
+        """Keep a path of the tree that was written last; see `mmaccel.model_parts.TreePasses`.
 
         Cost: a copy of the path's keys and values.
         """

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from mmaccel.checks import show, suggest
 from mmaccel.config_files import read_json, read_value
-from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
@@ -60,7 +60,7 @@ class VoicesSpeech:
     float32_parts = ("codec",)
 
     def __init__(
-        self, window: TokenModel, tokenizer: Any, codec: SpeechCodec, facts: dict[str, Any]
+        self, window: CausalLMWindow, tokenizer: Any, codec: SpeechCodec, facts: dict[str, Any]
     ) -> None:
         self.window = window
         self.tokenizer = tokenizer

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers
+from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers, StepRunner
 
 Replay = Callable[[], None]
 _TRIED: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()  # by model
@@ -125,8 +125,8 @@ class GraphCache:
         return found
 
 
-class CudaGraphRunner:
-    """A `mmaccel.samplers.window.step_runner.StepRunner` by CUDA graphs, on one device.
+class CudaGraphRunner(StepRunner):
+    """Captures steps in CUDA graphs, on one device.
 
     Args:
         device: where the model is.
@@ -137,7 +137,6 @@ class CudaGraphRunner:
 
     Attributes:
         reason: why steps run eagerly although they should be captured; empty otherwise.
-        captures: steps captured so far, without those that runs have once each.
 
     Memory: that of one step of the widest window, as long as the entry lives.
     """
@@ -151,9 +150,9 @@ class CudaGraphRunner:
         falls_back: bool = True,
         cache: GraphCache | None = None,
     ) -> None:
-        self.device, self.sync_every, self.falls_back = device, sync_every, falls_back
-        self.reason = ""
-        self.captures = 0
+        super().__init__(sync_every)
+        self.device = device
+        self.falls_back = falls_back
         self._cache = GraphCache(0) if cache is None else cache
         self.has_cache = cache is not None
         self.load(None, {})
@@ -174,7 +173,7 @@ class CudaGraphRunner:
         return found
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        graph_model: Any = model  # only a `GraphModel` has a key
+        graph_model: Any = model  # only one with `CapturedBuffers` has a key
         if self._key is None:
             model.reserve(rows, positions)
         elif self._entry.model is None:

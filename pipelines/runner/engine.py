@@ -11,17 +11,18 @@ import torch
 
 from mmaccel.capabilities import Option, Reason, explain, refuse
 from mmaccel.checks import check_fields, check_int, one_of, within
-from mmaccel.contracts import Pass, Policy, PrefixGroups, Prompt, TokenModel
+from mmaccel.contracts import Pass, PrefixGroups, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.policies import Policy
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 
 UseGraphs = Literal["auto"] | bool
 UseFused = FusedSwitch
@@ -174,12 +175,12 @@ class Engine:
         self.use_fused(window)
         if window.kind == "canvas":
             return
-        window.prefill_chunk_size = chunk_size
+        window.setup.prefill_chunk_size = chunk_size
         self._share(window, prompt)
-        window.use_ragged(prompt.is_ragged)
+        window.setup.ragged = prompt.is_ragged
         runner = self.runner(window, prompt, policy, params)
-        if window.takes_runner:
-            window.runner = runner
+        if "captured steps" in window.offers:
+            window.setup.runner = runner
 
     def use_fused(self, window: TokenModel) -> None:
         """Say whether a model's next runs may take the fused decoder.
@@ -188,12 +189,16 @@ class Engine:
             UnsupportedModelError: it must, and the model cannot have one.
         """
         refuse(explain(*(each for each in self.parts if each.needs == _FUSED), window))
-        window.use_fused(self.fused, self.compile)
+        if "fused decoder" in window.offers:
+            window.setup.fused = self.fused
+            window.setup.compile = self.compile
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:
         """Set which rows of the next call read one prompt."""
+        setup = window.setup
+        setup.prefixes = None
+        setup.prefix_reason = ""
         if self.share_prefix is False:
-            window.use_prefixes(None)
             return
         groups = prompt.groups
         n_saved = groups.n_saved
@@ -204,13 +209,14 @@ class Engine:
                 idle = "one row is decoded at a time; decode several together (batch_size)"
         elif self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
             idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
-        reason = _find_admission(prompt, window.prefill_chunk_size)
+        reason = _find_admission(prompt, setup.prefill_chunk_size)
         if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
             reason = window.lack("shared prompts") or find_other_inputs(window, groups)
         if reason and self.share_prefix is True:
             refuse([Reason(SHARING, window, "shared prompts", reason)])
-        reason = reason or idle
-        window.use_prefixes(None if reason else groups, reason)
+        setup.prefix_reason = reason or idle
+        if not setup.prefix_reason:
+            setup.prefixes = groups
 
     def runner(
         self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
@@ -223,7 +229,7 @@ class Engine:
         device = window.device
         self.check(device, policy)
         if self.cuda_graphs is False:
-            return EagerRunner(self.sync_every)
+            return StepRunner(self.sync_every)
         reason: str | None = f"the model on {device}; CUDA graphs need a CUDA device"
         if device.type == "cuda":
             reason = find_obstacle(window, prompt, policy, params)
@@ -232,7 +238,7 @@ class Engine:
             return CudaGraphRunner(device, self.sync_every, falls_back, self.cache)
         if self.cuda_graphs is True:
             refuse([Reason(GRAPHS, window, "captured steps", str(reason))])
-        return EagerRunner(self.sync_every, reason)
+        return StepRunner(self.sync_every, reason)
 
 
 def chunks_of(size: int | None) -> Option:
@@ -293,7 +299,8 @@ def find_obstacle(
     """
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
-    if window.recorder is not None and window.recorder.is_active:
+    recorder = window.setup.recorder
+    if recorder is not None and recorder.is_active:
         return "outputs of every step, which the host stores"
     if why := window.lack("captured steps"):
         return why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -11,8 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.capabilities import flatten
-from mmaccel.contracts import Pass, PrefixGroups
+from mmaccel.contracts import Pass, TokenModel
 from mmaccel.kernels import dispatch
+from mmaccel.model_parts import (
+    CapturedBuffers,
+    CopiedEntries,
+    LayerCounts,
+    ReducedLayers,
+    SelectedRows,
+    SelfDrafts,
+    TreePasses,
+)
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -23,12 +33,18 @@ from mmaccel.samplers.drafting.coarse import forget_opened
 _OF_OWN_PROMPTS = {"captured steps", "copied entries", "draft canvas", "draft passes"}
 
 
-class StaticModelBuffers:
+class StaticModelBuffers(
+    TokenModel,
+    CapturedBuffers,
+    CopiedEntries,
+    ReducedLayers,
+    SelectedRows,
+    SelfDrafts,
+    TreePasses,
+):
     """A token model over `LayerStores` whose buffers outlive a run.
 
-    It is a `GraphModel` (see `mmaccel.samplers.window.step_runner`) and supports continuous
-    batching (see `SupportsContinuousBatching` in `mmaccel.samplers.window.scheduler`). A child
-    class names its attributes in the class variables.
+    A child class names its attributes in the class variables.
 
     Attributes:
         reserved: attributes that `reserve` sets; a later run uses them as they are.
@@ -48,21 +64,14 @@ class StaticModelBuffers:
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
     follows_tokens: ClassVar[bool] = False
-    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention", "ragged")
-    takes_runner: bool = True
-    model: Any
-    device: Any
-    prefill: Any
+    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
     caches: LayerStores | None = None
     methods: LayerMethods = LayerMethods()
-    prefixes: PrefixGroups | None = None
     _branches: int = 1
-    _spare: int = 0  # cache indices beside those of positions
-    _drafts: Any = None  # the source by which the model drafts for itself
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
-        return vars(self) | {"caches": None, "runner": None}
+        return vars(self) | {"caches": None, "setup": replace(self.setup, runner=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -84,13 +93,14 @@ class StaticModelBuffers:
         return (
             type(self),
             *(getattr(self, name) for name in self.options),
+            self.setup.ragged,
             *(getattr(self, name) is not None for name in self.row_inputs),
             *(find_address(getattr(self, name)) for name in self.constants),
             *_torch_settings(self.device),
         )
 
     def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
-        self.reserve(rows, positions)  # type: ignore[attr-defined]
+        self.reserve(rows, positions)
         for name in self.row_inputs:
             value = getattr(self, name)
             setattr(self, name, None if value is None else self.make_static(value))
@@ -109,6 +119,9 @@ class StaticModelBuffers:
         for layer in self.cache_layers():
             layer.clear()
 
+    def prompt_width(self, width: int) -> int:
+        return width
+
     def make_static(self, value: Tensor) -> Tensor:
         """A static buffer for a row input, with these values in it."""
         return value.clone()
@@ -118,11 +131,11 @@ class StaticModelBuffers:
         return own
 
     def get_row_inputs(self) -> dict[str, Tensor | None]:
-        """See `SupportsContinuousBatching.get_row_inputs`: the row inputs by name."""
+        """The row inputs by name."""
         return {name: getattr(self, name) for name in self.row_inputs}
 
     def select_rows(self, row_inputs: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `SupportsContinuousBatching.select_rows`. Static buffers are written in place."""
+        """See `SelectedRows`. Static buffers are written in place."""
         for name, value in row_inputs.items():
             if value is None or rows is None:
                 setattr(self, name, value)
@@ -135,12 +148,12 @@ class StaticModelBuffers:
                 current.copy_(self.fit(selected, current))
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
+        """See `SelectedRows`. Cost: a pass over these rows alone."""
         with self._select_inputs(rows), self._reserved().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
-        """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""
+        """See `SelectedRows`. Cost: a copy of the rows' keys and values."""
         self._reserved().keep(rows)
 
     def join_rows(
@@ -150,7 +163,7 @@ class StaticModelBuffers:
         rows: Tensor,
         order: Tensor,
     ) -> dict[str, Tensor | None]:
-        """See `SupportsContinuousBatching.join_rows`. What differs in length gets the longer."""
+        """See `SelectedRows`. What differs in length gets the longer."""
         joined: dict[str, Tensor | None] = {}
         for name, own in row_inputs.items():
             other = others[name]
@@ -181,39 +194,34 @@ class StaticModelBuffers:
             why = getattr(method, "excludes", {}).get(word)
             if why:
                 return f"{method!r} {why}"
-        if self.prefixes is not None and word in _OF_OWN_PROMPTS:
+        if self.setup.prefixes is not None and word in _OF_OWN_PROMPTS:
             return "its rows read one stored prompt together; leave share_prefix out"
         if word == "copied entries" and self.row_inputs and not self.follows_tokens:
             return "keys of prompts depend on more than their tokens"
-        found: str = super().lack(word, part)  # type: ignore[misc]
-        return found
+        return super().lack(word, part)
 
     @property
     def entries_key(self) -> Hashable:
-        """See `mmaccel.contracts.TokenModel.entries_key`; it changes with the weights."""
+        """See `CopiedEntries`; it changes with the weights."""
         tensors = chain(self.model.parameters(), self.model.buffers())
         n_writes = sum(tensor._version for tensor in tensors if not tensor.is_inference())
         return type(self), self.model, model_state(self.model), n_writes
 
     def copy_entries(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        """See `mmaccel.contracts.TokenModel.copy_entries`."""
         return self._reserved().copy_row(row, first, last)
 
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """See `mmaccel.contracts.TokenModel.write_entries`."""
         self._reserved().write_row(row, entries, key)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.methods = methods
         self._branches = branches
 
-    def use_drafting(self, drafts: Any) -> None:
-        self._drafts = drafts
-
-    def make_room(self, spare: int) -> None:
-        self._spare = spare
+    @property
+    def layer_counts(self) -> LayerCounts:
+        return LayerCounts() if self.caches is None else self.caches.counts
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         self._reserved().commit(start, path)

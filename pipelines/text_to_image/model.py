@@ -20,10 +20,11 @@ from torch import Tensor
 
 from mmaccel.catalog import read_policy
 from mmaccel.checks import check_length, show
-from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel, check_policy
+from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
+from mmaccel.policies import check_policy
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import one_of, show, within
-from mmaccel.contracts import FinishedRow, OnCanvasStep
+from mmaccel.contracts import FinishedRow
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
@@ -44,6 +44,7 @@ from mmaccel.pipelines.text_to_image.outputs import (
 )
 from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 from mmaccel.pipelines.text_to_image.registry import open_images
+from mmaccel.policies import OnCanvasStep
 from mmaccel.results import OnStep
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise, choose_seed

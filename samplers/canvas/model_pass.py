@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
+from mmaccel.model_parts import FinishedBlocks
 from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
@@ -76,7 +77,10 @@ class ModelPass:
     def _prefill(self, canvas: Canvas) -> int:
         """Process the finished blocks of prompts that are longer than the model keeps."""
         columns = self.columns
-        limit = self.model.prompt_limit
+        model = self.model
+        if not isinstance(model, FinishedBlocks):
+            return 0
+        limit = model.prompt_limit
         base = columns.to_pass_rows(canvas.base.clamp(max=0)) + columns.first  # [R]
         lengths = base - columns.pad
         if limit is None or int(lengths.max()) <= limit:
@@ -86,7 +90,7 @@ class ModelPass:
         began = time.perf_counter()
         entries = columns.as_entries(self.model_tokens(canvas)[None], sets, canvas.start[:, None])
         with as_called():
-            self.model.prefill(replace(entries, start=columns.pad, lengths=lengths))
+            model.prefill(replace(entries, start=columns.pad, lengths=lengths))
         self.seconds += time.perf_counter() - began
         self._first_unwritten = base
         return int(lengths.sum())

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import check_callable, check_fields, check_kind, within
-from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
+from mmaccel.policies import CanvasPolicy, OnCanvasStep
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan

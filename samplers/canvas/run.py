@@ -24,15 +24,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
-from mmaccel.contracts import (
-    CanvasInterrupt,
-    CanvasPolicy,
-    CanvasProgress,
-    Denoiser,
-    FinishedRow,
-    OnCanvasStep,
-    Prompt,
-)
+from mmaccel.contracts import Denoiser, FinishedRow, Prompt
+from mmaccel.policies import CanvasInterrupt, CanvasPolicy, CanvasProgress, OnCanvasStep
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_run

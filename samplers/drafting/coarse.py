@@ -43,9 +43,7 @@ class _OfModel(DraftSource):
     has_children = True
     corrects = True
 
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
+    draws_trees = True
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ that of a proposed token is one-hot unless the drafter says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Exclusions, Words
 from mmaccel.checks import Checked, check_answer, check_kind
-from mmaccel.contracts import Layout, Policy, TokenModel
+from mmaccel.contracts import Layout, TokenModel
 from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -178,27 +178,6 @@ class Frontier:
         return self.slots + self.origin
 
 
-class DraftingPolicy(Policy, Protocol):
-    """What a run reads of a window policy.
-
-    Attributes:
-        window: tokens processed per pass, or "adaptive".
-    """
-
-    window: int | str
-
-    @property
-    def freezes_noise(self) -> bool:
-        """Whether frozen noise chooses tokens; otherwise a draft's distribution is asked for."""
-
-    @property
-    def tree(self) -> object | None:
-        """A `TreeShape`, which asks the drafter for nodes; None for none."""
-
-    def draft_source(self) -> DraftSource:
-        """The source of drafts in a run."""
-
-
 NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 
 
@@ -267,6 +246,7 @@ class DraftSource(Checked, Capable):
         """What drafts, if it is a model of its own, whose cache one run at a time has."""
         return None
 
+    @property
     def draws_trees(self) -> bool:
         """Whether the drafter's `distributions` says what follows the entries of a tree."""
         return False

@@ -83,8 +83,8 @@ class DraftModel(ModelSource):
         None, hint="give a rule such as mmaccel.SVIP(), or leave length out"
     )
 
+    @property
     def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
         return not self.model.lack("trees")
 
     def open(self, run: OpenRun) -> Drafter:
@@ -155,15 +155,15 @@ class ModelDrafter(Drafter):
                 "mmaccel.share_ids has given this vocabulary"
             )
         scheduler = run.scheduler
-        size = run.model.prefill_chunk_size
+        size = run.model.setup.prefill_chunk_size
         if scheduler is not None:
             scheduler.register(self.model)
         tokens, lengths = run.prompt.text
         tree = run.policy.tree
-        if tree is not None and self.source.draws_trees():
+        if tree is not None and self.source.draws_trees:
             width = run.policy.window
             assert isinstance(width, int), "checked with the tree"
-            self.model.make_room(count_spare(tree, self.model, width))
+            self.model.setup.spare = count_spare(tree, self.model, width)
         positions = tokens.shape[1] + run.length - 1
         most = self.model.max_positions
         if most is not None and positions > most:
@@ -270,8 +270,8 @@ class ModelDrafter(Drafter):
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""
-        if run.policy.tree is not None and self.source.draws_trees():
-            self.model.make_room(0)
+        if run.policy.tree is not None and self.source.draws_trees:
+            self.model.setup.spare = 0
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`; the scheduler prefills the model too."""

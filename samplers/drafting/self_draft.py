@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mmaccel.capabilities import explain, refuse
-from mmaccel.contracts import Method, Pass, check_method
+from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
+from mmaccel.model_parts import SelfDrafts
+from mmaccel.policies import Method, check_method
 from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
@@ -56,7 +58,7 @@ class SelfDrafting(DraftSource):
             UnsupportedModelError: a model whose layers cannot attend to part of its cache.
         """
         refuse(explain(self, run.model))
-        run.model.use_drafting(self)
+        run.model.setup.drafts = self
         return SelfDrafter(self)
 
 
@@ -67,6 +69,8 @@ class SelfDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         buffer = run.buffer
         prompt = run.prompt
+        model = run.model
+        assert isinstance(model, SelfDrafts)
 
         def find_logits(work: Tensor, k: int) -> Tensor:
             before = (buffer.columns[:, k : k + 1] - 1).clamp(min=0)
@@ -74,12 +78,12 @@ class SelfDrafter(Drafter):
             entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
             run.stats.draft_passes += 1
             with as_called():
-                return run.model.forward_draft(entry, k)
+                return model.forward_draft(entry, k)
 
         return draft_in_turn(run, find_logits)
 
     def close(self, run: OpenRun) -> None:
-        run.model.use_drafting(None)
+        run.model.setup.drafts = None
 
 
 @dataclass(frozen=True)

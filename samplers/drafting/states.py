@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -14,35 +15,35 @@ PromptReader: TypeAlias = Callable[[Pass, Tensor], None]
 """Receives a pass over prompts, and the states `[R, W, F]` of its entries."""
 
 
-@runtime_checkable
-class StateModel(Protocol):
-    """A token model that hands out the hidden states from which it computes its logits.
+class StateModel(ABC):
+    """A mix-in of a token model that hands out the hidden states from which it computes its logits.
 
     Attributes:
         last_states: `[R, W, D]` of the last pass, any float dtype, where they are kept.
         coarse: folder of the coarse model that ships with the model, or None.
     """
 
-    last_states: Tensor | None
-    coarse: Path | None
+    last_states: Tensor | None = None
+    coarse: Path | None = None
 
+    @abstractmethod
     def keep_states(self, wanted: bool) -> None:
         """From now on passes store `last_states`, or do not."""
 
+    @abstractmethod
     def output_matrix(self) -> Tensor:
         """`[V, D]`: a state's logits are its products with these rows, up to a bias."""
 
 
-@runtime_checkable
-class LayerStates(StateModel, Protocol):
-    """A `StateModel` that also hands out states of its layers, and those of prompts.
+class LayerStates(StateModel):
+    """A `StateModel` that also hands out states of its layers, and those of prompts."""
 
-    Attributes:
-        n_layers: of the model.
-    """
+    @property
+    @abstractmethod
+    def n_layers(self) -> int:
+        """Of the model."""
 
-    n_layers: int
-
+    @abstractmethod
     def keep_states(
         self,
         wanted: bool,
@@ -58,5 +59,6 @@ class LayerStates(StateModel, Protocol):
                 where rows read one stored prompt, or the model processes the prompt itself.
         """
 
+    @abstractmethod
     def input_matrix(self) -> Tensor:
         """`[V, D]`, embeddings of the tokens."""

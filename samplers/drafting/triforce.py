@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from mmaccel.catalog import make
 from mmaccel.checks import within
-from mmaccel.contracts import Method
+from mmaccel.policies import Method
 from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 

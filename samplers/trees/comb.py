@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
 from mmaccel.samplers.trees.dyspec import extend_likeliest, fork_chain, round_chances
 from mmaccel.samplers.trees.growth import Growth
@@ -48,10 +48,6 @@ class Comb(TreeShape):
     def depth(self) -> int:
         """L."""
         return self.length
-
-    def can_grow(self, source: DraftSource) -> bool:
-        """See `TreeShape.can_grow`."""
-        return source.has_branches or source.has_children
 
     def plan(self, width: int) -> Plan:
         """See `TreeShape.plan`. Branch b leaves the chain after b drafts: the first draft has a

@@ -14,9 +14,8 @@ exact in distribution go from entry to entry instead and accept a child of each 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +26,9 @@ from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.samplers.drafting.contract import NO_GRAPHS, Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.policy import WindowPolicy
 
 
 class Planned(NamedTuple):
@@ -59,12 +61,14 @@ class TreeShape(Checked, Capable, ABC):
             under a policy that is exact in distribution.
         is_capturable: whether `grow` never synchronises with the host, so that steps may be
             captured as CUDA graphs; then its nodes are not checked.
+        asks_children: whether `grow` asks the drafter what may follow entries.
     """
 
     slot = "tree"
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
     is_capturable: ClassVar[bool] = False
+    asks_children: ClassVar[bool] = True
 
     @property
     def needs(self) -> Words:
@@ -86,21 +90,22 @@ class TreeShape(Checked, Capable, ABC):
     def depth(self) -> int:
         """The most nodes of a path."""
 
-    @abstractmethod
-    def can_grow(self, source: DraftSource) -> bool:
-        """Whether drafters of a source answer what `grow` asks them."""
-
-    def plan(self, width: int) -> Plan | None:
-        """The tree that every pass has, for drafts that are drawn; None: it depends on the drafts.
+    def plan(self, width: int) -> Plan:
+        """The tree that every pass has, for drafts that are drawn; empty: it depends on the drafts.
 
         Args:
             width: W, of the widest window.
         """
-        return None
+        return ()
 
-    def can_draw(self, source: DraftSource) -> bool:
-        """Whether drafters of a source draw the drafts of `plan`."""
-        return source.draws_trees() and self.plan(self.depth + 1) is not None
+    def ways(self, source: DraftSource) -> set[str]:
+        """How drafters of a source give nodes: "grown" as `grow` asks, "drawn" for `plan`."""
+        found = set()
+        if source.has_children or not self.asks_children:
+            found.add("grown")
+        if source.draws_trees and self.plan(self.depth + 1):
+            found.add("drawn")
+        return found
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
@@ -116,28 +121,15 @@ class TreeShape(Checked, Capable, ABC):
         """
 
 
-def check_tree(
-    tree: object,
-    window: int | str,
-    source: DraftSource,
-    *,
-    policy: str,
-    takes: Callable[[TreeShape, DraftSource], bool],
-    remedy: str,
-) -> None:
+def check_tree(policy: WindowPolicy) -> None:
     """Refuse a tree that a policy cannot have.
-
-    Args:
-        tree: of the policy.
-        window: of the policy.
-        source: of its drafts.
-        policy: its name.
-        takes: whether the policy can walk a tree over drafts of a source.
-        remedy: drafts and trees that it can.
 
     Raises:
         OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
     """
+    tree: object = policy.tree
+    window = policy.window
+    source = policy.draft_source()
     if not isinstance(tree, TreeShape):
         raise OptionError(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
@@ -148,10 +140,11 @@ def check_tree(
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
             f"window={window!r}; give a wider window or shorter branches"
         )
-    if not takes(tree, source):
+    if not tree.ways(source) & policy.tree_ways:
         raise OptionError(
-            f"tree: expected drafts that have alternatives for {tree!r} under {policy}, received "
-            f"{source!r}; take {remedy}, or leave tree out"
+            f"tree: expected drafts that have alternatives for {tree!r} under "
+            f"{type(policy).__name__}, received {source!r}; take {policy.tree_remedy}, or leave "
+            "tree out"
         )
 
 

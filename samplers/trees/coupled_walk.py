@@ -66,8 +66,7 @@ class CoupledWalk:
         """
         run = self._run
         entries, choose = choose_by_rule(run, tree, self._rule, fresh)
-        slots = run.buffer.slots[:, :1] + entries.depths()
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, slots)
+        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, entries.depths())
         reads_back = not run.runner.is_static
         found = walk(entries.width, pass_scores.target, choose, reads_back=reads_back)
         last, n_right, walked = found
@@ -83,8 +82,7 @@ class CoupledWalk:
         index = torch.arange(entries.width, device=last.device)
         tokens = torch.where(index <= n_right[:, None], walked, behind)
         record.hold(p_target)
-        run.accept(tokens, index[:-1] < n_right[:, None])
-        run.calls.commit(run.rows.first_positions(), path.entries, run.rows.n_new)
+        run.accept_path(path, tokens, index[:-1] < n_right[:, None])
 
     def _redraw(
         self, tree: DrawnTree, view: Tensor, scores: Tensor, p_target: Tensor, fresh: Fresh

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.growth import Growth
 
@@ -45,32 +45,11 @@ class DySpec(TreeShape):
     name = "dyspec"
     is_capturable = True
 
-    def can_grow(self, source: DraftSource) -> bool:
-        """See `TreeShape.can_grow`."""
-        return source.has_children
-
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
-        forks = fork_chain(tree, self.ranks)
-        if forks is None:
-            return None
-        chances = add_children(tree, *forks)
-        is_new = torch.ones_like(chances, dtype=torch.bool)
-        chances, is_new = keep_likeliest(tree, chances, is_new, self.nodes)
-
-        for _ in range(self.depth - 1):
-            entries = torch.arange(chances.shape[1], device=chances.device) + tree.width
-            entries = entries.expand_as(chances)
-            found = tree.children(entries, self.ranks)
-            assert found is not None
-            values = chances.masked_fill(~is_new, _NEVER)  # the others' children are there
-            more = add_children(tree, entries, values, found.tokens, found.log_probs)
-            n_old = chances.shape[1]
-            is_new = torch.arange(n_old + more.shape[1], device=more.device) >= n_old
-            chances = torch.cat([chances, more], 1)
-            chances, is_new = keep_likeliest(tree, chances, is_new.expand_as(chances), self.nodes)
-        return tree.nodes(self.is_needed(chances))
+        chances = grow_likeliest(tree, self.nodes, self.depth, self.ranks, expand=self.nodes)
+        return None if chances is None else tree.nodes(self.is_needed(chances))
 
     def is_needed(self, chances: Tensor) -> Tensor:
         """Which nodes are verified, `[B, N]` bool.
@@ -80,6 +59,43 @@ class DySpec(TreeShape):
                 one that is none.
         """
         return chances > _NEVER
+
+
+def grow_likeliest(
+    tree: Growth, n_nodes: int, depth: int, ranks: int, *, expand: int
+) -> Tensor | None:
+    """Add nodes a generation at a time, and keep the likeliest; None for a pass without a tree.
+
+    Args:
+        tree: without nodes.
+        n_nodes: N, that are kept.
+        depth: generations.
+        ranks: of an entry's children that are looked at, the chain's draft among them.
+        expand: nodes whose children the drafter is asked for at a time, the likeliest of those that
+            it was not asked about.
+
+    Returns:
+        `[B, N]`, logarithms of the chances of the nodes, falling.
+    """
+    forks = fork_chain(tree, ranks)
+    if forks is None:
+        return None
+    chances = add_children(tree, *forks)
+    is_open = torch.ones_like(chances, dtype=torch.bool)
+    chances, is_open = keep_likeliest(tree, chances, is_open, n_nodes)
+    for _ in range(depth - 1):
+        ranked = chances.masked_fill(~is_open, _NEVER)
+        best = ranked.sort(dim=1, descending=True, stable=True).indices[:, :expand]
+        entries = best + tree.width
+        found = tree.children(entries, ranks)
+        assert found is not None
+        values = ranked.gather(1, best)
+        more = add_children(tree, entries, values, found.tokens, found.log_probs)
+        is_open = is_open.scatter(1, best, False)
+        is_open = torch.cat([is_open, torch.ones_like(more, dtype=torch.bool)], 1)
+        chances = torch.cat([chances, more], 1)
+        chances, is_open = keep_likeliest(tree, chances, is_open, n_nodes)
+    return chances
 
 
 class Forks(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.dyspec import extend_likeliest, fork_chain, round_chances
 from mmaccel.samplers.trees.growth import Growth
@@ -54,10 +54,6 @@ class ForkedComb(TreeShape):
     def depth(self) -> int:
         """L + K - 1, as a twig may leave a branch's last draft but one."""
         return self.length + self.twig_length - 1
-
-    def can_grow(self, source: DraftSource) -> bool:
-        """See `TreeShape.can_grow`."""
-        return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""

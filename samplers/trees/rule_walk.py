@@ -47,7 +47,7 @@ class RuleStep:
         self._run = run
         self._shape = shape
         self._rule = rule
-        is_drawn = shape.can_draw(run.drafter.source)
+        is_drawn = "drawn" in shape.ways(run.drafter.source)
         self._plan = shape.plan(run.chooser.widest) if is_drawn else None
 
     def __call__(self) -> None:
@@ -60,8 +60,7 @@ class RuleStep:
             verify_chain(run, drafts, p_draft, fresh)
             return
         entries, choose = found
-        slots = run.buffer.slots[:, :1] + entries.depths()
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, slots)
+        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, entries.depths())
         last, n_right, tokens = walk(entries.width, pass_scores.target, choose)
 
         # from here on the pass is one over the window that the path is in
@@ -72,8 +71,7 @@ class RuleStep:
         # behind the path stand guesses, which some drafters learn from
         likeliest = pass_scores.target.argmax(-1).gather(1, path.entries)
         tokens = torch.where(index <= n_right[:, None], tokens, likeliest)
-        run.accept(tokens, index[:-1] < n_right[:, None])
-        run.calls.commit(run.rows.first_positions(), path.entries, run.rows.n_new)
+        run.accept_path(path, tokens, index[:-1] < n_right[:, None])
 
     def _grow(
         self, drafts: Tensor, p_draft: Tensor, fresh: Fresh

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
 from mmaccel.samplers.trees.growth import Growth, grow_planned
 
@@ -64,10 +64,6 @@ class Sequoia(TreeShape):
                 "Sequoia.acceptance: expected rows of two or more chances of a sum up to 1, "
                 f"received {show(rows)}; count how often each rank is right"
             )
-
-    def can_grow(self, source: DraftSource) -> bool:
-        """See `TreeShape.can_grow`."""
-        return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.dyspec import add_children, fork_chain, keep_likeliest
+from mmaccel.samplers.trees.dyspec import grow_likeliest
 from mmaccel.samplers.trees.growth import Growth
-
-_NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -46,32 +43,8 @@ class SpecExec(TreeShape):
     name = "spec-exec"
     is_capturable = True
 
-    def can_grow(self, source: DraftSource) -> bool:
-        """See `TreeShape.can_grow`."""
-        return source.has_children
-
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
-        forks = fork_chain(tree, self.ranks)
-        if forks is None:
-            return None
-        chances = add_children(tree, *forks)
-        is_open = torch.ones_like(chances, dtype=torch.bool)
-        chances, is_open = keep_likeliest(tree, chances, is_open, self.nodes)
-
-        for _ in range(self.depth - 1):
-            # the likeliest nodes that the drafter was not asked about
-            n = min(self.expand, chances.shape[1])
-            ranked = chances.masked_fill(~is_open, _NEVER)
-            best = ranked.sort(dim=1, descending=True, stable=True).indices[:, :n]
-            found = tree.children(best + tree.width, self.ranks)
-            assert found is not None
-            more = add_children(
-                tree, best + tree.width, ranked.gather(1, best), found.tokens, found.log_probs
-            )
-            is_open = is_open.scatter(1, best, False)
-            is_open = torch.cat([is_open, torch.ones_like(more, dtype=torch.bool)], 1)
-            chances = torch.cat([chances, more], 1)
-            chances, is_open = keep_likeliest(tree, chances, is_open, self.nodes)
-        return tree.nodes(chances > _NEVER)
+        chances = grow_likeliest(tree, self.nodes, self.depth, self.ranks, expand=self.expand)
+        return None if chances is None else tree.nodes(chances > float("-inf"))

@@ -12,14 +12,12 @@ descendants and behind them the entries of the chain, whose scores the next draf
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from mmaccel.capabilities import explain, refuse
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.contract import DraftSource, PassPath
+from mmaccel.samplers.drafting.contract import PassPath
 from mmaccel.samplers.trees.contract import TreeShape, check_nodes
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.run import WindowRun
@@ -54,16 +52,14 @@ class TreeStep:
         check_nodes(self._shape, nodes, drafts, run.vocab_size)
         entries = TreeEntries.of(drafts, nodes)
         depths = entries.depths()
-        slots = run.buffer.slots[:, :1] + depths
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, slots)
+        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, depths)
         rows = torch.arange(len(depths), device=depths.device)[:, None]
         found = run.backend.run(argmax, pass_scores.target + noise[rows, depths])  # [B, E]
 
         path, kept = self.walk(entries, found)
         run.scores.keep(pass_scores, path)
         run.observe(noise)
-        run.accept(found.gather(1, path.entries), kept)
-        run.calls.commit(run.rows.first_positions(), path.entries, run.rows.n_new)
+        run.accept_path(path, found.gather(1, path.entries), kept)
 
     def walk(self, entries: TreeEntries, found: Tensor) -> tuple[PassPath, Tensor]:
         """The view of each row, and which of its drafts are right, `[B, W-1]` bool."""
@@ -91,30 +87,28 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
     return PassPath(view, is_branch, buffer.tokens.scatter(1, columns, drafts))
 
 
-def can_walk(
-    run: WindowRun, shape: TreeShape, takes: Callable[[TreeShape, DraftSource], bool]
-) -> bool:
-    """Whether the passes of a run may cover a tree; a note in its statistics says why not.
-
-    Args:
-        run: fresh.
-        shape: of the tree.
-        takes: whether the policy can walk a tree over drafts of a source.
+def find_walked(run: WindowRun) -> TreeShape | None:
+    """The tree that passes of a fresh run cover; None for the chain alone, and a note in the run's
+    statistics says why.
 
     Raises:
         UnsupportedModelError: a model whose layers take no trees.
     """
+    shape = run.policy.tree
+    if shape is None:
+        return None
     refuse(explain(shape, run.model))
     reason = ""
     source = run.drafter.source
-    if not takes(shape, source):
+    if not shape.ways(source) & run.policy.tree_ways:
         reason = f"drafts of {source!r} have no alternatives"
     elif run.params.processor is not None:
         reason = "logits processors read the tokens before a slot, and branches have others"
     elif run.params.is_spread:
         reason = "evenly spread samples follow one path"
-    elif run.calls.is_recorded:
+    elif run.calls.recording is not None:
         reason = "outputs of every step are asked for"
-    if reason:
-        run.stats.notes.append(f"tree: the chain alone, as {reason}")
-    return not reason
+    if not reason:
+        return shape
+    run.stats.notes.append(f"tree: the chain alone, as {reason}")
+    return None

@@ -85,10 +85,10 @@ class AcousticGroups(WindowPolicy):
         Raises:
             OptionError: a model without such vectors; see also `group_tokens`.
         """
-        vectors = model.codes if self.vectors == "codes" else model.embeddings()
+        vectors = model.vectors(self.vectors)
         if vectors is None or len(vectors) != model.vocab_size:
-            other = model.embeddings() if self.vectors == "codes" else model.codes
-            remedy = "" if other is None else f"choose {_OTHER[self.vectors]!r}, or "
+            other = _OTHER[self.vectors]
+            remedy = "" if model.vectors(other) is None else f"choose {other!r}, or "
             raise OptionError(
                 f"vectors: expected a model with a vector for each of its {model.vocab_size} "
                 f"tokens for {self.vectors!r}, received a {type(model).__name__} without them; "

@@ -87,7 +87,7 @@ class GroupedSpeculative(WindowPolicy):
             OptionError: groups by latent codes, and a model that declares none.
         """
         if self.groups == "latent":
-            codes = run.model.codes
+            codes = run.model.vectors("codes")
             if codes is None or len(codes) != run.vocab_size or codes.isnan().any():
                 raise OptionError(
                     "groups: expected a model with a code of the image tokenizer for each of its "

@@ -23,7 +23,7 @@ from typing import ClassVar
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.walk import TreeStep, can_walk
+from mmaccel.samplers.trees.walk import TreeStep, find_walked
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window
@@ -57,8 +57,9 @@ class Jacobi(WindowPolicy):
         return f"Jacobi(window={self.window!r}, drafts={self.drafts!r}{tree})"
 
     def decode(self, run: WindowRun) -> Generation:
-        if self.tree is not None and can_walk(run, self.tree, self.takes_tree):
-            return run.run(TreeStep(run, self.tree))
+        tree = find_walked(run)
+        if tree is not None:
+            return run.run(TreeStep(run, tree))
         open_draws = choose_draws(run)
 
         def step_fn() -> None:

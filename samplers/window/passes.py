@@ -9,12 +9,12 @@ import torch
 from torch import OutOfMemoryError, Tensor
 
 from mmaccel.contracts import Pass, TokenModel
+from mmaccel.model_parts import CapturedBuffers, TreePasses
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
 from mmaccel.samplers.prompt_chunks import count_prompts, prefill_together
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rows import RunRows
 from mmaccel.samplers.window.step_runner import Once, StepRunner
 from mmaccel.samplers.window.step_state import Held
@@ -30,8 +30,7 @@ class ModelCalls:
         spare: cache indices a row beside those of positions, for trees.
 
     Attributes:
-        recorder: the model's `StepRecorder`; None without one.
-        is_recorded: whether passes record anything.
+        recording: receives what passes give out; None where nothing does.
         formats: what passes are computed in.
         has_own_prompt: whether the model itself has processed the prompt.
         knows_first: whether the logits behind the prompt were computed with it.
@@ -40,8 +39,8 @@ class ModelCalls:
 
     def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
         self.model = model
-        self.recorder: StepRecorder | None = model.recorder
-        self.is_recorded = self.recorder is not None and self.recorder.is_active
+        recorder = model.setup.recorder
+        self.recording = recorder if recorder is not None and recorder.is_active else None
         self.formats = PassFormats(model)
         self.has_own_prompt = False
         self.knows_first = False
@@ -82,8 +81,7 @@ class ModelCalls:
         positions: int,
         short_prompt: Tensor | None,
     ) -> None:
-        if self._spare:
-            self.model.make_room(self._spare)
+        self.model.setup.spare = self._spare
         self._runner.reserve(self.model, len(lengths), positions)
         began = time.perf_counter()
         n_processed = self.model.process_prompt()
@@ -91,7 +89,7 @@ class ModelCalls:
         self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
         n_left = 0 if self.knows_first else 1  # tokens of the first window
         n_passes = 1
-        has_size = self.model.prefill_chunk_size is not None
+        has_size = self.model.setup.prefill_chunk_size is not None
         self._has_chunks = n_processed is None and tokens is None and has_size
         if n_processed is None and tokens is not None and tokens.shape[1] > n_left:
             n_columns = tokens.shape[1] - n_left
@@ -106,13 +104,14 @@ class ModelCalls:
         self, tokens: Tensor, lengths: Tensor, n_left: int, short_prompt: Tensor | None
     ) -> int:
         """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
-        size = self.model.prefill_chunk_size
+        size = self.model.setup.prefill_chunk_size
         n_tokens = count_prompts(self.model, tokens) * tokens.shape[1]
         self._has_chunks = size is not None and n_tokens > size
         if short_prompt is None or self._has_chunks:
             return prefill_together(
                 self.model, tokens, lengths - n_left, size if self._has_chunks else None
             )
+        assert isinstance(self.model, CapturedBuffers)
         width = self.model.prompt_width(tokens.shape[1])
 
         def step() -> None:
@@ -141,45 +140,35 @@ class ModelCalls:
             entries: `[B, W]` int64, the path.
             n_new: `[B]` int64, tokens that were accepted: the entries up to the last of them.
         """
+        assert isinstance(self.model, TreePasses)
         index = torch.arange(entries.shape[1], device=entries.device)
         path = torch.where(index < n_new[:, None], entries, -1)
         self.model.commit(start, path.repeat(len(start) // len(path), 1))
 
-    def record(self, name: str, value: Tensor) -> None:
-        """Show the recorder a value `[B, W, V]` of the current pass."""
-        assert self.recorder is not None
-        self.recorder.record(name, value)
-
-    def record_accepted(self, first: Tensor, n_new: Tensor) -> None:
-        """Tell the recorder that `n_new` `[B]` tokens from slot `first` `[B]` on were accepted."""
-        assert self.recorder is not None
-        self.recorder.accept(first, n_new)
-
     def describe(self) -> None:
         """Fill in the statistics what the model says of its passes."""
         stats = self._stats
-        model = self.model
-        if self._spare:
-            model.make_room(0)
+        setup = self.model.setup
+        setup.spare = 0
+        route = self.model.route
         if self._has_chunks and self._runner.is_static:
             stats.notes.append("prefill_chunk_size: chunks ran eagerly, beside captured passes")
-        reason = model.attention_reason
-        if reason is not None:
+        if route.attention is not None:
+            reason = route.attention
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"
-        stats.route = model.route
-        stats.route_reason = model.route_reason
-        if model.prefixes is not None:
+        stats.route = route.name
+        stats.route_reason = route.reason
+        if setup.prefixes is not None:
             stats.notes.append(
-                f"share_prefix: {model.prefixes}; exact with respect to the model whose attention "
+                f"share_prefix: {setup.prefixes}; exact with respect to the model whose attention "
                 "adds up a prompt and what follows it apart, which may change last bits; a model's "
                 "first such call makes four short passes more, which are not counted, to check it"
             )
-        elif model.prefix_reason:
-            stats.notes.append(f"share_prefix: each row stores its prompt: {model.prefix_reason}")
-        shared = model.shared_rounding
-        if shared:
+        elif setup.prefix_reason:
+            stats.notes.append(f"share_prefix: each row stores its prompt: {setup.prefix_reason}")
+        if route.shared_rounding:
             stats.exactness = "relaxed"
-            stats.notes.append(shared)
+            stats.notes.append(route.shared_rounding)
 
 
 class TreeScores(NamedTuple):
@@ -234,8 +223,8 @@ class ScorePasses:
         """
         inputs = self._rows.take_inputs()
         logits = self._calls.forward(Pass(inputs.tokens, inputs.start))
-        if self._calls.is_recorded:
-            self._calls.record("logits", logits[: self._rows.prompt.batch])
+        if self._calls.recording is not None:
+            self._calls.recording.record("logits", logits[: self._rows.prompt.batch])
         return logits
 
     def forward(self) -> Tensor:
@@ -249,17 +238,19 @@ class ScorePasses:
         if self.reads_last:
             self.last_scores.hold(scores[:, -1].clone())  # a view would keep the whole window's
 
-    def forward_tree(self, tokens: Tensor, parents: Tensor, slots: Tensor) -> TreeScores:
+    def forward_tree(self, tokens: Tensor, parents: Tensor, depths: Tensor) -> TreeScores:
         """One forward pass over the window and the branches behind it.
 
         Args:
             tokens: `[B, E]` int64; those of the window are in the token buffer, too.
             parents: `[B, E]` int64, see `Pass`.
-            slots: `[B, E]` int64, which each entry predicts.
+            depths: `[B, E]` int64, slots between the window's first and the one that an entry
+                predicts.
         """
         inputs = self._rows.take_inputs()
         prompt = self._rows.prompt
         buffer = self._rows.buffer
+        slots = buffer.slots[:, :1] + depths
         width = inputs.tokens.shape[1]
         branches = prompt.branches
         behind = tokens[:, width:].repeat(branches, 1)
@@ -331,6 +322,6 @@ class ScorePasses:
         shown = scores if self.params.temperature else processed
         if self._is_observed:
             self._observed = PassScores(shown, processed[:, -1].clone())
-        if self._calls.is_recorded:
-            self._calls.record("scores", shown)
+        if self._calls.recording is not None:
+            self._calls.recording.record("scores", shown)
         return scores

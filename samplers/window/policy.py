@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from mmaccel.capabilities import Capable, Exclusions, explain, refuse
 from mmaccel.checks import check_choice, check_fields, check_kind
-from mmaccel.contracts import Prompt, TokenModel, check_window
+from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
+from mmaccel.policies import check_window
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.drafting.contract import NO_GRAPHS, DraftSource
@@ -35,6 +36,7 @@ class WindowPolicy(Capable):
         is_capturable: whether its steps may be captured as CUDA graphs.
         takes_corrections: whether a source may correct its drafts.
         takes_guesses: whether a source may learn what passes guess of slots; see `DraftSource`.
+        tree_ways: how nodes of a tree may come from drafts, see `TreeShape.ways`.
         tree_remedy: drafts that a tree of the policy may have.
         needs_rows: whether it decodes nothing but tokens that a layout has in rows.
         freezes_noise: whether a slot's token is what its scores and its frozen noise choose, so
@@ -45,6 +47,7 @@ class WindowPolicy(Capable):
     is_capturable: ClassVar[bool] = False
     takes_corrections: ClassVar[bool] = True
     takes_guesses: ClassVar[bool] = True
+    tree_ways: ClassVar[frozenset[str]] = frozenset({"grown"})
     tree_remedy: ClassVar[str] = "drafts='coarse', drafts='token-recycling'"
     needs_rows: ClassVar[bool] = False
     window: int | str = 1
@@ -82,21 +85,9 @@ class WindowPolicy(Capable):
         if find_source(self.drafts) is None:
             check_choice("drafts", self.drafts, NAMES, hint="'auto' suits most models")
         if self.tree is not None:
-            check_tree(
-                self.tree,
-                self.window,
-                self.draft_source(),
-                policy=type(self).__name__,
-                takes=self.takes_tree,
-                remedy=self.tree_remedy,
-            )
+            check_tree(self)
         check_fields(self)
         refuse(explain(self))
-
-    @classmethod
-    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
-        """Whether the policy can walk a tree of a shape over drafts of a source."""
-        return tree.can_grow(source)
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""
@@ -115,7 +106,7 @@ class WindowPolicy(Capable):
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
-        """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`.
+        """Generate up to `length` tokens a row; see `mmaccel.policies.Policy.sample`.
 
         Raises:
             OptionError: evenly spread samples of a policy that is not bitwise, or tokens that form

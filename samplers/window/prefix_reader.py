@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import TokenModel
+from mmaccel.model_parts import CopiedEntries
 from mmaccel.results import Stats
 from mmaccel.samplers.prefix_tree import PREFIX_TREE, Match, PrefixTree, count_common
 from mmaccel.samplers.prompt_chunks import Chunk, PromptFeed
@@ -41,6 +42,7 @@ class PrefixReader:
         self, tree: PrefixTree, model: TokenModel, source: DraftSource, *, is_static: bool
     ) -> None:
         refuse(explain(PREFIX_TREE, source, model))
+        assert isinstance(model, CopiedEntries)
         self._tree = tree
         self._model = model
         tree.open(model.entries_key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 _WIDEST = 64  # slots of a pass over fillers
 
 
-class StepRecorder(Protocol):
-    """Receives what the passes of a run give out, and which of their slots were accepted.
-
-    A token model carries it in its attribute `recorder`, as it carries its `runner`.
+class StepRecorder(ABC):
+    """Base of what receives what the passes of a run give out, and which of their slots were
+    accepted.
 
     Attributes:
         is_active: whether it records anything in a pass. Such passes are not captured, because
@@ -25,6 +25,7 @@ class StepRecorder(Protocol):
 
     is_active: bool
 
+    @abstractmethod
     def record(self, name: str, value: Any, skipped: int = 0) -> None:
         """Note a value of the current pass.
 
@@ -34,6 +35,7 @@ class StepRecorder(Protocol):
             skipped: entries of the window before the first one that the value covers.
         """
 
+    @abstractmethod
     def accept(self, first: Tensor, n_new: Tensor) -> None:
         """Keep the noted values of accepted slots, and forget the others.
 
@@ -42,6 +44,7 @@ class StepRecorder(Protocol):
             n_new: `[B]` int64, how many entries were accepted.
         """
 
+    @abstractmethod
     def finish(self, run: WindowRun) -> None:
         """Called once, when all rows have ended and the cache still holds them."""
 

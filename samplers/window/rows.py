@@ -239,22 +239,6 @@ def count_gains(gained: Sequence[int]) -> list[int]:
     return counts
 
 
-class Summary(NamedTuple):
-    """What the host reads after a pass.
-
-    Attributes:
-        remaining: slots that the row which wants most still wants.
-        n_open: rows that have not ended.
-        n_tokens: tokens of all rows.
-        is_bad: whether a row wanted a token of NaN or infinite scores.
-    """
-
-    remaining: int
-    n_open: int
-    n_tokens: int
-    is_bad: bool
-
-
 class RunRows(StaticPart):
     """The B rows of a run.
 
@@ -276,7 +260,9 @@ class RunRows(StaticPart):
         limit: `[]` int64, slots wanted.
         ended: `[B]` bool.
         n_new: `[B]` int64, tokens of the last pass.
-        summary: `[4]` int64, see `Summary`.
+        summary: `[4]` int64, what the host reads after a pass: slots that the row which wants most
+            still wants, rows that have not ended, tokens of all rows, and whether a row wanted a
+            token of NaN or infinite scores.
     """
 
     static = ("lengths", "stops", "limit", "ended", "n_new", "summary")
@@ -409,11 +395,6 @@ class RunRows(StaticPart):
     def count(self, variation: Tensor | None) -> None:
         """Count a pass in which rows gained `n_new` tokens, and sum up what the host reads."""
         self._backend.run(count_pass, self._state(), variation, self.limit)
-
-    def read_summary(self) -> Summary:
-        """What the host reads after a pass. Cost: the only synchronisation."""
-        remaining, n_open, n_tokens, is_bad = self.summary.tolist()
-        return Summary(remaining, n_open, n_tokens, bool(is_bad))
 
     def _state(self) -> RowState:
         buffer = self.buffer

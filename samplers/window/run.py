@@ -2,10 +2,10 @@
 
 A step drafts the window, runs one forward pass of the model over it, and accepts a prefix of what
 the policy sampled. The loop knows rows, stop tokens and counts, and nothing about probability;
-policies know probability and nothing about positions. `RunParts` has what a run is made of: its
-rows (`rows.py`), its passes (`passes.py`), their noise (`rolling_noise.py`), its graphs
+policies know probability and nothing about positions. `WindowRun` is the loop over its rows
+(`rows.py`), its passes (`passes.py`), their noise (`rolling_noise.py`), its graphs
 (`run_graphs.py`), the tensors that steps hand to each other (`step_state.py`), and its widths
-(`window_size.py`). `WindowRun` is the loop over them. Whether a step takes rows one by one on the
+(`window_size.py`). Whether a step takes rows one by one on the
 host is decided once, by `mmaccel.kernels.dispatch.Backend`.
 
 A step works on tensors that keep their addresses and reads nothing back, so that it may be captured
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,45 +27,53 @@ from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
-from mmaccel.samplers.checks import check_noise
-from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy, Drafts, Frontier
+from mmaccel.samplers.checks import check_noise, invalid_logits
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, Frontier, PassPath, check_proposed
+from mmaccel.samplers.drafting.copying import last_known
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
-from mmaccel.samplers.window.draft_calls import (
-    check_retry,
-    make_frontier,
-    propose_drafts,
-)
 from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
 from mmaccel.samplers.window.rolling_noise import NoiseAhead, PassNoise
 from mmaccel.samplers.window.rows import RunRows
-from mmaccel.samplers.window.run_graphs import RunGraphs, make_graph_key
-from mmaccel.samplers.window.scheduler import WindowScheduler, open_scheduler
-from mmaccel.samplers.window.step_runner import EagerRunner, Once, StepRunner
+from mmaccel.samplers.window.run_graphs import RunGraphs
+from mmaccel.samplers.window.scheduler import WindowScheduler
+from mmaccel.samplers.window.step_runner import Once, StepRunner
 from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.window_size import open_chooser
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.policy import WindowPolicy
 
 _FEW_PASSES = 16
 _FEW_TOKENS = 1.15  # a pass
 
 
-class RunParts(StaticPart):
-    """The parts of a window run.
+class WindowRun(StaticPart):
+    """One decoding run of B rows.
+
+    A policy hands its step to `run`, or repeats `run_step` while `width` is not 0 and calls
+    `finish`. A step calls, in this order: `propose` and `write_drafts` (if it drafts), `forward`,
+    `observe` (if it drafts), `accept`. A policy whose steps cannot be captured calls these itself,
+    followed by `sync`.
 
     Args:
         policy: its `window` and its draft source are used.
-        model, prompt, length, params, noise, on_step: as in `mmaccel.contracts.Policy.sample`.
+        model, prompt, length, params, noise, on_step: as in `mmaccel.policies.Policy.sample`.
 
     Attributes:
         prompt: of the B rows that are decoded now.
         rows, buffer, counters: the rows; their tokens and the window over them; their counts.
+            There from the first pass on, as are `calls` and `scores`.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         drafter: drafts the window's slots.
         backend: carries out operations.
+        runner: carries out steps.
         calls, scores: the calls to the model, and the scores of its passes.
         state: what a step hands to the next one.
         chooser: chooses widths; `chooser.widest` is the widest.
+        width: W of the next pass; 0 once every row has ended.
+        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
         pass_noise: how passes get the noise of their slots.
         variation: `[B, W-1]`, what a relaxed policy has spent in the last pass.
         impossible: `[S]` int64, ids that need not be drafted, or None.
@@ -74,7 +82,9 @@ class RunParts(StaticPart):
         stats: counted so far.
 
     Raises:
-        OptionError: a draft source that needs a layout which the prompt lacks.
+        OptionError: a model that fills a canvas, length < 1, or a draft source that needs a layout
+            which the prompt lacks.
+        ShapeError: noise of another batch.
     """
 
     static = ("impossible", "frozen")
@@ -84,7 +94,7 @@ class RunParts(StaticPart):
 
     def __init__(
         self,
-        policy: DraftingPolicy,
+        policy: WindowPolicy,
         model: TokenModel,
         prompt: Prompt,
         length: int,
@@ -93,14 +103,22 @@ class RunParts(StaticPart):
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> None:
+        check_callable("on_step", on_step)
+        if not isinstance(model, TokenModel):
+            raise OptionError(
+                f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
+                f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
+            )
+        check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
+        check_noise(noise.seeds, prompt.batch)
         source = policy.draft_source()
         source.check_layout(prompt.layout)
-        self.runner: StepRunner = EagerRunner() if model.runner is None else model.runner
+        self.runner: StepRunner = model.setup.runner or StepRunner()
         is_static = self.runner.is_static
         self.scheduler: WindowScheduler | None = None
         if prompt.batching is not None:
-            self.scheduler = open_scheduler(
-                prompt.batching, self.runner, model, prompt=prompt, noise=noise, source=source
+            self.scheduler = WindowScheduler(
+                prompt, noise, model, source, batching=prompt.batching, is_static=is_static
             )
             prompt = self.scheduler.prompt()
             noise = self.scheduler.noise()
@@ -122,10 +140,8 @@ class RunParts(StaticPart):
         last_scores = self.state.declare("last scores")
         self.variation = self.state.declare("variation")
         self.backend = Backend(device.type, prompt.batch, reads_back=not is_static)
-        noise_kind = self.backend.choose(PassNoise, NoiseAhead)
-        name = f"{type(source).__name__}.open"
         self.drafter = check_kind(
-            name, source.open(cast(Any, self)), Drafter, "return a Drafter(self)"
+            f"{type(source).__name__}.open", source.open(self), Drafter, "return a Drafter(self)"
         )
         if "drafts" in vars(policy):  # a field, which the caller may have chosen
             self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
@@ -135,53 +151,49 @@ class RunParts(StaticPart):
             self.scheduler.register(model)
 
         n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
-        source = self.drafter.source
-        self.chooser = open_chooser(
-            policy.window, policy.exactness, model, prompt, length, params, source,
-            is_chosen=source.chooses_widths, is_static=is_static,
-        )  # fmt: skip
+        self.chooser = open_chooser(self)
         self.chooser.go_on(n_open, 0)
-        is_refilled = self.scheduler is not None
-        key = make_graph_key(
-            self.runner,
-            policy,
-            model,
-            prompt,
-            length,
-            params,
-            widest=self.chooser.widest,
-            drafter=self.drafter,
-            has_callback=on_step is not None,
-            is_refilled=is_refilled,
-        )
-        self.graphs = RunGraphs(self.runner, key, prompt, length, is_refilled=is_refilled)
+        widest = self.chooser.widest
+        self.graphs = RunGraphs(self)
         n_each = self.runner.sync_every
         n_slots = self.graphs.capacity.slots
         self.rows = RunRows(
             prompt,
             length,
             self.graphs.capacity,
-            widest=self.chooser.widest,
+            widest=widest,
             n_passes=(n_each + 1) * n_slots + n_each,  # a retry for each, see `_retry`
             n_open=n_open,
             backend=self.backend,
         )
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
-        spare = 0 if policy.tree is None else count_spare(policy.tree, model, self.chooser.widest)
+        spare = 0 if policy.tree is None else count_spare(policy.tree, model, widest)
         self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
-            self.calls,
-            self.rows,
-            params,
-            drafter=self.drafter,
-            last_scores=last_scores,
+            self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores
         )
-        self.pass_noise = noise_kind(
-            self.vocab_size, params.temperature, self.chooser.widest, length
-        )
+        noise_kind = self.backend.choose(PassNoise, NoiseAhead)
+        self.pass_noise = noise_kind(self.vocab_size, params.temperature, widest, length)
         if is_static:
             self.noise = self.graphs.load(self.parts(), noise, self.state)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Process the prompt, and choose the first window."""
+        self._began = time.perf_counter()
+        tokens: Tensor | None = self.prompt.tokens
+        scheduler = self.scheduler
+        if scheduler is not None and scheduler.feeds_all:
+            tokens = None  # they come between steps
+        elif scheduler is not None and scheduler.is_endless:  # with room for longer ones
+            tokens = self.prompt.tokens[:, : int(self.prompt.lengths.max())]
+        positions = self.graphs.capacity.positions
+        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
+        if scheduler is not None and tokens is None and not self.calls.has_own_prompt:
+            scheduler.begin(self)
+            self.chooser.go_on(scheduler.n_decoding, 0)
+        self._begin_step(self.length)
 
     def parts(self) -> dict[str, StaticPart]:
         """The parts whose tensors outlive a step, by name."""
@@ -195,7 +207,19 @@ class RunParts(StaticPart):
 
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""
-        return make_frontier(self)
+        buffer = self.buffer
+        return Frontier(
+            buffer.tokens,
+            buffer.origin,
+            buffer.filled,
+            buffer.slots[:, :-1],
+            self.scores.last_scores.value,
+            self.prompt.layout,
+            self.vocab_size,
+            self.impossible,
+            None if self.scheduler is None else buffer.n_generated == 0,
+            self.prompt.n_shown,
+        )
 
     def frozen_noise(self) -> Tensor:
         """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
@@ -231,55 +255,6 @@ class RunParts(StaticPart):
         self.noise = self.noise.rows(batch_slots)
         self.pass_noise.forget()
         self.state.keep_rows(batch_slots)
-
-
-class WindowRun(RunParts):
-    """One decoding run of B rows.
-
-    A policy hands its step to `run`, or repeats `run_step` while `width` is not 0 and calls
-    `finish`. A step calls, in this order: `propose` and `write_drafts` (if it drafts), `forward`,
-    `observe` (if it drafts), `accept`. A policy whose steps cannot be captured calls these itself,
-    followed by `sync`.
-
-    Args:
-        policy, model, prompt, length, params, noise, on_step: see `RunParts`.
-
-    Attributes:
-        width: W of the next pass; 0 once every row has ended.
-        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
-
-    Raises:
-        OptionError: a model that fills a canvas, length < 1, or a draft source that needs a layout
-            which the prompt lacks.
-        ShapeError: noise of another batch.
-    """
-
-    def __init__(
-        self,
-        policy: DraftingPolicy,
-        model: TokenModel,
-        prompt: Prompt,
-        length: int,
-        *,
-        params: SamplingParams,
-        noise: Noise,
-        on_step: OnStep | None = None,
-    ) -> None:
-        _check_arguments(policy, model, prompt, length, noise, on_step)
-        super().__init__(policy, model, prompt, length, params=params, noise=noise, on_step=on_step)
-        self._began = time.perf_counter()
-        tokens: Tensor | None = self.prompt.tokens
-        scheduler = self.scheduler
-        if scheduler is not None and scheduler.feeds_all:
-            tokens = None  # they come between steps
-        elif scheduler is not None and scheduler.is_endless:  # with room for longer ones
-            tokens = self.prompt.tokens[:, : int(self.prompt.lengths.max())]
-        positions = self.graphs.capacity.positions
-        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
-        if scheduler is not None and tokens is None and not self.calls.has_own_prompt:
-            scheduler.begin(self)
-            self.chooser.go_on(scheduler.n_decoding, 0)
-        self._begin_step(length)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
         """Repeat a step until every row has ended; see `run_step`."""
@@ -317,8 +292,23 @@ class WindowRun(RunParts):
         self.sync(n_passes, is_usual)
 
     def propose(self) -> Drafts:
-        """What the drafter proposes for all draft slots of the window, `[B, W-1]`."""
-        return propose_drafts(self)
+        """What the drafter proposes for all draft slots of the window, `[B, W-1]`; in a pass that
+        repeats one copies of each row's last token.
+
+        Raises:
+            ShapeError: a source proposes something else than `Drafts` describes.
+        """
+        source = self.drafter.source
+        if not source.keeps_predictions:
+            self.buffer.forget_drafts()
+        if self.is_retry:
+            return Drafts(last_known(self.frontier()))
+        found = self.drafter.propose(self)
+        if self.width > 1:
+            shape = (len(self.buffer.tokens), self.width - 1, self.vocab_size)
+            refuses_nan = not self.policy.freezes_noise or self.stats.passes == 0
+            check_proposed(source, found, shape, refuses_nan)
+        return found
 
     def write_drafts(self, new: Tensor) -> Tensor:
         """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens.
@@ -364,14 +354,19 @@ class WindowRun(RunParts):
         if variation is not None:
             self.variation.hold(variation)
         rows = self.rows
-        calls = self.calls
-        before = self.buffer.n_generated.clone() if calls.is_recorded else None
+        recording = self.calls.recording
+        before = None if recording is None else self.buffer.n_generated.clone()
         rows.accept(
             tokens, kept, self.scores.peak, self.variation.value, counts=self.on_step is None
         )
-        if before is not None:
-            calls.record_accepted(before, rows.n_new)
+        if recording is not None and before is not None:
+            recording.accept(before, rows.n_new)
         self.drafter.accepted(self, rows.n_new)
+
+    def accept_path(self, path: PassPath, tokens: Tensor, kept: Tensor) -> None:
+        """As `accept`, after a pass over a tree of which `path` stands for the window."""
+        self.accept(tokens, kept)
+        self.calls.commit(self.rows.first_positions(), path.entries, self.rows.n_new)
 
     def sync(self, n_passes: int = 1, is_usual: bool = True) -> None:
         """Read what the last passes generated, refill the batch and begin the next step.
@@ -395,7 +390,7 @@ class WindowRun(RunParts):
             numbers = () if scheduler is None else tuple(scheduler.rows)
             rows.call_on_step(self.on_step, self.stats.passes, numbers)
             rows.count(self.variation.value)
-        remaining, n_open, n_tokens, is_bad = rows.read_summary()
+        remaining, n_open, n_tokens, is_bad = rows.summary.tolist()  # the only synchronisation
         if is_bad:
             self._retry()
             return
@@ -412,10 +407,26 @@ class WindowRun(RunParts):
         self._begin_step(remaining)
 
     def _retry(self) -> None:
-        """Repeat the last pass with other drafts; see `mmaccel.samplers.window.draft_calls`."""
-        check_retry(self)
+        """Repeat the last pass once, as an invalid draft may have spoiled it.
+
+        Attention multiplies the values that a mask hides by 0, which leaves NaN: keys and values of
+        a draft that is thrown away make the slots before it invalid. Copies of each row's last
+        token overwrite them in a second pass. The row is really invalid if that changes nothing.
+
+        Raises:
+            NumericsError: the pass had no drafts, was such a repetition already, or its first token
+                followed a prompt that the model itself processed.
+        """
+        is_bad = self.rows.bad_rows()
+        is_final = self.is_retry or self.width == 1
+        if not is_final and self.calls.knows_first:
+            is_final = bool((is_bad & (self.buffer.n_generated == 0)).any())
+        if is_final:
+            numbers = range(len(is_bad)) if self.scheduler is None else self.scheduler.rows
+            bad = zip(numbers, is_bad.tolist())
+            raise invalid_logits(tuple(row for row, is_one in bad if is_one))
         self.is_retry = True
-        self.buffer.release(self.rows.bad_rows())
+        self.buffer.release(is_bad)
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
         self.chooser.begin_again()
@@ -437,10 +448,11 @@ class WindowRun(RunParts):
             made = self.rows.report(stats)
         else:
             made = Generation(*self.scheduler.report(stats, self.length), stats)
-        self.graphs.describe(stats, self.calls.formats.name, self.calls.model.same_bits)
+        self.graphs.describe(stats, self.calls.formats.name, self.model.route.same_bits)
         self.calls.describe()
-        if self.calls.recorder is not None:
-            self.calls.recorder.finish(self)
+        recorder = self.model.setup.recorder
+        if recorder is not None:
+            recorder.finish(self)
         is_text = self.model.is_text and self.prompt.layout is None
         if is_text and self.policy.freezes_noise and not self.drafter.source.chooses_widths:
             self._note_lost_width()
@@ -461,16 +473,3 @@ class WindowRun(RunParts):
                 f"window={window}: {stats.tokens_per_pass:.2f} tokens a pass; give a narrower one, "
                 "or drafts='suffix', which makes passes wide only where that pays"
             )
-
-
-def _check_arguments(
-    policy: object, model: object, prompt: Prompt, length: int, noise: Noise, on_step: object
-) -> None:
-    check_callable("on_step", on_step)
-    if not isinstance(model, TokenModel):
-        raise OptionError(
-            f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
-            f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
-        )
-    check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
-    check_noise(noise.seeds, prompt.batch)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.model_parts import CapturedBuffers
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import as_called
-from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.rows import Capacity, measure
-from mmaccel.samplers.window.step_runner import (
-    GraphKey,
-    GraphModel,
-    Once,
-    StaticBuffers,
-    StepRunner,
-)
+from mmaccel.samplers.window.rows import measure
+from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers
 from mmaccel.samplers.window.step_state import StaticPart, StepState
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 _SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
 
@@ -33,35 +28,31 @@ class RunGraphs(StaticPart):
     """The steps of one run.
 
     Args:
-        runner: carries them out.
-        key: which graphs the run may share; None for its own alone.
-        prompt: of the rows.
-        length: slots wanted.
-        is_refilled: whether a row may begin while others are decoded.
+        run: whose prompt, drafter and widths are known.
 
     Attributes:
         capacity: of the run's buffers.
-        short_prompt: `[R, N]`, a prompt whose prefill is worth a graph; None for others.
+        short_prompt: `[R, N]`, a prompt whose prefill is worth a graph; None for long ones and
+            without graphs.
         buffers: what outlives the run; empty ones where nothing does.
     """
 
     static = ("short_prompt",)
 
-    def __init__(
-        self,
-        runner: StepRunner,
-        key: GraphKey | None,
-        prompt: Prompt,
-        length: int,
-        *,
-        is_refilled: bool,
-    ) -> None:
-        self.runner = runner
-        self.short_prompt = None if is_refilled else _find_short_prompt(key, prompt)
-        self.capacity: Capacity = measure(prompt, length) if key is None else key.capacity
+    def __init__(self, run: WindowRun) -> None:
+        self.runner = run.runner
+        self._key = make_graph_key(run)
+        self._n_captures = self.runner.captures
         self.buffers = StaticBuffers({})
-        self._key = key
-        self._n_captures = runner.captures
+        self.short_prompt: Tensor | None = None
+        prompt = run.prompt
+        if self._key is None:
+            self.capacity = measure(prompt, run.length)
+            return
+        self.capacity = self._key.capacity
+        origin = self.capacity.origin
+        if run.scheduler is None and len(prompt.tokens) * origin <= _SHORT:
+            self.short_prompt = pad(prompt.tokens, (0, origin - prompt.tokens.shape[1]))
 
     def load(self, parts: Mapping[str, StaticPart], noise: Noise, state: StepState) -> Noise:
         """Begin a run whose steps are captured: it goes on with tensors that outlive it.
@@ -78,7 +69,7 @@ class RunGraphs(StaticPart):
         if loaded is None:
             return noise
         self.buffers = loaded
-        state.use(loaded.state)
+        state.tensors = loaded.state
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in loaded.inputs.items():
             part, _, own = name.partition(".")
@@ -132,57 +123,41 @@ def static_tensors(parts: Mapping[str, StaticPart], noise: Noise) -> dict[str, T
     return found
 
 
-def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
-    """`[R, N]`, a prompt whose prefill is worth a graph; None for long ones and without graphs."""
-    if key is None or len(prompt.tokens) * key.capacity.origin > _SHORT:
-        return None
-    return pad(prompt.tokens, (0, key.capacity.origin - prompt.tokens.shape[1]))
-
-
 @as_called()
-def make_graph_key(
-    runner: StepRunner,
-    policy: DraftingPolicy,
-    model: TokenModel,
-    prompt: Prompt,
-    length: int,
-    params: SamplingParams,
-    *,
-    widest: int,
-    drafter: Drafter,
-    has_callback: bool,
-    is_refilled: bool,
-) -> GraphKey | None:
+def make_graph_key(run: WindowRun) -> GraphKey | None:
     """The key of a run; None where its graphs cannot serve another one.
 
-    That is so without a cache, with a logits processor, for a model that is no `GraphModel`, and
+    That is so without a cache, with a logits processor, for a model without `CapturedBuffers`, and
     for a policy or layout that is no frozen dataclass of hashable fields.
     """
+    runner = run.runner
+    model = run.model
+    prompt = run.prompt
     layout = prompt.layout
-    if not runner.has_cache or params.processor is not None or not isinstance(model, GraphModel):
+    drafter = run.drafter
+    if not runner.has_cache or run.params.processor is not None:
         return None
-    if not (_is_frozen(policy) and (layout is None or _is_frozen(layout))):
+    if not isinstance(model, CapturedBuffers):
+        return None
+    if not (_is_frozen(run.policy) and (layout is None or _is_frozen(layout))):
         return None
     module, state, options = model.graph_key()
-    n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
-    capacity = measure(prompt, length, rounded=True, most=model.max_positions)
-    weights = None if drafter.weights is None else ref(drafter.weights)
     key = GraphKey(
         ref(module),
         state,
         options,
-        policy,
-        params,
+        run.policy,
+        run.params,
         layout,
         prompt.batch,
         prompt.branches,
-        n_stops,
-        capacity,
-        widest,
+        None if prompt.stop_tokens is None else len(prompt.stop_tokens),
+        measure(prompt, run.length, rounded=True, most=run.model.max_positions),
+        run.chooser.widest,
         drafter.source,
-        weights,
-        has_callback,
-        is_refilled,
+        None if drafter.weights is None else ref(drafter.weights),
+        run.on_step is not None,
+        run.scheduler is not None,
         runner.sync_every,
         prompt.tokens.device,
     )

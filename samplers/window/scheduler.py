@@ -19,90 +19,60 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import ContinuousBatching, FinishedRow, Pass, Prompt, TokenModel
+from mmaccel.model_parts import SelectedRows
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.prefix_reader import PrefixReader
-from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.contract import DraftSource
     from mmaccel.samplers.window.run import WindowRun
 
 
-@runtime_checkable
-class SupportsContinuousBatching(Protocol):
-    """A token model whose rows can be prefilled, selected and dropped one by one.
-
-    Any other model keeps all its rows until the run ends, and the prompt of an admitted row is
-    prefilled in a pass of all rows.
-    """
-
-    def get_row_inputs(self) -> Any:
-        """The model's inputs that have one entry for each row of the next run's prompt."""
-
-    def select_rows(self, row_inputs: Any, rows: Tensor | None) -> None:
-        """From now on the model's rows are `rows` `[R]` int64 of `row_inputs`; None: all."""
-
-    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64, from `start` `[n]` on. A
-        prompt may come in several such passes.
-        """
-
-    def keep_rows(self, rows: Tensor) -> None:
-        """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows.
-
-        A row that stands there again is a place for a row that is prefilled next.
-        """
-
-    def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
-        """Row inputs of rows that a run has, and of others that join it.
-
-        Args:
-            row_inputs: of the run, from `get_row_inputs`.
-            others: of the rows that join, from there too.
-            rows: `[n]` int64, those of the run that stay.
-            order: `[R]` int64, the order of the concatenation of both.
-        """
-
-
 class WindowScheduler(Scheduler):
     """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`.
 
     Args:
-        prompt, batching, noise, is_fixed: see there.
-        chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
-        reader: lets prompts begin with what a prefix tree holds; None: nothing does.
+        prompt, noise, batching: see there.
+        model: of the run.
+        source: of its drafts.
+        is_static: whether steps are captured.
 
     Attributes:
-        chunk_size: see above.
+        chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
         feeds_all: whether the prompts of the rows with which a run begins are processed here, too.
     """
 
     def __init__(
         self,
         prompt: Prompt,
-        batching: ContinuousBatching,
         noise: Noise,
-        is_fixed: bool = False,
+        model: TokenModel,
+        source: DraftSource,
         *,
-        chunk_size: int | None = None,
-        reader: PrefixReader | None = None,
+        batching: ContinuousBatching,
+        is_static: bool,
     ) -> None:
+        is_fixed = is_static or not isinstance(model, SelectedRows)
         super().__init__(prompt, batching, noise, is_fixed)
-        self.chunk_size = chunk_size
-        self.feeds_all = chunk_size is not None or reader is not None
-        self._reader = reader
-        self._feed = PromptFeed(chunk_size)
-        self._models: list[tuple[TokenModel, Any]] = []
+        self._reader: PrefixReader | None = None  # lets prompts begin with what a tree holds
+        if batching.prefix_tree is not None:
+            self._reader = PrefixReader(batching.prefix_tree, model, source, is_static=is_static)
+        # rows that keep the logits behind their prompts begin together
+        self.chunk_size = None if model.takes_whole_prompts else model.setup.prefill_chunk_size
+        self.feeds_all = self.chunk_size is not None or self._reader is not None
+        self._feed = PromptFeed(self.chunk_size)
+        self._models: list[TokenModel] = []
+        self._inputs: list[tuple[SelectedRows, Any]] = []  # of models that have such rows
 
     @property
     def n_decoding(self) -> int:
@@ -124,15 +94,15 @@ class WindowScheduler(Scheduler):
 
     def register(self, model: TokenModel) -> None:
         """From now on the model's rows are those in the batch slots."""
-        inputs = model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
-        self._models.append((model, inputs))
+        self._models.append(model)
+        if isinstance(model, SelectedRows):
+            self._inputs.append((model, model.get_row_inputs()))
         self._select_rows()
 
     def release_models(self) -> None:
         """Restore the row inputs that every registered model had before the run."""
-        for model, inputs in self._models:
-            if isinstance(model, SupportsContinuousBatching):
-                model.select_rows(inputs, None)
+        for model, inputs in self._inputs:
+            model.select_rows(inputs, None)
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
         """As in `Scheduler`; the row no longer reads what it shared."""
@@ -289,10 +259,7 @@ class WindowScheduler(Scheduler):
         n_slots = len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
         most = most if at_once is None else min(most, at_once)
-        before = [
-            model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
-            for model, _ in self._models
-        ]
+        before = [model.get_row_inputs() for model, _ in self._inputs]
         places = expand_rows(
             self.indices(), self.whole.batch, self.whole.branches, self.whole.tokens.device
         )
@@ -300,11 +267,10 @@ class WindowScheduler(Scheduler):
         if arrived is None:
             return
         order = join_order(n_slots, arrived.prompt.batch, self.whole.branches, places.device)
-        for k, (model, inputs) in enumerate(self._models):
-            if isinstance(model, SupportsContinuousBatching):
-                joined = model.join_rows(inputs, model.get_row_inputs(), places, order)
-                model.select_rows(before[k], None)  # captured steps read these very tensors
-                self._models[k] = model, joined
+        for k, (model, inputs) in enumerate(self._inputs):
+            joined = model.join_rows(inputs, model.get_row_inputs(), places, order)
+            model.select_rows(before[k], None)  # captured steps read these very tensors
+            self._inputs[k] = model, joined
         n_more = self.n_waiting - (n_slots - self.n_open)
         if n_more > 0:
             self._keep(run, [*range(n_slots), *[0] * n_more])
@@ -314,30 +280,35 @@ class WindowScheduler(Scheduler):
         slots = [k for k, own in enumerate(self.rows) if own == row and self.is_open[k]]
         return slots[0] + branch * len(self.rows)
 
+    @as_called()
     def _prefill(self, run: WindowRun, chunk: Chunk) -> None:
         """Process a chunk of prompts in all models."""
-        prompt = super().prompt()
-        device = run.buffer.tokens.device
+        tokens = super().prompt().tokens
         parts = sorted((self._find_row(row, branch), start) for row, branch, start in chunk.parts)
-        rows, start = torch.tensor(parts, device=device, dtype=torch.int64).unbind(1)
+        rows, start = torch.tensor(parts, device=tokens.device, dtype=torch.int64).unbind(1)
         if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
             start = start[:1].expand_as(start)
-        for model, _ in self._models:
+        index = torch.arange(chunk.width, device=tokens.device)
+        for model in self._models:
             began = time.perf_counter()
-            n_processed = _prefill_rows(
-                model, run, prompt.tokens, rows=rows, start=start, width=chunk.width
-            )
+            if isinstance(model, SelectedRows):
+                at = (start[:, None] + index).clamp(max=tokens.shape[1] - 1)
+                model.prefill_rows(tokens[rows].gather(1, at).clamp(min=0), start, rows)
+            else:
+                # the other rows process tokens where their next pass begins, which overwrites them
+                begins = run.rows.next_positions().index_copy(0, rows, start)
+                first = torch.zeros_like(begins).index_copy(0, rows, start)
+                at = (first[:, None] + index).clamp(max=tokens.shape[1] - 1)
+                model.prefill(Pass(tokens.gather(1, at).clamp(min=0), begins))
             if model is run.model:
                 run.stats.forward_seconds += time.perf_counter() - began
                 run.stats.prefill_passes += 1
-                run.stats.tokens_processed += n_processed
+                run.stats.tokens_processed += at.numel()
             else:
                 run.stats.draft_passes += 1
 
     def _can_resize(self, run: WindowRun) -> bool:
-        return not run.runner.is_static and all(
-            isinstance(model, SupportsContinuousBatching) for model, _ in self._models
-        )
+        return not run.runner.is_static and len(self._inputs) == len(self._models)
 
     def _keep(self, run: WindowRun, batch_slots: list[int]) -> None:
         """Go on with these batch slots; one that stands there again is a free one."""
@@ -350,68 +321,12 @@ class WindowScheduler(Scheduler):
         prompt = self.prompt()
         run.keep_rows(torch.tensor(batch_slots, device=device, dtype=torch.int64), prompt)
         rows = expand_rows(batch_slots, batch, prompt.branches, device)
-        for model, _ in self._models:
-            assert isinstance(model, SupportsContinuousBatching)
+        for model, _ in self._inputs:
             model.keep_rows(rows)
         self._select_rows()
 
     def _select_rows(self) -> None:
         whole = self.whole
         rows = expand_rows(self.indices(), whole.batch, whole.branches, whole.tokens.device)
-        for model, inputs in self._models:
-            if isinstance(model, SupportsContinuousBatching):
-                model.select_rows(inputs, rows)
-
-
-def open_scheduler(
-    batching: ContinuousBatching,
-    runner: StepRunner,
-    model: TokenModel,
-    *,
-    prompt: Prompt,
-    noise: Noise,
-    source: DraftSource,
-) -> WindowScheduler:
-    """The scheduler of a run with continuous batching, whose drafts come from `source`."""
-    tree = batching.prefix_tree
-    reader = None if tree is None else PrefixReader(tree, model, source, is_static=runner.is_static)
-    is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
-    # rows that keep the logits behind their prompts begin together
-    size = None if model.takes_whole_prompts else model.prefill_chunk_size
-    return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size, reader=reader)
-
-
-@as_called()
-def _prefill_rows(
-    model: TokenModel,
-    run: WindowRun,
-    tokens: Tensor,
-    *,
-    rows: Tensor,
-    start: Tensor,
-    width: int,
-) -> int:
-    """Process the next tokens of some rows' prompts.
-
-    Args:
-        model: a model whose rows are those of the run.
-        run: the run in whose batch slots the rows are.
-        tokens: `[R, T]` int64, the prompts in all batch slots.
-        rows: `[n]` int64, those rows among the R rows of a pass.
-        start: `[n]` int64, the first token of each.
-        width: tokens of each, at least 1.
-
-    Returns:
-        How many tokens the model processed.
-    """
-    index = torch.arange(width, device=tokens.device)
-    if isinstance(model, SupportsContinuousBatching):
-        at = (start[:, None] + index).clamp(max=tokens.shape[1] - 1)
-        model.prefill_rows(tokens[rows].gather(1, at).clamp(min=0), start, rows)
-        return len(rows) * width
-    # The other rows process tokens where their next pass begins, which overwrites them.
-    start = run.rows.next_positions().index_copy(0, rows, start)
-    first = torch.zeros_like(start).index_copy(0, rows, start[rows])
-    at = (first[:, None] + index).clamp(max=tokens.shape[1] - 1)
-    model.prefill(Pass(tokens.gather(1, at).clamp(min=0), start))
-    return at.numel()
+        for model, inputs in self._inputs:
+            model.select_rows(inputs, rows)

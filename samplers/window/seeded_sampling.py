@@ -33,7 +33,7 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
     stepwise: Callable[[WindowRun], Draws] = StepwiseDraws
     if run.params.is_spread:
         stepwise = partial(StepwiseDraws, codes=SpreadCodes(run))
-    is_read = run.calls.is_recorded or run.drafter.source.reads_scores
+    is_read = run.calls.recording is not None or run.drafter.source.reads_scores
     if is_read or not dispatch.uses_triton(run.buffer.tokens.device.type):
         return stepwise
     if run.params.processor is None and not without_kernel:

@@ -28,7 +28,7 @@ from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.rule_walk import RuleStep
 from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.trees.siblings.rsd import RSD
-from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.trees.walk import find_walked
 from mmaccel.samplers.window.block_verification import Verification
 from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
 from mmaccel.samplers.window.policy import WindowPolicy
@@ -63,6 +63,7 @@ class Speculative(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "distribution"
     takes_corrections: ClassVar[bool] = False
+    tree_ways: ClassVar[frozenset[str]] = frozenset({"grown", "drawn"})
     tree_remedy: ClassVar[str] = "a draft model, drafts='token-recycling'"
 
     def __post_init__(self) -> None:
@@ -93,11 +94,6 @@ class Speculative(WindowPolicy):
             return super().draft_source()
         return draft_by(cast(TokenModel, self.draft_model))
 
-    @classmethod
-    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
-        """See `WindowPolicy.takes_tree`."""
-        return tree.can_grow(source) or tree.can_draw(source)
-
     def decode(self, run: WindowRun) -> Generation:
         step = self._open_step(run)
         while run.width:
@@ -106,8 +102,9 @@ class Speculative(WindowPolicy):
         return run.finish()
 
     def _open_step(self, run: WindowRun) -> Callable[[], None]:
-        if self.tree is not None and can_walk(run, self.tree, self.takes_tree):
-            return RuleStep(run, self.tree, self.siblings)
+        tree = find_walked(run)
+        if tree is not None:
+            return RuleStep(run, tree, self.siblings)
 
         def verify() -> None:
             drafts, p_draft = draft_afresh(run)

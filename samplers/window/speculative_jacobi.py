@@ -58,7 +58,7 @@ from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.coupled_walk import CoupledWalk
 from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.trees.siblings.rsd import RSD
-from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.trees.walk import find_walked
 from mmaccel.samplers.window.block_verification import (
     Verification,
     verify_block,
@@ -104,6 +104,7 @@ class SpeculativeJacobi(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
+    tree_ways: ClassVar[frozenset[str]] = frozenset({"drawn"})  # why: see `coupled_walk`
     tree_remedy: ClassVar[str] = "drafts='coarse' with a Comb or a Sequoia"
 
     def __post_init__(self) -> None:
@@ -131,28 +132,14 @@ class SpeculativeJacobi(WindowPolicy):
             own += f", verification={self.verification!r}"
         return f"SpeculativeJacobi({own})"
 
-    @classmethod
-    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
-        """See `WindowPolicy.takes_tree`; why trees are planned: `coupled_walk`."""
-        return tree.can_draw(source)
-
     def decode(self, run: WindowRun) -> Generation:
-        return iterate(
-            run,
-            self.coupling,
-            exact_rule,
-            self._open_walk(run),
-            rising=self.rising,
-            is_joint=self.verification == "block",
-        )
-
-    def _open_walk(self, run: WindowRun) -> CoupledWalk | None:
-        """What walks the trees of a run; None for the chain alone."""
-        if self.tree is None or not can_walk(run, self.tree, self.takes_tree):
-            return None
-        plan = self.tree.plan(run.chooser.widest)
-        assert plan is not None, "checked by `takes_tree`"
-        return CoupledWalk(run, plan, self.siblings, self.coupling)
+        tree = find_walked(run)
+        walk = None
+        if tree is not None:
+            plan = tree.plan(run.chooser.widest)
+            walk = CoupledWalk(run, plan, self.siblings, self.coupling)
+        is_joint = self.verification == "block"
+        return iterate(run, self.coupling, exact_rule, walk, rising=self.rising, is_joint=is_joint)
 
 
 def iterate(

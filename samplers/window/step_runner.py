@@ -3,15 +3,14 @@
 A step is one forward pass of a window sampler with everything around it: drafts, model, sampling,
 acceptance, counters. It reads nothing back to the host, its shapes depend on its width alone, and
 the tensors it shares with other steps keep their addresses for the whole run. A runner may
-therefore capture it once per width and replay it from then on; `EagerRunner` runs every step as
-Python.
+therefore capture it once per width and replay it from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -37,7 +36,7 @@ class GraphKey(NamedTuple):
 
     Attributes:
         model: the module whose forward passes these are.
-        model_state: where its parameters and buffers live; see `GraphModel.graph_key`.
+        model_state: where its parameters and buffers live; see `CapturedBuffers.graph_key`.
         options: what else a graph holds of the token model, and the settings of torch.
         policy, sampling_params, layout: of the run.
         batch, branches: rows of the prompt and guidance branches.
@@ -94,42 +93,32 @@ class StaticBuffers:
     arithmetic: str = ""
 
 
-@runtime_checkable
-class GraphModel(Protocol):
-    """A token model whose buffers can outlive a run."""
+class StepRunner:
+    """Carries out the steps of one run at a time; this one runs every step as Python.
 
-    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
-        """The module, its state (where its tensors live), and what else a graph holds."""
-
-    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
-        """`reserve`, in buffers that no caller writes to; returns them by name."""
-
-    def load_static(self, buffers: dict[str, Any]) -> None:
-        """Instead of `reserve`: an earlier run's buffers, with this run's inputs in them."""
-
-
-class StepRunner(Protocol):
-    """Carries out the steps of one run at a time.
+    Args:
+        sync_every: steps between two synchronisations with the host, at least 1.
+        reason: why steps are not captured; empty where nobody asked for it.
 
     Attributes:
         is_static: whether steps are captured, so that every tensor of a run must keep its address
             and its window should not narrow at a row's end.
         has_cache: whether later runs of the same key replay the graphs.
-        sync_every: steps between two synchronisations with the host, at least 1.
-        reason: why steps are not captured; empty where nobody asked for it.
         captures: steps captured so far, without those that runs have once each (`Once`).
-        name: what statistics call it.
     """
 
-    is_static: bool
-    has_cache: bool
-    sync_every: int
-    reason: str
-    captures: int
+    is_static = False
+    has_cache = False
+    captures = 0
+
+    def __init__(self, sync_every: int = 1, reason: str = "") -> None:
+        self.sync_every = sync_every
+        self.reason = reason
 
     @property
     def name(self) -> str:
-        """See above."""
+        """What statistics call it."""
+        return "eager"
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
         """Start a run.
@@ -142,9 +131,11 @@ class StepRunner(Protocol):
             The buffers, with the values of `inputs` in them, which the run uses from now on; None
             if it may use its own tensors.
         """
+        return None
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
         """Reserve the key/value cache of the run's token model, in the static buffers."""
+        model.reserve(rows, positions)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         """Carry out a step.
@@ -158,41 +149,12 @@ class StepRunner(Protocol):
         Returns:
             Whether the step took as long as others with this key will: capturing takes longer.
         """
+        step()
+        return True
 
     def finish(self) -> None:
         """End a run that has all its tokens; the next run may replay its graphs."""
 
     def free_memory(self) -> bool:
         """Drop the graphs of other runs to free memory; returns whether there were any."""
-
-
-class EagerRunner:
-    """Runs every step as Python.
-
-    Args:
-        sync_every, reason: as in `StepRunner`.
-    """
-
-    is_static = has_cache = False
-    name = "eager"
-    captures = 0
-
-    def __init__(self, sync_every: int = 1, reason: str = "") -> None:
-        self.sync_every, self.reason = sync_every, reason
-
-    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        return None
-
-    def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        model.reserve(rows, positions)
-
-    def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        step()
-        return True
-
-    def finish(self) -> None:
-        """Nothing was captured."""
-
-    def free_memory(self) -> bool:
-        """Nothing is cached."""
         return False

@@ -49,13 +49,14 @@ class StepState:
         device: of the tensors.
 
     Attributes:
+        tensors: by name; those of an earlier run hold what is ignored.
         names: of what the run has stored so far.
     """
 
     def __init__(self, is_static: bool, device: torch.device) -> None:
-        self._is_static = is_static
-        self._device = device
-        self._tensors: dict[str, Tensor] = {}
+        self.is_static = is_static
+        self.device = device
+        self.tensors: dict[str, Tensor] = {}
         self._declared: set[str] = set()
         self.names: set[str] = set()
 
@@ -70,35 +71,9 @@ class StepState:
         kind: Any = cls
         return cls(*(self.declare(f"{kind.__name__} {field.name}") for field in fields(kind)))
 
-    def use(self, tensors: dict[str, Tensor]) -> None:
-        """Store in these tensors of an earlier run; what they hold is ignored."""
-        self._tensors = tensors
-
     def keep_rows(self, batch_slots: Tensor) -> None:
         """Go on with some batch slots alone, `[n]` int64."""
-        self._tensors = {name: value[batch_slots] for name, value in self._tensors.items()}
-
-    def read(self, name: str) -> Tensor | None:
-        return self._tensors[name] if name in self.names else None
-
-    def store(self, name: str, value: Tensor) -> None:
-        self.names.add(name)
-        if not self._is_static:
-            self._tensors[name] = value
-            return
-        stored = self._tensors.get(name)
-        if stored is None:
-            self._tensors[name] = value.clone()  # two that share memory would overwrite each other
-        elif stored is not value:
-            stored.copy_(value)
-
-    def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        stored = self._tensors.get(name) if self._is_static else None
-        return (
-            torch.empty(shape, device=self._device, dtype=torch.float32)
-            if stored is None
-            else stored
-        )
+        self.tensors = {name: value[batch_slots] for name, value in self.tensors.items()}
 
 
 class Held:
@@ -113,11 +88,11 @@ class Held:
     @property
     def value(self) -> Tensor | None:
         """What the last step of this run has stored, `[B, ...]`; None before the first."""
-        return self._state.read(self._name)
+        return self._state.tensors[self._name] if self._name in self._state.names else None
 
     def get(self) -> Tensor:
         """`value`, which is there: an earlier step of the run has stored it."""
-        found = self._state.read(self._name)
+        found = self.value
         assert found is not None, self._name
         return found
 
@@ -126,10 +101,21 @@ class Held:
 
         Nobody but its owner writes to it any more.
         """
-        self._state.store(self._name, value)
+        state = self._state
+        state.names.add(self._name)
+        stored = state.tensors.get(self._name)
+        if not state.is_static:
+            state.tensors[self._name] = value
+        elif stored is None:  # two that share memory would overwrite each other
+            state.tensors[self._name] = value.clone()
+        elif stored is not value:
+            stored.copy_(value)
 
     def room(self, shape: tuple[int, ...]) -> Tensor:
         """A float32 tensor to write what `hold` will store; the stored one where steps are static,
         so that what the last step stored there has been read before.
         """
-        return self._state.room(self._name, shape)
+        stored = self._state.tensors.get(self._name) if self._state.is_static else None
+        if stored is not None:
+            return stored
+        return torch.empty(shape, device=self._state.device, dtype=torch.float32)

@@ -8,12 +8,13 @@ policy whose tokens do not depend on the width may use it.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.tuner import Tuner, keep
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 CANDIDATES = (1, 8, 16, 32, 64)
 SPREAD = 0.7  # standard deviation of a row's tokens a pass, as a share of their mean
@@ -145,35 +146,20 @@ def lag_of_slowest(rows: int, length: int) -> float:
     return SPREAD * max(slowest, 0.0) / length**0.5
 
 
-def open_chooser(
-    window: int | str,
-    exactness: str,
-    model: TokenModel,
-    prompt: Prompt,
-    length: int,
-    params: SamplingParams,
-    source: Hashable,
-    *,
-    is_chosen: bool,
-    is_static: bool,
-) -> FixedWidth:
-    """What chooses the widths of a run.
-
-    Args:
-        window, exactness: of the policy.
-        model, prompt, length, params: of the run.
-        source: what its drafts come from.
-        is_chosen: whether the source chooses; "adaptive" is then the widest.
-        is_static: whether steps are captured, one graph for each width.
-    """
-    is_cut = exactness == "bitwise" and not is_static
-    if window != "adaptive":
-        return FixedWidth(int(window), is_cut=is_cut)
-    if is_chosen:
+def open_chooser(run: WindowRun) -> FixedWidth:
+    """What chooses the widths of a run. "adaptive" is the widest where the drafts choose."""
+    policy = run.policy
+    prompt = run.prompt
+    source = run.drafter.source
+    is_cut = policy.exactness == "bitwise" and not run.runner.is_static  # one graph for each width
+    if policy.window != "adaptive":
+        return FixedWidth(int(policy.window), is_cut=is_cut)
+    if source.chooses_widths:
         return FixedWidth(CANDIDATES[-1], is_cut=is_cut)
+    params = run.params
     guided = prompt.branches, params.guidance_scale
     conditions = (prompt.batch, *guided, source, params.temperature, params.rules)
-    tuner: Tuner = keep(model, conditions, make_tuner)
-    if model.is_text and prompt.layout is None:  # one text says little of another
+    tuner: Tuner = keep(run.model, conditions, make_tuner)
+    if run.model.is_text and prompt.layout is None:  # one text says little of another
         tuner.forget_gains()
-    return AdaptiveWidth(tuner, prompt.batch, length, is_cut=is_cut)
+    return AdaptiveWidth(tuner, prompt.batch, run.length, is_cut=is_cut)

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from mmaccel.contracts import Policy, Prompt
+from mmaccel.contracts import Prompt
 from mmaccel.demo.scenes.data import make_captions
 from mmaccel.errors import OptionError
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_model import (
     GRID_NEIGHBOURS,

@@ -25,7 +25,8 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer(
-        "errors capabilities checks limits config_files weight_folders results contracts catalog "
+        "errors capabilities checks limits config_files weight_folders results contracts "
+        "model_parts policies catalog "
         "options own_code",
         "torch",
     ),

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from mmaccel import EntropyBounded, LosslessUnmask, RevisedParallel, Stepwise
-from mmaccel.contracts import CanvasInterrupt, CanvasPass, CanvasProgress
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import NumericsError, ShapeError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
+from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy

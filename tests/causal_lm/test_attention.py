@@ -120,7 +120,7 @@ def test_a_captured_step_gives_the_same_tokens(name: str, options: dict[str, Any
     rows, branches = (ROWS + OTHERS, 2) if options else (ROWS, 1)
     prompt, runner = make_prompt(rows, branches), Replay()
     window = CausalLMWindow(build_lm(name), stride=None, attention="kernel")
-    window.runner = runner
+    window.setup.runner = runner
     captured = decode(window, prompt, 40, **options)
     plain = decode(open_window(build_lm(name), "model"), prompt, 40, **options)
     assert captured.tokens.equal(plain.tokens) and window.attention_reason == ""
@@ -178,7 +178,7 @@ def test_logits_are_padded_where_there_is_a_structural_token(
     """torch copies a tensor that it pads with nothing."""
     window = ImageTokenWindow(build_model("chameleon"), range(10, 26), structural)
     window.begin(make_prompt([[5, 9]]))
-    window.runner = Replay()
+    window.setup.runner = Replay()
     window.reserve(1, 4)
     made = []
     entries = Pass(torch.tensor([[5, 9]]), torch.tensor([0]))

@@ -27,7 +27,7 @@ from benchmarks.rows import write_report
 from mmaccel.catalog import REDUCERS, make
 from mmaccel.pipelines.runner import engine
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.samplers.window.step_runner import EagerRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 from tests.compatibility.models import READ_VIDEOS, Made, Row, rows
 from tests.fixtures.graph_replay import Replay
 
@@ -121,7 +121,7 @@ def check_cuda_graphs(row: Row, target: Any) -> str:
         if reason is None:
             return Replay(self.sync_every, self.cache, refuses_lists=False)
         reasons.append(reason)
-        return EagerRunner(self.sync_every, reason)
+        return StepRunner(self.sync_every, reason)
 
     with (
         mock.patch.object(Engine, "runner", runner),

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import BusyError
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import canvas_noise
+from mmaccel.policies import CanvasInterrupt
 from tests.fixtures.diffusion_gemma import CANVAS, PAD, VOCAB, build_model, build_pipe
 
 IDS = torch.arange(3, 17).view(2, 7)

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import mmaccel
-from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import BusyError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
 from mmaccel.pipelines.generate_call import join_branches
+from mmaccel.policies import CanvasInterrupt
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import (

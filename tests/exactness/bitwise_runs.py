@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mmaccel import ContinuousBatching, Grid, Noise, SamplingParams
-from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.kernels.noise import uniforms
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.noise import Stream
 from tests.fixtures.toy_distribution import forced_by_hand

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel import AcousticGroups, Frames, Noise, SamplingParams
-from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.g_test import GTest, combine, count_sequences, g_test
 from mmaccel.kernels import dispatch
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window import acoustic_groups, speculative_jacobi, token_groups
@@ -102,8 +102,8 @@ def test_groups_are_those_of_the_weights_as_they_are() -> None:
     model = Vectors(SIZE, seed=3, depth=7)
     policy = AcousticGroups(3, radius=0.5)
     prompt = make_prompt([[1, 2]])
-    vectors = model.embeddings().clone()
-    model.embeddings = lambda: vectors  # type: ignore[method-assign]
+    vectors = model.vectors("embeddings").clone()
+    model.vectors = lambda _: vectors  # type: ignore[method-assign]
     first = policy.find_groups(model, prompt)
     assert policy.find_groups(model, prompt) is first
     vectors[0] = vectors[3]
@@ -213,7 +213,7 @@ class Vectors(ToyLanguage):
 
     degrees: tuple[float, ...] = DEGREES
 
-    def embeddings(self) -> Tensor:
+    def vectors(self, kind: str) -> Tensor:
         return on_circle(*self.degrees)
 
 
@@ -476,15 +476,15 @@ def test_groups_are_kept_between_runs_of_a_model(monkeypatch: Patch) -> None:
     monkeypatch.setattr(acoustic_groups, "group_tokens", count)
 
     class Kept(Loose):
-        vectors = on_circle(*Lumped.degrees)
+        circle = on_circle(*Lumped.degrees)
 
-        def embeddings(self) -> Tensor:
-            return self.vectors
+        def vectors(self, kind: str) -> Tensor:
+            return self.circle
 
     model = Kept()
     for radius in (0.5, 0.5, 1.0, 1.0):
         sample(AcousticGroups(3, radius), model, 2, 4)
-    model.vectors = on_circle(*DEGREES)
+    model.circle = on_circle(*DEGREES)
     sample(AcousticGroups(3, 1.0), model, 2, 4)
     sample(AcousticGroups(3, 1.0), Kept(), 2, 4)
     assert made == [0.5, 1.0, 1.0, 1.0]

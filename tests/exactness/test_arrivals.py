@@ -64,11 +64,11 @@ def test_batch_slots_come_and_go_with_rows() -> None:
 @pytest.mark.parametrize("sync_every", [1, 3])
 def test_captured_steps_have_all_batch_slots_from_the_beginning(name: str, sync_every: int) -> None:
     model = CausalLMWindow(window.tiny("llama"))
-    model.runner = Replay(sync_every)
+    model.setup.runner = Replay(sync_every)
     made, given, arriving = decode_window(name, 2.0, 4, 1, model)
     assert not arriving.waiting
     check_rows(given, window.alone(name, 2.0))
-    assert len(model.runner.recorded) == 1 and model.runner.replayed > 3
+    assert len(model.setup.runner.recorded) == 1 and model.setup.runner.replayed > 3
     assert arriving.asked[0] == 2  # two of four batch slots are free
 
 

@@ -24,7 +24,8 @@ from mmaccel import (
     SamplingParams,
     Stepwise,
 )
-from mmaccel.contracts import CanvasInterrupt, CanvasProgress, FinishedRow, Prompt
+from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
 from tests.fixtures.canvas import masked, prompt_of
 from tests.fixtures.joints import WrappedDenoiser

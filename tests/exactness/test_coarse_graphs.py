@@ -19,9 +19,9 @@ from mmaccel import (
     Jacobi,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.policies import Policy
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
     FOLDER,

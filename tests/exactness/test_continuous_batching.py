@@ -26,8 +26,9 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import FinishedRow, Pass, Policy
+from mmaccel.contracts import FinishedRow, Pass
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
@@ -73,7 +74,7 @@ def test_cached_graphs_serve_runs_with_batching_alone() -> None:
         ([6, 5, 4, 3, 2], ContinuousBatching(3)),
         ([1, 2, 3], None),
     ):
-        window.runner = Replay(1, cache)
+        window.setup.runner = Replay(1, cache)
         given: list[FinishedRow] = []
         made = decode(policies()["jacobi"], rows, 2.0, batching, window=window)
         captures.append(made.stats.captures)

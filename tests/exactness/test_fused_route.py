@@ -104,4 +104,4 @@ def test_samples_have_the_distribution_of_the_models_own_logits(
     setting = DECODERS[name]
     window = CausalLMWindow(setting.model, fused=fused)
     assert_exact(policy, setting, model=window)
-    assert window.route == ("fused" if fused else "model")
+    assert window.route.name == ("fused" if fused else "model")

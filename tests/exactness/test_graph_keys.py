@@ -22,8 +22,8 @@ from mmaccel import (
     SpeculativeJacobi,
     UnsupportedModelError,
 )
-from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.window import rows
 from mmaccel.samplers.window.rows import measure
@@ -166,7 +166,7 @@ def test_later_calls_change_no_result_and_no_argument(model: Any) -> None:
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
     noise, params = Noise.from_seed([3, 4], 2), SamplingParams()
     window = CausalLMWindow(model)
-    window.runner = Replay(1, cache)
+    window.setup.runner = Replay(1, cache)
     first = policy.sample(window, prompt, 28, params=params, noise=noise)
     mine = [first.tokens, first.lengths, first.passes, prompt.tokens, prompt.lengths]
     mine += [prompt.stop_tokens, noise.seeds, noise.items]

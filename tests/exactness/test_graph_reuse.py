@@ -25,13 +25,13 @@ from mmaccel import (
     Sequoia,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.trees import growth
 from mmaccel.samplers.window import run_graphs
-from mmaccel.samplers.window.step_runner import EagerRunner, Once
+from mmaccel.samplers.window.step_runner import Once, StepRunner
 from tests.fixtures.graph_replay import HostSync, Replay, Tried
 from tests.fixtures.tiny_lms import VOCAB, build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -70,13 +70,13 @@ FREE = replace(CALLS[0], layout=None, length=40)
 
 def decode(
     policy: Policy, call: Call, cache: GraphCache | None, model: Any = None, on_step: Any = None,
-    sync_every: int = 1, runner: Replay | EagerRunner | None = None, fused: bool = False,
+    sync_every: int = 1, runner: Replay | StepRunner | None = None, fused: bool = False,
     window: Any = None,
 ) -> Generation:  # fmt: skip
     """One call, in a window of its own, as in `attach`; without cache and runner pass by pass."""
     if window is None:
         window = CausalLMWindow(build_lm("llama") if model is None else model, fused=fused)
-    window.runner = runner if cache is None else Replay(sync_every, cache)
+    window.setup.runner = runner if cache is None else Replay(sync_every, cache)
     guided = "guidance_scale" in call.params
     rows = [list(row) for row in call.rows]
     rows += [[*row[::-1], 4] for row in rows] if guided else []
@@ -185,7 +185,7 @@ def test_a_captured_step_without_a_cache(policy: Policy, model: Any) -> None:
 def test_passes_after_the_last_token(sync_every: int, model: Any) -> None:
     """They are counted and change nothing, captured or not."""
     plain = decode(Jacobi(window=6), FREE, None, model)
-    for runner in (Replay(sync_every), EagerRunner(sync_every)):
+    for runner in (Replay(sync_every), StepRunner(sync_every)):
         made = decode(Jacobi(window=6), FREE, None, model, runner=runner)
         assert made.tokens.equal(plain.tokens) and made.passes.equal(plain.passes)
         assert made.stats.accepted == plain.stats.accepted

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from mmaccel import Noise, SamplingParams, Speculative, SpeculativeJacobi
-from mmaccel.contracts import Policy
 from mmaccel.kernels.acceptance import exact_rule, residual
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.window import speculative_jacobi
 from mmaccel.samplers.window.block_verification import verify_block

@@ -104,7 +104,9 @@ class Coded(ToyLanguage):
 
     def __init__(self) -> None:
         super().__init__(SIZE, seed=1, depth=2)
-        self.codes = codes_of()
+
+    def vectors(self, kind: str) -> Tensor:
+        return codes_of()
 
 
 def run(policy: GroupedSpeculative | SpeculativeJacobi) -> Generation:

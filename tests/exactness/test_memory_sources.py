@@ -31,7 +31,8 @@ from mmaccel import (
     SourceText,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Pass, Policy
+from mmaccel.contracts import Pass
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
 from mmaccel.samplers.drafting.memory import aded, sibling_rows, stand

@@ -16,7 +16,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.drafting import online
 from mmaccel.samplers.drafting.coarse_model import TEXT_NEIGHBOURS, VIDEO_NEIGHBOURS
 from mmaccel.samplers.drafting.online import OnlineModel
-from mmaccel.samplers.window.step_runner import EagerRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 from tests.exactness.bitwise_runs import GRID, assert_same
 from tests.fixtures.coarse import StateLanguage
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -99,7 +99,7 @@ def test_a_clip_has_neighbours_in_the_frame_before() -> None:
     assert several.config.neighbours == VIDEO_NEIGHBOURS != one.config.neighbours
 
 
-class StaticSteps(EagerRunner):
+class StaticSteps(StepRunner):
     """Steps that might be captured."""
 
     is_static = True
@@ -109,7 +109,7 @@ class StaticSteps(EagerRunner):
 def test_where_nothing_can_be_learned_the_neighbour_source_drafts(why: str) -> None:
     model: Any = LinearLanguage() if why == "captured" else ToyLanguage(5)
     if why == "captured":
-        model.runner = StaticSteps()
+        model.setup.runner = StaticSteps()
     made = decode(model, "online")
     (note,) = made.stats.notes
     assert made.stats.drafts == "neighbour"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams
-from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from mmaccel.policies import Policy
 from tests.exactness.bitwise_runs import code_by_hand
 from tests.fixtures.toy_distribution import LEVEL, POWER, SAMPLES, VISIBLE, Setting
 from tests.fixtures.toy_models import ToyLanguage, make_prompt

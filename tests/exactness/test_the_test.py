@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from mmaccel import Autoregressive, Frames, Jacobi, Speculative, SpeculativeJacobi
-from mmaccel.contracts import Policy
+from mmaccel.policies import Policy
 from tests.exactness import planted_bugs as bugs
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
 

@@ -26,7 +26,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels.dispatch import KERNELS, refuse
 from mmaccel.kernels.norm import Norm
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.step_runner import EagerRunner
+from mmaccel.samplers.window.step_runner import StepRunner
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import masked_beside_plain
@@ -121,7 +121,7 @@ def test_steps_of_a_model_and_their_ratios(ticking: None) -> None:
         assert row["window_ratios"][str(w)] == wide["ms"] / beside["ms"]
     assert any(row["beside"][w] is not row["step"] for w in "48")
     # on a CPU the layers run the model's own attention: no figure is made of it
-    assert row["fallbacks"] == ["the model is on cpu"] and window.runner is None
+    assert row["fallbacks"] == ["the model is on cpu"] and window.setup.runner is None
     row |= {"generate_ratio": 5.0, "compiled_ratio": None}
     assert step_figures([row]) == {}
     row["fallbacks"] = []
@@ -158,7 +158,7 @@ def test_the_same_tokens_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         [(1.0, "", "cuda graphs")] * 4
     )
     monkeypatch.setattr(bitwise, "_runner_of", lambda device, name: name)
-    monkeypatch.setattr(bitwise, "make_runner", lambda *_: EagerRunner())
+    monkeypatch.setattr(bitwise, "make_runner", lambda *_: StepRunner())
     (row,) = compare(llama_case(), pairs[:1])
     assert row["wrong"] == "expected captured passes, received eager"
 

@@ -258,7 +258,7 @@ def test_what_the_sample_kernel_does_not_apply(
         buffer=buffer,
         noise=noise,
         vocab_size=5,
-        calls=SimpleNamespace(is_recorded=False),
+        calls=SimpleNamespace(recording=None),
         drafter=Drafter(Left()),
         frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )

@@ -40,7 +40,7 @@ def decode(
     window, prompt = OPENERS[kind](scale != 1)
     with reducing(window, methods, prompt.branches):
         made = sample(window, prompt, policy, temperature=0.0, guidance_scale=scale)
-    return window, made.tokens, window.n_evicted
+    return window, made.tokens, window.layer_counts.n_evicted
 
 
 def plan_by_hand(model: Any, scale: float, budget: int) -> Tensor:

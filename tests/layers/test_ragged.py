@@ -74,5 +74,5 @@ def test_the_kernel_is_told(
 def test_a_captured_pass_is_of_one_split() -> None:
     window = CausalLMWindow(build_lm("llama", vocab_size=40))
     before = window.graph_options()
-    window.use_ragged(True)
+    window.setup.ragged = True
     assert window.graph_options() != before

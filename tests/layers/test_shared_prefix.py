@@ -43,7 +43,7 @@ def open_window(
     prompt = make_prompt(rows)
     if shares:
         assert not window.lack("shared prompts")
-        window.use_prefixes(prompt.groups)
+        window.setup.prefixes = prompt.groups
     width = prompt.tokens.shape[1] - 1
     window.reserve(len(rows), width + N_NEW)
     size = -(-width // pieces)
@@ -143,7 +143,7 @@ def test_cached_entries_are_read_back() -> None:
 def test_passes_are_not_captured() -> None:
     window = CausalLMWindow(shared_lm("llama"))
     assert window.lack("captured steps") == ""
-    window.use_prefixes(make_prompt(ROWS).groups)
+    window.setup.prefixes = make_prompt(ROWS).groups
     assert "read one stored prompt" in window.lack("captured steps")
 
 

@@ -50,13 +50,13 @@ def count_weights(key_heads: int = KEY_HEADS, vocab_size: int = VOCAB) -> int:
 def test_bytes_are_those_of_arithmetic(key_heads: int, methods: LayerMethods) -> None:
     window = CausalLMWindow(build(num_key_value_heads=key_heads))
     window.use_methods(methods)
-    assert window.step_bytes is None
+    assert window.layer_counts.step_bytes is None
     window.reserve(2, 30)
     lengths = torch.tensor([20, 17])
     prompt = torch.arange(40).view(2, 20) % VOCAB
     window.prefill(Pass(prompt, torch.zeros_like(lengths), lengths=lengths))
     window.forward(Pass(prompt[:, :1], lengths))
-    found = window.step_bytes
+    found = window.layer_counts.step_bytes
     assert found is not None and found.weights == count_weights(key_heads)
     an_entry = 2 * LAYERS * key_heads * WIDTH * 4
     # two cache indices of each row are scratch; those of a repetition (KVzip) are freed
@@ -68,7 +68,7 @@ def test_a_head_of_fewer_ids_reads_their_rows(is_tied: bool) -> None:
     window = CausalLMWindow(build(tie_word_embeddings=is_tied), vocab_size=10)
     window.reserve(1, 8)
     window.forward(Pass(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)))
-    found = window.step_bytes
+    found = window.layer_counts.step_bytes
     assert found is not None and found.weights == count_weights(vocab_size=10)
 
 

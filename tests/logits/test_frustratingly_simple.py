@@ -19,8 +19,8 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from mmaccel.policies import Policy
 from tests.fixtures.toy_distribution import LEVEL, POWER, SAMPLES, VISIBLE
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 

@@ -85,7 +85,7 @@ def decode(
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
     )
-    assert made.stats.route == ("fused" if window.fused else "model")
+    assert made.stats.route == ("fused" if window.setup.fused else "model")
     return made
 
 
@@ -121,7 +121,7 @@ class Feeding:
         self.total = sum(own.stats.passes for own in self.alone)
         self.n_tokens = sum(len(ROWS[row]) - 1 for row in FIRST)
         self.n_tokens += sum(len(OTHERS[row]) - 1 for row in FIRST) * (scale != 1)
-        self._eager = window.runner
+        self._eager = window.setup.runner
 
     def check(
         self, turn: int, rows: int = 3, size: int | None = None, tree: PrefixTree | None = None
@@ -129,8 +129,10 @@ class Feeding:
         """Decode them once more; None where the run was empty before the last one came."""
         way, window = WAYS[(self.number // len(MODELS) + turn) % len(WAYS)], self.window
         is_captured = way == "captured" and is_capturable(self.policy)
-        window.prefill_chunk_size = size
-        window.runner = Replay(sync_every=1 + 2 * window.fused) if is_captured else self._eager
+        window.setup.prefill_chunk_size = size
+        window.setup.runner = (
+            Replay(sync_every=1 + 2 * window.setup.fused) if is_captured else self._eager
+        )
         given: list[FinishedRow] = []
         joins = way == "arriving"
         arriving = Arriving(FIRST[2:], lambda rows: prompt(rows, self.scale), gap=1)
@@ -147,7 +149,7 @@ class Feeding:
         assert made.stats.tokens == sum(own.stats.tokens for own in self.alone)
         if is_captured:
             assert made.stats.runner == "cuda graphs"
-            assert tree is not None or len(window.runner.recorded) == 1
+            assert tree is not None or len(window.setup.runner.recorded) == 1
         elif not joins:
             for row, own in enumerate(self.alone):
                 assert made.tokens[row].equal(own.tokens[0]) and made.passes[row] == own.passes[0]

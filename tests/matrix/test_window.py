@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mmaccel import Autoregressive, OptionError
 from mmaccel.catalog import METHODS, POLICIES, load
-from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.drafting import online
 from mmaccel.samplers.drafting.draft_model import DraftModel
@@ -120,12 +120,12 @@ def variants() -> Iterator[Variant]:
             yield Variant(policy, drafts)
             if not has_field(policy, "tree") or not source.has_branches:
                 continue
-            takes = load(POLICIES[policy].target).takes_tree
+            ways = load(POLICIES[policy].target).tree_ways
             for tree in names("tree"):
                 shape = load(METHODS["tree"][tree].target)()
                 if shape.only_bitwise and Variant(policy).exactness != "bitwise":
                     continue
-                if takes(shape, source()):
+                if shape.ways(source()) & ways:
                     yield Variant(policy, drafts, tree)
 
 

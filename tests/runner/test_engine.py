@@ -20,7 +20,7 @@ from mmaccel import (
     Speculative,
     UnsupportedModelError,
 )
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass, RunSetup, TokenModel
 from mmaccel.pipelines.runner import engine as engines
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.runner.engine import Engine
@@ -66,7 +66,7 @@ class Counting(CudaGraphRunner):
 class Placed(TokenModel):
     """A model on a device, of which nothing is computed."""
 
-    takes_runner = True
+    offers = TokenModel.offers | {"captured steps"}
     own_lack = ""
     device = torch.device("cuda")
 
@@ -85,7 +85,7 @@ class Placed(TokenModel):
 class Captureless(Placed):
     """A model whose buffers end with a run."""
 
-    takes_runner = False
+    offers = TokenModel.offers
 
 
 def window(device: str = "cuda", **others: Any) -> Any:
@@ -188,7 +188,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
         ),
         (
             "outputs of every step",
-            {"window": window(recorder=SimpleNamespace(is_active=True))},
+            {"window": window(setup=RunSetup(recorder=SimpleNamespace(is_active=True)))},
         ),
         (
             "what the model says of itself",
@@ -228,7 +228,7 @@ def test_each_call_processes_prompts_as_its_engine_or_itself_says() -> None:
     for size, own in ((4, None), (4, 2), (None, 3), (None, None)):
         engine = Engine(prefill_chunk_size=size)
         engine.prepare(model, PROMPT, Jacobi(), SamplingParams(), prefill_chunk_size=own)
-        seen.append(model.prefill_chunk_size)
+        seen.append(model.setup.prefill_chunk_size)
     assert seen == [4, 2, 3, None]
 
 

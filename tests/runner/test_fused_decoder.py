@@ -53,10 +53,10 @@ def run_passes(window: CausalLMWindow) -> list[Tensor]:
 def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Difference]:
     """How the two routes' logits differ, pass by pass."""
     pairs = list(zip(run_passes(own), run_passes(fused)))
-    assert (own.route, fused.route) == ("model", "fused")
+    assert (own.route.name, fused.route.name) == ("model", "fused")
     decoder = fused.forwards.decoder
     assert decoder is not None
-    assert bool(fused.route_reason) == bool(decoder.products.reordered_bytes)
+    assert bool(fused.route.reason) == bool(decoder.products.reordered_bytes)
     found = [compare_logits(*pair) for pair in pairs]
     assert all(difference.is_telling for difference in found)
     return found
@@ -65,7 +65,7 @@ def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Differe
 def find_difference(model: Any, make: Callable[[Any], CausalLMWindow] = CausalLMWindow) -> float:
     """The largest of them, in standard deviations."""
     own, fused = make(model), make(model)
-    fused.fused = True
+    fused.setup.fused = True
     return max(difference.largest for difference in find_differences(own, fused))
 
 
@@ -137,9 +137,9 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
     else:
         changes = {} if kind == "none" else {"rope_parameters": rope}
         window = CausalLMWindow(build_decoder("gpt2" if kind == "none" else "llama", **changes))
-    window.fused = True
+    window.setup.fused = True
     window.reserve(2, 20)
-    assert window.route == "fused" and (window.run_caches().tables is not None) == (
+    assert window.route.name == "fused" and (window.run_caches().tables is not None) == (
         kind == "llama3"
     )
 
@@ -161,7 +161,7 @@ def test_image_models_of_other_heads() -> None:
         assert find_difference(model, make) < 1e-5
     window = CausalLMWindow(build_model("chameleon"), fused="auto")
     window.choose_route()
-    assert window.route == "model" and "head masks the ids of images" in window.route_reason
+    assert window.route.name == "model" and "head masks the ids of images" in window.route.reason
     assert find_difference(build_janus()) < 1e-5
 
 
@@ -169,7 +169,7 @@ def test_image_models_of_other_heads() -> None:
 def test_an_unknown_layer_keeps_its_own_forward(name: str) -> None:
     window = CausalLMWindow(build_decoder(name), fused="auto")
     run_passes(window)
-    assert window.route == "model" and UNRECOGNISED[name][2] in window.route_reason
+    assert window.route.name == "model" and UNRECOGNISED[name][2] in window.route.reason
 
 
 def packed(model: Any) -> list[nn.Parameter]:
@@ -266,11 +266,11 @@ def test_packing_that_ends_midway_leaves_nothing_packed(
             window.choose_route()
     else:
         window.choose_route()
-        assert window.route == "model" and "no memory" in window.route_reason
+        assert window.route.name == "model" and "no memory" in window.route.reason
     assert calls[0] == 3
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
     window.choose_route()  # there is memory again
-    assert window.route == "fused"
+    assert window.route.name == "fused"
 
 
 def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
@@ -384,7 +384,7 @@ def check_seen(model: Any, fused: CausalLMWindow) -> None:
     """The fused route gives the logits of the model as it is now."""
     own = run_passes(CausalLMWindow(copy.deepcopy(model)))
     received = run_passes(fused)
-    assert fused.route == "fused"
+    assert fused.route.name == "fused"
     for pair in zip(own, received):
         assert compare_logits(*pair).largest < 1e-5
 
@@ -529,10 +529,12 @@ def test_what_keeps_the_models_own_forward(
     window = CausalLMWindow(model, fused="auto")
     if is_packed and change is not part_norms:  # which no state shows
         window.choose_route()
-        assert window.route == "fused"
+        assert window.route.name == "fused"
     change(model)
     window.choose_route()
-    assert window.route == "model" and re.search(reason, window.route_reason), window.route_reason
+    assert window.route.name == "model" and re.search(reason, window.route.reason), (
+        window.route.reason
+    )
     if change not in (quantise, share_a_weight, share_memory):  # and no storage is shared any more
         parameters = model.parameters()
         assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
@@ -628,8 +630,8 @@ def test_a_planted_fault_is_caught(kernel: str, what: str, monkeypatch: pytest.M
         patch.setattr(fused_decoder, kernel, broken)
         window = CausalLMWindow(model, fused="auto")
         window.choose_route()
-    assert window.route == "model"
-    assert "off in the" in window.route_reason
+    assert window.route.name == "model"
+    assert "off in the" in window.route.reason
     assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
 
 
@@ -650,7 +652,7 @@ def test_a_fault_that_logits_hide_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(PackedLinear, "__call__", swapped)
     window = CausalLMWindow(models[0], fused="auto")
     window.choose_route()
-    assert "layer 0, whose attention is" in window.route_reason
+    assert "layer 0, whose attention is" in window.route.reason
     monkeypatch.setattr(forwards, "check_fused", lambda *_: "")
     fused = CausalLMWindow(models[1], fused=True)
     found = find_differences(CausalLMWindow(models[0]), fused)
@@ -666,7 +668,7 @@ def test_rounding_of_large_scores_is_no_fault() -> None:
         layer.self_attn.q_proj.weight.data *= 3
     window = CausalLMWindow(model, fused="auto")
     window.choose_route()
-    assert window.route == "fused"
+    assert window.route.name == "fused"
 
 
 class Operations(TorchDispatchMode):
@@ -773,7 +775,7 @@ def test_an_error_in_reading_keeps_the_models_own_forward(
     monkeypatch.setattr(fused_decoder, "read_structure", fail)
     window = CausalLMWindow(build_decoder("llama"), fused="auto")
     run_passes(window)
-    assert window.route == "model" and "RuntimeError (no such thing)" in window.route_reason
+    assert window.route.name == "model" and "RuntimeError (no such thing)" in window.route.reason
 
 
 def test_a_fused_model_is_freed_with_its_last_reference() -> None:
@@ -790,7 +792,7 @@ def test_copies_and_pickles_begin_unfused() -> None:
     window = CausalLMWindow(build_decoder("llama"), fused=True)
     expected = run_passes(window)
     for other in (copy.deepcopy(window), pickle.loads(pickle.dumps(window))):
-        assert all(map(torch.equal, run_passes(other), expected)) and other.route == "fused"
+        assert all(map(torch.equal, run_passes(other), expected)) and other.route.name == "fused"
         linear = other.model.model.layers[0].mlp.up_proj
         linear.weight.data.zero_()
         assert not torch.equal(run_passes(other)[0], expected[0])

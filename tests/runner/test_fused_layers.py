@@ -34,7 +34,7 @@ def find_layers(model: Any) -> nn.ModuleList:
 def choose_route(model: Any) -> tuple[str, str]:
     window = CausalLMWindow(model, fused="auto")
     window.choose_route()
-    return window.route, window.route_reason
+    return window.route.name, window.route.reason
 
 
 @pytest.mark.parametrize("name", [*LAYERS, *HEADS])

@@ -44,7 +44,7 @@ def test_row_inputs_of_the_caller_stay_as_they_are(built: Callable[[str], Path])
     window: Any = pipe.model
     made, prompts, before = [], [], []
     for text in sorted(captions("janus"), key=len):
-        window.runner = Replay(1, cache)
+        window.setup.runner = Replay(1, cache)
         prompt = pipe.image_model.prompt([pipe.image_model.encode(text)], False)
         prompts.append(prompt.lengths)
         before.append(prompt.lengths.tolist())

@@ -95,7 +95,7 @@ def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) 
     window = CausalLMWindow(build_decoder("llama"), fused=True)
     window.choose_route()
     decoder = window.forwards.decoder
-    assert decoder is not None and not decoder.products.reordered_bytes and not window.route_reason
+    assert decoder is not None and not decoder.products.reordered_bytes and not window.route.reason
 
 
 def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
@@ -235,8 +235,8 @@ def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
             assert compare_logits(*made).mean < (1e-6 if dtype == torch.float32 else 0.03)
         assert rows == [24] * n_linears and not own.route_reason.endswith("oneDNN")
         assert not any("forward" in vars(module) for module in model.modules())
-    assert (window.route, window.forwards.same_bits) == ("model", False)
-    assert re.search("v_proj, a peft.*; 0 MB of weights once more for oneDNN", window.route_reason)
+    assert (window.route.name, window.forwards.same_bits) == ("model", False)
+    assert re.search("v_proj, a peft.*; 0 MB of weights once more for oneDNN", window.route.reason)
     with pytest.raises(IndexError):  # a pass that fails
         window.forward(Pass(ids + 1000, torch.zeros(2, dtype=torch.int64)))
     assert not any("forward" in vars(module) for module in model.modules())

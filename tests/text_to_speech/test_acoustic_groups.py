@@ -107,7 +107,7 @@ def test_attached_it_spends_and_saves_passes(layout: Frames | None) -> None:
 def test_a_part_of_a_vocabulary_has_its_own_embeddings() -> None:
     model = build_lm("llama")
     window = ImageTokenWindow(model, range(10, 26), (6,))
-    found = window.embeddings()
+    found = window.vectors("embeddings")
     assert found is not None
     assert torch.equal(found, model.get_input_embeddings().weight[[*range(10, 26), 6]])
 

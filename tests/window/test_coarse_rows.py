@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
-from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts, RowWindow
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import FOLDER

@@ -26,7 +26,8 @@ from mmaccel import (
     SpecDecPP,
     Speculative,
 )
-from mmaccel.contracts import ContinuousBatching, Pass, Policy
+from mmaccel.contracts import ContinuousBatching, Pass
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged

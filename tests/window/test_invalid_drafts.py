@@ -21,8 +21,9 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Pass, Policy
+from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
@@ -86,10 +87,10 @@ def test_captured_steps(sync_every: int) -> None:
     """Every replay still reads nothing back; the pass that repeats one is not captured."""
     model: Any = Contagious(9, depth=2)
     model.forward = lambda entries: _forward_without_checks(model, entries)
-    model.runner = Replay(sync_every)
+    model.setup.runner = Replay(sync_every)
     made = _sample(Jacobi(6, "random"), model)
     assert made.tokens.equal(_sample(Autoregressive(), Contagious(9, depth=2)).tokens)
-    assert model.runner.replayed > 0 and model.runner.recorded == [6]
+    assert model.setup.runner.replayed > 0 and model.setup.runner.recorded == [6]
 
 
 def _forward_without_checks(model: Contagious, entries: Pass) -> Tensor:

@@ -69,7 +69,7 @@ def test_rows_that_read_one_store_are_those_of_private_prompts(
     first: int, size: int | None, scale: float, name: str, fused: bool
 ) -> None:
     window, tree = Watched(name, F32, fused=fused), open_shared()
-    window.prefill_chunk_size = size
+    window.setup.prefill_chunk_size = size
     made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
     assert_alone(given, scale, F32, name)
     assert made.stats.prefix_tokens == 24 + 28 + 16 + 12 * (scale != 1)
@@ -110,12 +110,12 @@ def test_a_tree_of_drafts_behind_a_shared_prompt() -> None:
 def test_rows_have_copies_where_they_cannot_share(case: str) -> None:
     is_static = case == "captured steps"
     window, tree = Watched("llama" if is_static else "mistral", F32), open_shared()
-    window.runner = Replay() if is_static else None
+    window.setup.runner = Replay() if is_static else None
     given: list[FinishedRow] = []
     made = decode(window, [0, 2], ContinuousBatching(1, given.append, prefix_tree=tree))
     assert made.stats.prefix_tokens == 28
     assert not any("prefix_tree" in note for note in made.stats.notes)
-    window.runner = None
+    window.setup.runner = None
     for row in given:
         assert row.tokens.equal(decode(window, [[0, 2][row.row]]).tokens[0])
 

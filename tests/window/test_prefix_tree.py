@@ -118,7 +118,7 @@ def test_another_model_finds_nothing() -> None:
 def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: float) -> None:
     """That begin together, wait for a batch slot, or join; ragged, guided and in chunks."""
     window, tree = Watched(), open_tree()
-    window.prefill_chunk_size = size
+    window.setup.prefill_chunk_size = size
     made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
     assert_alone(given, scale)
     # row 1 has 24 tokens of row 0, row 2 all of its own, row 3 its 16 of either
@@ -174,7 +174,7 @@ def test_a_row_that_leaves_takes_nothing_from_others() -> None:
     third while it decodes.
     """
     window, tree, shown = Watched(), open_tree(), []
-    window.prefill_chunk_size = 4
+    window.setup.prefill_chunk_size = 4
 
     def on_step(progress: Progress) -> Tensor:
         shown.append(progress.rows)
@@ -277,7 +277,7 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 def test_planted_bugs_are_seen(bug: str, monkeypatch: Patch) -> None:
     BUGS[bug](monkeypatch)
     window, tree = Watched(), open_tree(chunk_size=16)
-    window.prefill_chunk_size = 7
+    window.setup.prefill_chunk_size = 7
     _, given = decode_joined(window, tree, first=3, most=4)
     with pytest.raises(AssertionError):
         assert_alone(given)

@@ -24,8 +24,9 @@ from mmaccel import (
     SamplingParams,
     Speculative,
 )
-from mmaccel.contracts import FinishedRow, Pass, Policy, Prompt
+from mmaccel.contracts import FinishedRow, Pass, Prompt
 from mmaccel.pipelines.causal_lm import passes
+from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.prompt_chunks import Chunk, Cursor, Part, PromptFeed, prefill_together
 from mmaccel.samplers.window.rows import RunRows
@@ -61,7 +62,7 @@ class Watched(CausalLMWindow):
 
     def __init__(self, name: str = "llama", size: int | None = SIZE) -> None:
         super().__init__(build_lm(name).double())
-        self.prefill_chunk_size = size
+        self.setup.prefill_chunk_size = size
         self.seen: list[tuple[str, int, int]] = []
         self.last_logits = torch.empty(0)
 
@@ -255,10 +256,10 @@ def test_the_prompt_of_a_draft_model_comes_in_chunks_too(batching: bool) -> None
 
 def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
     window = Watched()
-    window.runner = Replay()
+    window.setup.runner = Replay()
     given: list[FinishedRow] = []
     made = decode(window, [0, 1, 2, 4], ContinuousBatching(2, given.append), policy=Jacobi(4))
-    assert made.stats.runner == "cuda graphs" and len(window.runner.recorded) == 1
+    assert made.stats.runner == "cuda graphs" and len(window.setup.runner.recorded) == 1
     assert "prefill_chunk_size: chunks ran eagerly, beside captured passes" in made.stats.notes
     for row in given:
         own = decode(Watched(size=None), [[0, 1, 2, 4][row.row]], policy=Jacobi(4))
@@ -267,7 +268,7 @@ def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
 
 def test_a_short_prompt_is_captured_as_before() -> None:
     window = Watched(size=64)
-    window.runner = Replay()
+    window.setup.runner = Replay()
     made = decode(window, [0], policy=Jacobi(4))
     assert made.stats.notes == [] and made.stats.prefill_passes == 1
 
@@ -300,7 +301,7 @@ def test_a_model_that_cannot_prefill_some_rows_has_no_holes(policy: Policy, size
 
     def toy(chosen: list[int], batching: ContinuousBatching | None) -> Generation:
         model = Strict(5, depth=6)
-        model.prefill_chunk_size = None if batching is None else size
+        model.setup.prefill_chunk_size = None if batching is None else size
         made = make_prompt([rows[row] for row in chosen], batching=batching)
         noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
         return policy.sample(model, made, 12, params=SamplingParams(), noise=noise)

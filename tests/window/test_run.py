@@ -23,7 +23,7 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
+from mmaccel.policies import Policy
 from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder

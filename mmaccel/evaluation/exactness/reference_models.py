@@ -9,7 +9,6 @@ compared with the probabilities by `mmaccel.evaluation.exactness.g_test`.
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Pass, Prompt, TokenModel
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
+from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -58,15 +58,14 @@ class ReferenceDenoiser(Denoiser):
         return mass.gather(1, index).log()
 
 
-class ToyLanguage(TokenModel):
+class ToyLanguage(TokenModel, StateModel):
     """Sequences of 5 ids of 0..2 behind a prompt of one token; `joint` has their probabilities.
 
-    Its hidden states are its logits; see `mmaccel.samplers.drafting.states.StateModel`.
+    Its hidden states are its logits.
     """
 
     vocab_size = VOCAB
     device = torch.device("cpu")
-    coarse: Path | None = None
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -77,7 +76,6 @@ class ToyLanguage(TokenModel):
             self.tables.append(logits)
             joint = (joint[:, None] * logits.double().softmax(-1)).flatten()
         self.joint = joint.view((VOCAB,) * LENGTH)
-        self.last_states: Tensor | None = None
 
     def keep_states(self, wanted: bool) -> None:
         """They always are kept."""
@@ -85,8 +83,10 @@ class ToyLanguage(TokenModel):
     def output_matrix(self) -> Tensor:
         return torch.eye(VOCAB, dtype=torch.float32)
 
-    def embeddings(self) -> Tensor:
+    def vectors(self, kind: str) -> Tensor | None:
         """The middle one lies near the two others, which are apart."""
+        if kind == "codes":
+            return None
         return torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float32)
 
     def reserve(self, rows: int, positions: int) -> None:

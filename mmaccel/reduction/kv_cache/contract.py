@@ -26,11 +26,11 @@ from torch import Tensor
 
 from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, within
-from mmaccel.contracts import Method
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.policies import Method
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 

@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, check_kind, within
-from mmaccel.contracts import Method
+from mmaccel.policies import Method
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 

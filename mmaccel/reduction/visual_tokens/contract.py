@@ -25,8 +25,8 @@ from mmaccel.checks import (
     check_length,
     within,
 )
-from mmaccel.contracts import Method, check_method
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.policies import Method, check_method
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan, check_plan, keep_tokens

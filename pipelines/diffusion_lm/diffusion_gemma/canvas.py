@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout
+from mmaccel.contracts import CanvasPass, Denoiser, Layout
 from mmaccel.errors import OptionError
+from mmaccel.policies import CanvasProgress
 from mmaccel.samplers.canvas.predictions import read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams

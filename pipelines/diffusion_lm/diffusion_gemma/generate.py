@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
+from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
@@ -29,6 +29,7 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.generate_call import bind_call, count_to_end
 from mmaccel.pipelines.original_methods import original
+from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.noise import Noise, draw_seed

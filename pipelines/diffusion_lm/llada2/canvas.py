@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasProgress, Layout, OnCanvasStep, Prompt
+from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import BlockCall
 from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.step_callback import call_back
+from mmaccel.policies import CanvasProgress, OnCanvasStep
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams

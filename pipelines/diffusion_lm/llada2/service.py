@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES, CanvasInterrupt
+from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
@@ -35,6 +35,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
+from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
 
 ARGUMENTS = pipeline_table(

@@ -7,14 +7,13 @@ attend to what stands before them, and no pass needs a mask of its own.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY
-from mmaccel.contracts import Pass, Prompt, TokenModel
+from mmaccel.contracts import Pass, Prompt, Route
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
@@ -25,6 +24,7 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+from mmaccel.samplers.drafting.states import StateModel
 
 _LACKS = {
     "hidden states": "its layers hand out no hidden states; leave scorer out",
@@ -34,7 +34,7 @@ _LACKS = {
 }
 
 
-class LlamaGenWindow(StaticModelBuffers, TokenModel):
+class LlamaGenWindow(StaticModelBuffers, StateModel):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -44,7 +44,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     Attributes:
         attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
         methods: what is done to the caches and the attention of its layers.
-        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
 
     Raises:
         OptionError: another attention.
@@ -70,8 +69,14 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self._conditions: Tensor | None = None
         self._lengths: Tensor | None = None  # [R], of the conditions
         self.keeps_states = False
-        self.last_states: Tensor | None = None
-        self.coarse: Path | None = None
+        self.codes: Tensor | None = None  # [V, D], of the image tokenizer
+
+    def vectors(self, kind: str) -> Tensor | None:
+        return self.codes if kind == "codes" else None
+
+    @property
+    def route(self) -> Route:
+        return Route(attention=self.attention_reason)
 
     @property
     def device(self) -> torch.device:
@@ -121,20 +126,18 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
                 "ask for one image"
             )
         self._rotations = self._rotations.to(self.device)  # the model may have been moved
-        layout = KVCacheLayout(rows, positions + self._spare + 1)
-        self.attention_reason = self._find_reason(rows, positions + self._spare + 1)
+        setup = self.setup
+        layout = KVCacheLayout(rows, positions + setup.spare + 1)
+        self.attention_reason = self._find_reason(rows, positions + setup.spare + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
         layers = [WindowLayer(layout) for _ in self.model.layers]
-        self.n_evicted = (0, 0)
-        self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=self._drafts)
-        self.block_counts = self.caches.block_counts
+        self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=setup.drafts)
 
     def forward(self, entries: Pass) -> Tensor:
         stores = self._open_stores()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
-        self.n_evicted = stores.n_evicted
         if self.keeps_states:
             self.last_states = hidden
         logits: Tensor = self.model.output(hidden)
@@ -178,7 +181,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             return
         self._pass(entries, watcher=stores.observe_part(lengths, entries.tokens.shape[1]))
         stores.end_part()
-        self.n_evicted = stores.n_evicted
 
     def _open_stores(self) -> LayerStores:
         """The stores of the run, which `reserve` has made."""
@@ -197,7 +199,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         tree = None if entries.parents is None else find_ancestors(entries.parents)
         stores = self._reserved()
         this = stores.open_pass(
-            indices, tree=tree, rounds=stores.rounds, ragged=self.ragged, **options
+            indices, tree=tree, rounds=stores.rounds, ragged=self.setup.ragged, **options
         )
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1

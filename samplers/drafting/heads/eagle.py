@@ -125,11 +125,8 @@ class Eagle(FolderHead):
     )
 
     has_children = True
+    draws_trees = True
     name = "eagle"
-
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
 
     def load_head(self, model: LayerStates) -> EagleModel:
         """See `HeadSource.load_head`."""

@@ -24,6 +24,7 @@ from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import Domain, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
+from mmaccel.model_parts import CanvasDrafts
 from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.in_turn import draft_at_once
@@ -80,8 +81,10 @@ class CanvasDrafter(Drafter):
         masks = last.new_full((len(last), run.width - 1), source.mask_token)
         start = prompt.lengths - 1 + buffer.n_generated.repeat(prompt.branches)
         entries = Pass(torch.cat([last, masks], 1), start.clamp(min=0))
+        model = run.model
+        assert isinstance(model, CanvasDrafts)
         with as_called():
-            logits = run.model.forward_canvas(entries)  # [R, W, V]
+            logits = model.forward_canvas(entries)  # [R, W, V]
         run.stats.draft_passes += 1
         first = 1 - source.shift
         return draft_at_once(run, logits[:, first : first + run.width - 1])

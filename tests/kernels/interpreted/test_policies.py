@@ -20,8 +20,9 @@ from mmaccel import (
     SamplingParams,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Pass, Policy
+from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
+from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from tests.exactness.test_coarse_graphs import make_coarse
 from tests.fixtures.fused_lms import build_decoder
@@ -136,7 +137,7 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, start = torch.tensor([[5, 9], [7, 8]]), torch.tensor([0, 0])
     logits = []
     for fused in (False, True):
-        window.fused = fused
+        window.setup.fused = fused
         window.reserve(2, 4)
         logits.append(window.forward(Pass(tokens, start)))
         assert bool(launched) == fused

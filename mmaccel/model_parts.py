@@ -1,0 +1,202 @@
+"""What a model may have beside the members of a `TokenModel` or a `Denoiser`, as mix-ins.
+
+A model inherits those that it has, and says so in its `offers` where a word of
+`mmaccel.capabilities.GLOSSARY` asks for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.contracts import CanvasPass, Pass
+from mmaccel.results import BlockCounts, StepBytes
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """What methods have left out of a run's caches and attention.
+
+    Attributes:
+        n_evicted: cached entries of prompts that were evicted, and entries that there were, over
+            all rows of a layer.
+        packed_bytes: of the run's keys and values where some are held in fewer bits, and what they
+            would be otherwise; zeros where none are.
+        step_bytes: what a step reads at the run's end; None where nothing counts it, and before the
+            first pass.
+        block_counts: what sparse attention leaves out; None where nothing counts it.
+    """
+
+    n_evicted: tuple[int, int] = (0, 0)
+    packed_bytes: tuple[int, int] = (0, 0)
+    step_bytes: StepBytes | None = None
+    block_counts: BlockCounts | None = None
+
+
+class ReducedLayers(ABC):
+    """Methods of caches and attention ("own attention")."""
+
+    @abstractmethod
+    def use_methods(self, methods: Any, branches: int = 1) -> None:
+        """From the next `reserve` on, the layers' caches and attention are reduced.
+
+        Args:
+            methods: how (`LayerMethods` of `mmaccel.pipelines.layers.methods`), as
+                `mmaccel.capabilities.explain` lets pass.
+            branches: G, guidance branches of the rows.
+        """
+
+    @property
+    @abstractmethod
+    def layer_counts(self) -> LayerCounts:
+        """Of the run. Cost: host synchronisations where entries are held in fewer bits."""
+
+
+class TreePasses(ABC):
+    """Passes over a tree ("trees"), for which `RunSetup.spare` cache indices are reserved."""
+
+    @abstractmethod
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """Say which entries of the last pass, a tree, were accepted; nothing is said of windows.
+
+        Args:
+            start: `[R]` int64, of that pass.
+            path: `[R, D]` int64, entries of each row in the order of their positions, from the one
+                that follows `start` on; shorter paths end in -1. Their keys and values then stand
+                at ``start[r] … start[r] + D - 1``.
+        """
+
+
+class CopiedEntries(ABC):
+    """Rows that take over cached entries of others ("copied entries")."""
+
+    @property
+    @abstractmethod
+    def entries_key(self) -> Hashable:
+        """What cached entries depend on beside the tokens."""
+
+    @abstractmethod
+    def copy_entries(self, row: int, first: int, last: int) -> Sequence[tuple[Tensor, Tensor]]:
+        """Copies of every layer's keys and values `[H, n, D]`, of a row's entries from one cache
+        index on, before another.
+        """
+
+    @abstractmethod
+    def write_entries(
+        self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
+    ) -> None:
+        """Let a row begin with every layer's keys and values `[H, n, D]`, or with nothing.
+
+        Args:
+            row: its number.
+            entries: empty for nothing.
+            key: rows that were given entries by the same key read them together, as far as
+                rows may; None: the row writes a copy to its own cache.
+        """
+
+
+class SelfDrafts(ABC):
+    """Drafts of the model itself, over part of its cache ("draft passes")."""
+
+    @abstractmethod
+    def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """As `forward`, logits `[R, 1, V]`, attending as `RunSetup.drafts` says; the next `forward`
+        writes anew what it has written.
+
+        Args:
+            entries: one a row.
+            index: drafts of the window before it.
+        """
+
+
+class CanvasDrafts(ABC):
+    """Drafts of the model itself, which sees masks in both directions ("draft canvas")."""
+
+    @abstractmethod
+    def forward_canvas(self, entries: Pass) -> Tensor:
+        """As `forward`, logits `[R, W, V]` of entries that see each other and all that was cached
+        before them; the next `forward` writes anew what it has written.
+        """
+
+
+class CapturedBuffers(ABC):
+    """Buffers that outlive a run, so that later ones replay its captured steps."""
+
+    @abstractmethod
+    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
+        """The module, its state (where its tensors live), and what else a graph holds."""
+
+    @abstractmethod
+    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
+        """`reserve`, in buffers that no caller writes to; returns them by name."""
+
+    @abstractmethod
+    def load_static(self, buffers: dict[str, Any]) -> None:
+        """Instead of `reserve`: an earlier run's buffers, with this run's inputs in them."""
+
+    @abstractmethod
+    def prompt_width(self, width: int) -> int:
+        """The width at which a prompt of `width` tokens is processed, at least `width`."""
+
+
+class SelectedRows(ABC):
+    """Rows that can be prefilled, selected and dropped one by one.
+
+    Any other model keeps all its rows until the run ends, and the prompt of an admitted row is
+    prefilled in a pass of all rows.
+    """
+
+    @abstractmethod
+    def get_row_inputs(self) -> Any:
+        """The model's inputs that have one entry for each row of the next run's prompt."""
+
+    @abstractmethod
+    def select_rows(self, row_inputs: Any, rows: Tensor | None) -> None:
+        """From now on the model's rows are `rows` `[R]` int64 of `row_inputs`; None: all."""
+
+    @abstractmethod
+    def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
+        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64, from `start` `[n]` on. A
+        prompt may come in several such passes.
+        """
+
+    @abstractmethod
+    def keep_rows(self, rows: Tensor) -> None:
+        """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows.
+
+        A row that stands there again is a place for a row that is prefilled next.
+        """
+
+    @abstractmethod
+    def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
+        """Row inputs of rows that a run has, and of others that join it.
+
+        Args:
+            row_inputs: of the run, from `get_row_inputs`.
+            others: of the rows that join, from there too.
+            rows: `[n]` int64, those of the run that stay.
+            order: `[R]` int64, the order of the concatenation of both.
+        """
+
+
+class FinishedBlocks(ABC):
+    """Of a `Denoiser`: finished blocks of prompts that are processed by a pass of their own."""
+
+    @property
+    @abstractmethod
+    def prompt_limit(self) -> int | None:
+        """Where finished blocks have more entries than this, `prefill` processes them; None:
+        never.
+        """
+
+    @abstractmethod
+    def prefill(self, entries: CanvasPass) -> None:
+        """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
+
+        Args:
+            entries: with `start` and `lengths`; a row's are in the order of their positions.
+        """
