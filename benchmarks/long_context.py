@@ -121,7 +121,7 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    step_bytes = windows["full"].step_bytes
+    step_bytes = windows["full"].layer_counts.step_bytes
     assert step_bytes is not None
     print(f"a step reads {step_bytes}")
     write_measured(

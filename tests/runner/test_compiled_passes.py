@@ -85,7 +85,7 @@ def test_compiled_passes_give_the_same_logits(name: str) -> None:
     plain, compiled = open_windows(name)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):
         assert compare_logits(expected, received).largest < 1e-5
-    assert (plain.route, compiled.route) == ("fused", "compiled")
+    assert (plain.route.name, compiled.route.name) == ("fused", "compiled")
     assert passes_of(compiled).reasons == {}
     assert set(passes_of(compiled).gains) == {(1, 4), (1, 1)}
     with torch.no_grad():  # new weights, in the same storage
@@ -117,7 +117,7 @@ def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPat
         assert rows.count(1) == 4 * 2 + 1 and rows.count(4) == 2 * (4 * 2 + 1)  # layers and head
         for pair in zip(expected, received):
             assert compare_logits(*pair).largest < 1e-5
-    assert compiled.route == "compiled" and passes_of(compiled).reasons == {}
+    assert compiled.route.name == "compiled" and passes_of(compiled).reasons == {}
 
 
 @pytest.mark.usefixtures("made")

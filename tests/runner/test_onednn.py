@@ -233,7 +233,7 @@ def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
             rows.clear()
             made = [x.forward(Pass(ids, torch.zeros(2, dtype=torch.int64))) for x in (own, window)]
             assert compare_logits(*made).mean < (1e-6 if dtype == torch.float32 else 0.03)
-        assert rows == [24] * n_linears and not own.route_reason.endswith("oneDNN")
+        assert rows == [24] * n_linears and not own.route.reason.endswith("oneDNN")
         assert not any("forward" in vars(module) for module in model.modules())
     assert (window.route.name, window.forwards.same_bits) == ("model", False)
     assert re.search("v_proj, a peft.*; 0 MB of weights once more for oneDNN", window.route.reason)
