@@ -262,7 +262,7 @@ def refuse(
         name, *inner = path.split(".")
         value = given.get(name)
         for part in inner:
-            value = getattr(value, part, None)
+            value = None if value is None else getattr(value, part)
         reason = None if value is None else takes.refuse(path, value, given.get(takes.like))
         if reason is not None:
             return str(reason)

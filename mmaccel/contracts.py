@@ -348,6 +348,10 @@ class TokenModel(Model):
             return "it takes no step runner"
         return "its layers do not cache and attend by functions of mmaccel"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have a setup of their own, without the step runner."""
+        return vars(self) | {"setup": replace(self.setup, runner=None)}
+
     @cached_property
     def setup(self) -> RunSetup:
         """Of the next runs."""

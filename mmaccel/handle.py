@@ -264,8 +264,9 @@ def attach(
                 f"visual_tokens: expected a vision-language model of transformers, received a "
                 f"{type(target).__name__}; leave visual_tokens out"
             )
+        canvas_policy = read_canvas_policy(policy)
         pipeline = open_service(target)
-        pipeline.serve(read_canvas_policy(policy), own_seed, strict, layout, engine, methods)
+        pipeline.serve(canvas_policy, own_seed, strict, layout, engine, methods)
         return Handle(target, pipeline)
     model, family = find_served(target)
     chosen = choose_policy(policy, layout, family.layout(model))

@@ -137,7 +137,7 @@ class LoadOptions:
     )
     revision: str | None = option(None, "of a hub id: branch, tag or commit")
     variant: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     local_files_only: bool = False
     cache_dir: str | Path | None = None
 

@@ -529,14 +529,13 @@ def read_canvas(
     Raises:
         ShapeError, OptionError: what the call does not say, or says wrongly.
     """
-    model = getattr(denoiser, "model", denoiser)
-    defaults = (config, getattr(model, "generation_config", None))
+    defaults = (config, getattr(denoiser.model, "generation_config", None))
     levels = [given, *(vars(level) if hasattr(level, "__dict__") else {} for level in defaults)]
 
     def find(name: str, default: Any = None) -> Any:
         return next((level[name] for level in levels if level.get(name) is not None), default)
 
-    own = getattr(model, "config", None)
+    own = getattr(denoiser.model, "config", None)
     ends = _as_ids(find("eos_token_id", getattr(own, "eos_token_id", None)))
     fillers = [*_as_ids(find("pad_token_id", getattr(own, "pad_token_id", None))), *ends]
     filler = torch.tensor(fillers[0], device="cpu", dtype=torch.int64) if fillers else None
@@ -557,6 +556,11 @@ def read_canvas(
     scale = given["guidance_scale"]
     scale = 1.0 if scale is None else scale
     is_guided = given["negative_prompt_ids"] is not None
+    if given["negative_prompt_attention_mask"] is not None and not is_guided:
+        raise OptionError(
+            "negative_prompt_attention_mask: expected negative_prompt_ids with it, received none; "
+            "give both, or neither"
+        )
     if is_guided != (scale != 1):
         raise OptionError(
             "guidance_scale: expected one other than 1 with negative_prompt_ids, and none without "
@@ -577,11 +581,16 @@ def read_canvas(
     if hasattr(denoiser, "to_canvas"):
         tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
     temperature = _read_temperature(levels, find("temperature"))
-    cuts = {}
-    if temperature:
-        cuts = {"top_k": find("top_k") or None, "top_p": find("top_p"), "min_p": find("min_p")}
-    params = SamplingParams(temperature=temperature, guidance_scale=scale, **cuts)
+    cuts = {"top_k": find("top_k") or None, "top_p": find("top_p"), "min_p": find("min_p")}
+    params = SamplingParams(temperature=temperature or 1.0, guidance_scale=scale, **cuts)
+    if not temperature:  # without cuts, which were checked above
+        params = SamplingParams(temperature=0.0, guidance_scale=scale)
     names = ("gen_length", "max_new_tokens", "max_length")
+    if None not in (given["gen_length"], given["max_new_tokens"]):
+        raise OptionError(
+            f"gen_length: expected it or max_new_tokens, received {given['gen_length']!r} and "
+            f"{given['max_new_tokens']!r}; leave one out"
+        )
     named = [(name, level.get(name)) for level in levels for name in names]
     length: Any
     name, length = next((pair for pair in named if pair[1] is not None), ("max_new_tokens", None))
@@ -662,6 +671,7 @@ def _read_temperature(levels: Sequence[Mapping[str, Any]], default: Any) -> Any:
 
 def _as_ids(found: Any) -> list[int]:
     """The ids from 0 on of one id, several, a tensor or None."""
+    found = list(found) if isinstance(found, set) else found
     values = [] if found is None else torch.as_tensor(found, device="cpu").flatten().tolist()
     return [int(value) for value in values if value >= 0]
 

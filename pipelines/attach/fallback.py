@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.compatibility import find_device
-from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Stats
 
@@ -55,7 +54,10 @@ def run_original(
         return out, Stats(tokens=0, passes=passes, row_passes=row_passes, seconds=seconds)
     tokens = made[:, ids.shape[1] :]
     ends = getattr(options["generation_config"], "_eos_token_tensor", None)
-    n_tokens = tokens.numel() if ends is None else int(count_to_end(tokens, ends).sum())
+    n_tokens = tokens.numel()
+    if ends is not None:  # of several codebooks `[B, L, K]`, each ends by itself
+        is_end = torch.isin(tokens, ends.to(tokens.device)).long()
+        n_tokens = int((is_end.cumsum(1) - is_end == 0).sum())
     row_passes = passes if tokens.shape[0] == 1 else n_tokens
     return out, Stats(tokens=n_tokens, passes=passes, row_passes=row_passes, seconds=seconds)
 

@@ -32,6 +32,8 @@ class SharedIdsWindow(CausalLMWindow):
         ids: `[K]` int64, the target's ids of these; the others have no probability.
     """
 
+    offers = CausalLMWindow.offers - {"fused decoder"}
+
     def __init__(
         self, model: Any, vocab_size: int, *, reads: Tensor, rows: Tensor, ids: Tensor
     ) -> None:
@@ -42,7 +44,11 @@ class SharedIdsWindow(CausalLMWindow):
         self._ids = ids.to(self.device)
         self._cut: dict[str, Tensor] = {}  # weight and bias of these rows, of the run
 
-    offers = CausalLMWindow.offers - {"fused decoder"}
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        if word == "fused decoder":
+            return "the fused decoder has the whole head"
+        return super().lack(word, part)
 
     @property
     def n_inputs(self) -> int:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
-from mmaccel.errors import OptionError
+from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -218,10 +218,11 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         try:
             check_denoiser(self)
         except Exception as error:  # maybe of the checkpoint's code
-            if not self.supports_kv_cache:
+            if not self.supports_kv_cache or isinstance(error, torch.OutOfMemoryError):
                 raise
             self.supports_kv_cache = False
-            self.kv_cache_reason = str(error)
+            is_ours = isinstance(error, MMAccelError)
+            self.kv_cache_reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
             check_denoiser(self)
 
     def to_canvas(self, ids: Tensor) -> Tensor:

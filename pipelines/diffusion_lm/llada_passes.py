@@ -12,8 +12,9 @@ Source of the layer: `LLaDABlock.attention` in the checkpoints' code, which MMaD
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -33,16 +34,18 @@ class _LayerPass:
         mask: `[R, 1, W, P]` bool, the cache indices that an entry reads.
         cache: of the layers' stores.
         rotary: of the first layer; all have the same.
+        thread: whose pass it is; others that call the model get its own attention.
     """
 
     positions: Tensor
     mask: Tensor
     cache: Any
     rotary: Any
+    thread: int = field(default_factory=get_ident)
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:
-        """Sines and cosines `[R, 1, W, D]` of the positions."""
+        """Sines and cosines `[R, 1, W, D]` of the positions. Cost: a host synchronisation."""
         n_positions = int(self.positions.max()) + 1
         tables = self.rotary.get_rotary_embedding(n_positions, self.positions.device)
         sin, cos = (table[0, 0][self.positions][:, None] for table in tables)
@@ -51,15 +54,18 @@ class _LayerPass:
     def turn(self, states: Tensor) -> Tensor:
         """Queries or keys `[R, H, W, D]`, turned to their positions."""
         is_full = self.rotary.config.rope_full_precision
+        sin, cos = (table.to(states.device) for table in self.angles)
         turned: Tensor = self.rotary.apply_rotary_pos_emb(
-            *self.angles, states.float() if is_full else states
+            sin, cos, states.float() if is_full else states
         )
         return turned.type_as(states)
 
     def attend(
-        self, block: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any
-    ) -> tuple[Tensor, None]:
-        """As `LLaDABlock.attention` of `[R, W, C]`, over the layer's store."""
+        self, block: Any, own: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any
+    ) -> Any:
+        """As a layer's `own` attention of `[R, W, C]`, over its store."""
+        if get_ident() != self.thread:
+            return own(q, k, v, *args, **options)
         config = block.config
         if block.q_norm is not None:
             q = block.q_norm(q).to(k.dtype)
@@ -70,7 +76,7 @@ class _LayerPass:
             for states in (k, v)
         )
         key, value = self.cache.layers[block.layer_id].update(self.turn(key), value)
-        out = grouped_attention(self.turn(query), key, value, self.mask)
+        out = grouped_attention(self.turn(query), key, value, self.mask.to(key.device))
         return block.attn_out(out.transpose(1, 2).flatten(2)), None
 
 
@@ -97,10 +103,13 @@ class LLaDAPasses(CachedPasses):
                 self.model, entries.queries, input_ids=ids, attention_bias=bias, use_cache=False
             )
         this = _LayerPass(entries.positions, mask, cache, self._blocks[0].rotary_emb)
-        for block in self._blocks:
-            block.attention = partial(this.attend, block)
+        before = [vars(block).get("attention") for block in self._blocks]
         try:
+            for block in self._blocks:
+                block.attention = partial(this.attend, block, block.attention)
             return queried_logits(self.model, entries.queries, input_ids=ids, use_cache=False)
         finally:
-            for block in self._blocks:
-                del block.attention
+            for block, own in zip(self._blocks, before, strict=True):
+                vars(block).pop("attention", None)
+                if own is not None:
+                    block.attention = own

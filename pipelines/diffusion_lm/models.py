@@ -139,7 +139,7 @@ class RowsByLength(CachedPasses):
 
     Args:
         model: see above.
-        options: its further arguments.
+        plain_options: its further arguments.
 
     Cost: one call of the model for each number of columns.
     """

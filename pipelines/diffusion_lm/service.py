@@ -44,7 +44,8 @@ class DenoiserService(PolicyService):
     def open(self) -> None:
         self._denoiser = open_denoiser(self.target)
         self.target = unwrap(self.target)
-        self._model = getattr(self._denoiser, "model", self._denoiser)
+        inner = self._denoiser.model
+        self._model = self._denoiser if inner is None else inner
         self.n_ids = self._denoiser.vocab_size
 
     def lack(self, word: str, part: Any = None) -> str:

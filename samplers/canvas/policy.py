@@ -80,7 +80,7 @@ class RunPolicy(Capable, CanvasPolicy):
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
+        """Fill `length` slots a row; see `mmaccel.policies.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         name = f"{type(self).__name__}.decode"

@@ -56,7 +56,7 @@ class CanvasRun:
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
-        params, noise: as in `mmaccel.contracts.Policy.sample`.
+        params, noise: as in `mmaccel.policies.Policy.sample`.
         on_step: called after every pass.
         block: slots per block, None for one block; a block-causal model's own by default.
         cache: what passes reuse.
