@@ -83,13 +83,18 @@ class DenoiserCheck:
         if model.block is not None:
             self.length = 2 * model.block + 3
             self._block = max(model.block - LENGTHS[0], 1)  # slots of row 0 in the first block
+        if model.max_positions is not None:
+            self.length = min(self.length, model.max_positions - max(LENGTHS))
+            self._block = min(self._block, self.length)
         wide = max(LENGTHS) + self.length
         self._n_ids = min(model.vocab_size, model.n_ids or model.vocab_size)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self._n_ids, (2, wide), generator=generator, device="cpu")
         self._ids = ids.to(model.device)
         n = 9 if model.block is None else max(9, model.block + 2)  # some of it in a second block
-        self._cached_ids = self._ids[:, :n]
+        self._cached_ids = self._ids[:, :n].clone()
+        if model.mask_token is not None:  # a canvas has open slots, and committed ones
+            self._ids[:, max(LENGTHS) :: 2] = model.mask_token
         self._passes = scrambled_passes(self._cached_ids, model.block)
 
     def run(self) -> list[Tensor]:
@@ -115,17 +120,18 @@ class DenoiserCheck:
         if self.model.block is None:
             found.append(found[0])
         else:
-            found.append(self._change(slice(self._block, None))[:1, : self._block])
+            later = slice(self._block, None)
+            found.append(self._change(later, self.model.mask_token)[:1, : self._block])
         if self._knows_own:
             self.model.reserve(len(self._ids) + 1, self._passes[0].reads.shape[-1])
             found += [self.model.forward(entries) for entries in self._passes]
         return found
 
-    def _change(self, slots: Any) -> Tensor:
-        """Logits `[2, L, V]` with other tokens at slots of the first row."""
+    def _change(self, slots: Any, token: int | None = None) -> Tensor:
+        """Logits `[2, L, V]` with one token, or other ones, at slots of the first row."""
         prompts, canvas = self._ids.split([max(LENGTHS), self.length], 1)
         changed = canvas.clone()
-        changed[0, slots] = (canvas[0, slots] + 1) % self._n_ids
+        changed[0, slots] = (canvas[0, slots] + 1) % self._n_ids if token is None else token
         return self._whole(prompts, LENGTHS, changed)
 
     def _whole(self, prompts: Tensor, lengths: tuple[int, ...], canvas: Tensor) -> Tensor:

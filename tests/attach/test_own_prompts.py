@@ -102,6 +102,24 @@ def test_imagegpt() -> None:
     assert_alike(ours.hidden_states, plain.hidden_states)
 
 
+def test_imagegpt_with_a_static_cache_runs_the_original() -> None:
+    """Its mask then counts the free entries of the cache, which changes its tokens."""
+    model = build_model("imagegpt")
+    options = prompts("imagegpt", [[5, 6, 7], [4, 5, 6]]) | {"cache_implementation": "static"}
+    try:
+        plain = model.generate(**options, max_new_tokens=8, do_sample=False)
+    except RuntimeError as error:
+        if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 23):
+            raise
+        pytest.skip(f"transformers {transformers.__version__} itself cannot do this: {error}")
+    with (
+        mmaccel.attach(model, mmaccel.Jacobi(window=8)),
+        pytest.warns(UserWarning, match="a StaticCache, whose size ImageGPT takes"),
+    ):
+        ours = model.generate(**options, max_new_tokens=8, do_sample=False)
+    assert torch.equal(ours, plain)
+
+
 def test_token_types_go_on_with_the_last() -> None:
     """GPT-2 adds an embedding of each token's type."""
     model = build_lm("gpt2")

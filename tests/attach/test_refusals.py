@@ -82,6 +82,29 @@ def test_a_model_without_its_head(tmp_path: Any) -> None:
     assert mmaccel.supports(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
 
 
+UNSERVED = (  # class, configuration, what is said of it
+    ("MusicgenForCausalLM", "MusicgenDecoderConfig", "docs/models.md"),
+    ("BarkModel", "BarkConfig", "docs/models.md"),
+    ("SpeechT5ForTextToSpeech", "SpeechT5Config", "docs/models.md"),
+    ("PocketTTSForConditionalGeneration", "PocketTTSConfig", "continuous latents"),
+    ("VibeVoiceForConditionalGeneration", "VibeVoiceConfig", "continuous latents"),
+    ("GradiumPhononTTSForConditionalGeneration", "GradiumPhononTTSConfig", "continuous latents"),
+)
+
+
+@pytest.mark.parametrize(("name", "config", "said"), UNSERVED)
+def test_models_that_no_other_class_would_help(name: str, config: str, said: str) -> None:
+    import transformers as hf
+
+    if not hasattr(hf, name):
+        pytest.skip(f"this transformers has no {name}")
+    with torch.device("meta"):
+        model = getattr(hf, name)(getattr(hf, config)())
+    reason = mmaccel.supports(model.eval()).reason
+    assert name in reason and "without a policy" in reason and said in reason
+    assert "AutoModel" not in reason
+
+
 def _denoiser() -> Any:
     from diffusers import QwenImageTransformer2DModel
 

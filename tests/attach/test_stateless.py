@@ -117,6 +117,19 @@ def test_unmarked_runs_the_original_marked_is_served(form: str, where: str) -> N
     assert run.stats.fallbacks == [] and inner.calls > 0
 
 
+def test_transformers_own_are_never_assumed_stateless() -> None:
+    from transformers import SynthIDTextWatermarkingConfig
+
+    marks = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3, context_history_size=8)
+    model = build_lm("llama")
+    plain = model.generate(**PROMPTS, **GREEDY, watermarking_config=marks)
+    with mmaccel.attach(model, "jacobi", assume_stateless=True) as run:
+        with pytest.warns(UserWarning, match="SynthIDText"):
+            made = model.generate(**PROMPTS, **GREEDY, watermarking_config=marks)
+    assert torch.equal(made, plain)
+    assert run.stats.fallbacks == ["a SynthIDTextWatermarkLogitsProcessor"]
+
+
 class _ByClass(_Bonus):
     is_stateless = True
 

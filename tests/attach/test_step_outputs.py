@@ -134,6 +134,25 @@ def test_scores_under_guidance(dtype: torch.dtype) -> None:
     assert_alike(ours.logits, plain.logits)
 
 
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_sampled_scores_under_guidance(policy: str) -> None:
+    """Those of every step are what one step of transformers gives after the same tokens."""
+    model, away = build_lm("llama"), torch.tensor([[1], [1], [2]])
+    options: dict[str, Any] = SCORES | {"do_sample": True, "temperature": 0.8, "top_k": 9}
+    options |= {"guidance_scale": 1.6, "repetition_penalty": 1.4, "eos_token_id": None}
+    given = RAGGED | options | {"negative_prompt_ids": away, "max_new_tokens": 6}
+    ours = _generate(model, POLICIES[policy], seed=4, **given)
+    for step, scores in enumerate(ours.scores):
+        ids = ours.sequences[:, : 4 + step]
+        mask = torch.nn.functional.pad(RAGGED["attention_mask"], (0, step), value=1)
+        negative = torch.cat([away, ids[:, 4:]], 1)
+        one = {"input_ids": ids, "attention_mask": mask, "negative_prompt_ids": negative}
+        plain = _generate(model, **one, **options, max_new_tokens=1)
+        assert_alike(scores, plain.scores[0])
+        drawn = scores.gather(1, ours.sequences[:, 4 + step, None])
+        assert bool(drawn.isfinite().all()) and bool(scores.isinf().any(1).all())
+
+
 def test_stopping_criteria_read_the_scores() -> None:
     """A row ends where its token was less than 0.3 likely."""
     seen: list[int] = []

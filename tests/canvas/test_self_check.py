@@ -88,6 +88,15 @@ class Blocks(Denoiser):
         return torch.sin(torch.arange(11.0) * (1 + at) * 1.7 + seen)
 
 
+def attach_cached(model: Any, leaks: bool) -> None:
+    """Attach where blocks are cached; refused if the model leaks."""
+    if leaks:
+        with pytest.raises(UnsupportedModelError, match="later blocks|a longer one than alone"):
+            mmaccel.attach(model, mmaccel.Stepwise(cache="block"))
+    else:
+        mmaccel.attach(model, mmaccel.Stepwise(cache="block")).detach()
+
+
 @pytest.mark.parametrize("leaks", [False, True])
 def test_a_model_of_somebody_else_is_checked_where_its_blocks_are_cached(leaks: bool) -> None:
     model: Any = Blocks(leaks)
@@ -95,14 +104,67 @@ def test_a_model_of_somebody_else_is_checked_where_its_blocks_are_cached(leaks: 
     assert model.passes == 0
     plain.detach()
     if leaks:
-        with pytest.raises(UnsupportedModelError, match="later blocks|a longer one than alone"):
-            mmaccel.attach(model, mmaccel.Stepwise(cache="block"))
+        attach_cached(model, leaks)
         return
     made = []
     for cache in ("block", "none"):
         with mmaccel.attach(model, mmaccel.Stepwise(cache=cache)) as handle:
             made.append(model.generate(torch.tensor([[5, 3]]), max_new_tokens=12))
     assert torch.equal(*made) and handle.stats.passes == 12
+
+
+@pytest.mark.parametrize("fill", [None, -1e4, float("-inf")])
+@pytest.mark.parametrize("vocab", [11, 40, 5000])
+@pytest.mark.parametrize("leaks", [True, False])
+def test_a_block_that_sees_whether_later_slots_are_open_is_refused(
+    leaks: bool, vocab: int, fill: float | None
+) -> None:
+    """Slots of a later block are open when a block is cached, and filled afterwards."""
+
+    class Counting(Blocks):
+        vocab_size = vocab
+
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
+            logits = super().forward(entries).repeat(1, 1, -(-vocab // 11))[..., :vocab].clone()
+            block = entries.positions.gather(1, entries.queries)[..., None] // 4
+            is_later = entries.positions[:, None] // 4 > block
+            n_open = (is_later & (entries.tokens == 10)[:, None]).sum(-1, keepdim=True)
+            logits += leaks * n_open * torch.arange(vocab) / vocab
+            if fill is not None:
+                logits[..., -2:] = fill  # padded ids
+            return logits
+
+    attach_cached(Counting(False), leaks)
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_model_that_returns_committed_tokens_is_checked_at_open_slots(leaks: bool) -> None:
+    """As MDLM does: whatever such an entry sees, its own token is certain."""
+
+    class Carries(Blocks):
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
+            logits = super().forward(entries)
+            tokens = entries.tokens.gather(1, entries.queries)[..., None]
+            certain = torch.where(torch.arange(11) == tokens, 0.0, float("-inf"))
+            return torch.where(tokens == 10, logits, certain)
+
+    attach_cached(Carries(leaks), leaks)
+
+
+@pytest.mark.parametrize("most", [8, 12, None])
+def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
+    class Short(Blocks):
+        max_positions = most
+
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
+            assert most is None or int(entries.positions.max()) < most
+            return super().forward(entries)
+
+    model: Any = Short(False)
+    with mmaccel.attach(model, mmaccel.Stepwise(cache="block")):
+        made = model.generate(torch.tensor([[5, 3]]), max_new_tokens=6)
+    assert made.shape == (1, 8)
+    attach_cached(Short(True), True)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,18 @@ def test_what_is_refused(options: Any, says: str) -> None:
     refuse(open_host("higgs"), says, **options)
 
 
+@pytest.mark.parametrize("name", ["repaired scores", "another end"])
+def test_a_call_that_falls_back_returns_what_it_returns_without_a_policy(name: str) -> None:
+    """Codes `[B, S, K]`; rows end at steps of their own, with an id that is no code."""
+    host, (options, says) = open_host("higgs"), REFUSED[name]
+    own = host.call(**options)
+    with mmaccel.attach(host.model, "jacobi") as handle:
+        with pytest.warns(UserWarning, match=says):
+            made = host.call(**options)
+    assert made.ndim == 3 and torch.equal(made, own)
+    assert handle.stats is not None and handle.stats.fallbacks and handle.stats.passes > 0
+
+
 def test_repetition_aware_sampling_is_refused() -> None:
     host = make_higgs_host()
     host.model.generation_config.ras_win_len = 7

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import mmaccel
-from mmaccel.errors import BusyError
+from mmaccel.errors import BusyError, OptionError
+from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
@@ -143,6 +144,28 @@ def test_negative_prompts_of_other_numbers_widths_and_scales() -> None:
         alone = target.generate(**others, **DRAWN)
         assert only[:, WIDE:].equal(alone[:, max(map(len, OTHERS)) :])
         assert not only.equal(target.generate(**PADDED, **DRAWN))
+
+
+def test_a_canvas_is_refused_where_its_tokens_would_be_wrong() -> None:
+    """In training mode, and where the branches' blocks begin elsewhere."""
+    model = llada()
+    model.dropout = torch.nn.Dropout(0.1).train()
+    with pytest.raises(OptionError, match="expected evaluation mode"):
+        mmaccel.attach(model, "stepwise")
+    with mmaccel.attach(model.eval(), "stepwise"):
+        model.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+    target = TARGETS["sdar"]()
+    for policy in (mmaccel.Stepwise(), mmaccel.LosslessUnmask(3, cache="block")):
+        with mmaccel.attach(target, policy) as handle:
+            with pytest.raises(OptionError, match="end alike in the model's blocks of 4"):
+                target.generate(**PADDED, **DRAWN, **negative(left_padded(OTHERS)))
+        assert handle.history == []
+    with pytest.raises(OptionError, match="layout of 9|40 ids"):
+        mmaccel.attach(llada(), "stepwise", layout=mmaccel.Grid(2, 3, vocab_size=9))
+    model = llada()
+    with mmaccel.attach(model, mmaccel.AdaptiveBlock(delimiters=(VOCAB,))):
+        with pytest.raises(OptionError, match="below 40"):
+            model.generate(torch.tensor([[5, 6]]), max_new_tokens=4)
 
 
 def test_positions_are_those_of_the_longest_prompt() -> None:
@@ -290,6 +313,20 @@ def test_every_supported_policy_runs_and_arguments_that_change_nothing_are_taken
         same = {"num_beams": 1, "steps": None, "use_cache": True, "cfg_scale": 0.0}
         plain = model.generate(IDS, max_new_tokens=6)
         assert model.generate(IDS, max_new_tokens=6, **same).equal(plain)
+
+
+def test_values_that_ask_for_nothing_change_nothing() -> None:
+    model = llada()
+    neutral = {name: row.neutral for name, row in DENOISER.items() if row.use == "refuse"}
+    neutral |= {"temperature": 1.0}
+    with mmaccel.attach(model, "stepwise", seed=3) as handle:
+        plain = model.generate(**PADDED, **DRAWN)
+        for name, value in neutral.items():
+            assert model.generate(**PADDED, **DRAWN | {name: value}).equal(plain), name
+        for name in ("num_beams", "num_return_sequences"):  # True is not 1, nor False 0.0
+            with pytest.raises(OptionError, match=f"^{name}: "):
+                model.generate(**PADDED, **DRAWN, **{name: True})
+    assert len(handle.history) == 1 + len(neutral)
 
 
 def test_generate_is_a_method_of_the_object_while_attached() -> None:

@@ -277,6 +277,19 @@ def test_every_argument_of_a_pipeline_is_accounted_for(name: str) -> None:
     assert taken == set(TABLES[name])
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, row in service.ARGUMENTS.items() if row.use == "refuse"]
+)
+def test_arguments_of_the_scheduler_are_refused(name: str) -> None:
+    """Under policies of canvases; the pipeline's own loop reads them, as without a policy."""
+    pipe = build_pipe("refused")
+    with mmaccel.attach(pipe, "stepwise") as handle:
+        with pytest.raises(OptionError, match=f"^{name}: .*Stepwise"):
+            pipe(**OPTIONS, **{name: 2})
+        assert handle.history == []
+        pipe(**OPTIONS, **{name: service.ARGUMENTS[name].neutral})
+
+
 def test_steps_of_a_call_are_those_of_masked_parallel() -> None:
     pipe = build_pipe("refused")
     with mmaccel.attach(pipe, mmaccel.MaskedParallel(steps=None), strict=True) as handle:

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmaccel.kernels.dispatch import KERNELS, refuse
 from mmaccel.kernels.gated_act import gated_act
@@ -50,3 +51,34 @@ def test_rows_are_of_arguments() -> None:
     assert refuse(rope_write, given, {}) is None
     norms = HeadNorms(torch.zeros(16392), torch.zeros(4))
     assert "at most 8192" in str(refuse(rope_write, given, {"norms": norms}))
+
+
+SPOILED = {"double": Tensor.double, "apart": lambda x: x.repeat_interleave(2, -1)[..., ::2]}
+WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers would read wrongly
+    "window_attention": {"q": "double", "k": "double apart", "v": "double apart"},
+    "column_mass": {"q": "double", "k": "double apart"},
+    "compact": {"store": "apart"},
+    "window_inputs": {"tokens": "apart"},
+    "sample": {"logits": "double apart"},
+    "unmask": {"logits": "double apart"},
+    "couple": {"scores": "double apart", "p_draft": "double apart"},
+    "add_norm": {"hidden": "double apart", "update": "apart"},
+    "gated_act": {"packed": "double apart"},
+    "rope_write": dict.fromkeys(("qkv", "keys", "values"), "double apart"),
+    "accept_prefix": dict.fromkeys(("new", "peak", "variation"), "apart"),
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_kernel_refuses_what_it_would_read_wrongly(kernel: str) -> None:
+    pytest.importorskip("triton")
+    specification = getattr(import_module(f"mmaccel.kernels.{kernel}"), KERNELS[kernel])
+    shape = (1, 2, 4, 8) if "q" in WRONG[kernel] else (4, 8)
+    given = {name: torch.zeros(shape) for name in WRONG[kernel]}
+    assert refuse(specification, (), given) is None
+    for name, ways in WRONG[kernel].items():
+        for way in ways.split():
+            said = str(refuse(specification, (), given | {name: SPOILED[way](given[name])}))
+            is_named = said.startswith(name)
+            # another tensor may be the one whose dtype is not that beside it
+            assert is_named or (way == "double" and said != "None"), (name, way, said)

@@ -25,7 +25,9 @@ from mmaccel.pipelines.loading.placement import choose_placement, find_main_devi
 from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.outputs import Request
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
-from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
+from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device, same
+from tests.fixtures.media import MEDIA, MediaCase, content, open_media
+from tests.fixtures.shared import media_folders
 from tests.fixtures.speech import FAMILIES as SPEAKERS
 from tests.fixtures.speech import SECONDS, TEXTS
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
@@ -105,6 +107,30 @@ def test_to_is_as_good_as_loading_there(families: Families, family: str) -> None
     expected = other.state_dict()
     for tensor_name, tensor in own.state_dict().items():
         assert tensor.dtype == expected[tensor_name].dtype and tensor.equal(expected[tensor_name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_is_loaded_there_draws_the_same(families: Families, family: str) -> None:
+    """And not moved there: its parts, as tokenizers of images, are opened on the device."""
+    first = families.expect(family)
+    with fake_device() as device:
+        pipe = families.open(family, device=device)
+        assert pipe.device == device and is_fake(pipe.image_model.window.model)
+        made = families.draw(family, pipe)
+    assert made[0].equal(first[0]) and (made[1] == first[1]).all()
+
+
+@pytest.mark.parametrize("kind", MEDIA)
+def test_speech_and_clips_that_are_loaded_there(kind: str) -> None:
+    folders = media_folders(kind)
+
+    def make(device: Any) -> Tensor:
+        pipe = open_media(kind, folders, device=device, dtype="fp32")
+        assert pipe.model.device == device
+        made = MediaCase(kind, folders, pipe).call([1, 2, 3], batch_size=2)
+        return torch.cat([content(each).cpu().flatten() for each in made])
+
+    assert same(make)
 
 
 def test_forms_of_to(tiny_folder: Path) -> None:

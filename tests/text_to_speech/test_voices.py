@@ -11,10 +11,12 @@ import torch
 
 from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
 from mmaccel.cli import main
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.tasks import find_command
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.models.voices_vocabulary import list_prompt, list_tokens, split_text
-from tests.fixtures.voices import LEXICON, SPEAKERS, build_codec, build_voices
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig, save_codec
+from tests.fixtures.voices import LEXICON, SPEAKERS, TINY_CODEC, build_codec, build_voices
 
 TEXTS = ["a red fox", "blue cat", "seven"]
 SECONDS = 0.3
@@ -104,6 +106,20 @@ def test_a_long_text_is_spoken_in_parts(pipe: TextToSpeech) -> None:
     assert whole.passes == sum(one.passes for one in alone)
     assert torch.equal(short.waveform, pipe("blue cat", seed=[4], **options)[0].waveform)
     assert sorted(ended) == [0, 1]
+
+
+def test_methods_of_caches_are_refused_for_a_text_in_parts(pipe: TextToSpeech) -> None:
+    with pytest.raises(OptionError, match="kv_cache: expected a text .* one of 6 parts"):
+        pipe.stream("red. " * 6, kv_cache="snapkv")
+
+
+def test_a_codec_of_another_rate_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Its sound would be too fast, and as long as before."""
+    config = SpeechCodecConfig(**TINY_CODEC | {"sample_rate": 24_000})
+    save_codec(SpeechCodec(config), tmp_path / "codec", torch.float32)
+    words = "codec: expected 16000 Hz .* received 24000 Hz"
+    with pytest.raises(UnsupportedModelError, match=words):
+        TextToSpeech.from_pretrained(folder, codec=tmp_path / "codec")
 
 
 def test_speakers_differ(pipe: TextToSpeech) -> None:

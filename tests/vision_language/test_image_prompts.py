@@ -16,6 +16,17 @@ from tests.vision_language.runs import GREEDY, N_NEW, answer
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5), mmaccel.Speculative())
 
 
+def test_greedy_tokens_are_those_of_generate(named: tuple[str, Any]) -> None:
+    """Rows of two images, of none and of one."""
+    name, model = named
+    inputs = draw_prompts(name, model, (2, 0, 1))
+    own = model.generate(**inputs, **GREEDY)
+    for policy in POLICIES:
+        made, stats = answer(model, None, inputs, policy)
+        assert torch.equal(made, own), policy
+        assert stats.fallbacks == []
+
+
 @pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_videos(name: str) -> None:
     if name == "llava_onevision" and not encodes_first():

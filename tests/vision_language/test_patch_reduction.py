@@ -422,6 +422,23 @@ def test_features_of_which_the_tower_hides_a_part_stay() -> None:
     assert "3 of 4 visual tokens" in stats.reference  # two of four features are padding
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "internvl"])
+@pytest.mark.parametrize(
+    "method",
+    [mmaccel.DownsamplePixels(keep=0.25), SCREEN, DivPrune(keep=0.3)],
+    ids=repr,
+)
+def test_calls_that_are_not_served_have_whole_images(name: str, method: Any) -> None:
+    model = shared(name)
+    inputs = draw_screen(name, model)  # which has equal patches, too
+    own = model.generate(**inputs, **GREEDY, num_beams=2)
+    with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=method) as run:
+        with pytest.warns(UserWarning, match="without the policy: beam search"):
+            made = model.generate(**inputs, **GREEDY, num_beams=2)
+        assert run.stats.reference == "" and run.stats.fallbacks
+    assert torch.equal(made, own)
+
+
 def _swapped(patch: pytest.MonkeyPatch) -> None:
     own = patches.find_targets
 
