@@ -330,7 +330,7 @@ def is_one(value: Any, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if get_origin(kind) is Literal:
-        return value in get_args(kind)
+        return isinstance(value, str | int | None) and value in get_args(kind)
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # of which nothing can be asked
     return isinstance(value, kind)

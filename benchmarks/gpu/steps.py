@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -355,12 +356,9 @@ def routes_of(window: Any) -> tuple[str, ...]:
     """The forwards that can be compared: the model's own and, where it serves the model, the fused
     decoder.
     """
-    before, window.setup.fused = window.setup.fused, "auto"
-    try:
-        window.reserve(2, 8)
-        return ("model", "fused") if window.route.name == "fused" else ("model",)
-    finally:
-        window.setup.fused = before
+    window.setup.fused = "auto"
+    window.reserve(2, 8)
+    return ("model", "fused") if window.route.name == "fused" else ("model",)
 
 
 def time_route(
@@ -372,11 +370,9 @@ def time_route(
     count: Count,
 ) -> Row:
     """Steps of one forward at one context."""
-    room = context + tokens_wanted(max(windows), count)
     window.setup.fused = route == "fused"
-
-    def run(policy: Policy, at: int) -> Row:
-        return time_step(window, policy, at, room=room, count=count)
+    room = context + tokens_wanted(max(windows), count)
+    run = partial(time_step, window, room=room, count=count)
 
     one = run(Autoregressive(), context)
     wide = {str(w): run(Jacobi(w), context) for w in windows}

@@ -6,7 +6,8 @@ drop the mask. So during a pass over the cache the layers' `attention` is the fu
 turns by the positions of the pass, and writes and reads the stores as a decoder of transformers
 does. Passes without a cache are the model's own.
 
-Source of the layer: `LLaDABlock.attention` in the checkpoints' code, which MMaDA has too.
+Source of the layer: `LLaDABlock.attention` in the checkpoints' code, which MMaDA and
+Lumina-DiMOO have too.
 """
 
 from __future__ import annotations
@@ -84,14 +85,15 @@ class LLaDAPasses(CachedPasses):
     """See `CachedPasses`.
 
     Args:
-        model: takes `input_ids` and `attention_bias`. Without layers of this code it has passes
-            without a cache alone.
+        model: takes `input_ids`, in passes without a cache with an `attention_bias`. Without layers
+            of this code it has these alone.
+        options, plain_options: see `CachedPasses`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, **options: Mapping[str, Any]) -> None:
         transformer = getattr(getattr(model, "model", None), "transformer", None)
         self._blocks: list[Any] = [*getattr(transformer, "blocks", ())]
-        super().__init__(model, n_layers=len(self._blocks), form="bool")
+        super().__init__(model, n_layers=len(self._blocks), form="bool", **options)
 
     def _call(
         self, entries: CanvasPass, mask: Tensor, cache: Any, options: Mapping[str, Any]
@@ -100,14 +102,14 @@ class LLaDAPasses(CachedPasses):
         if cache is None:  # padding attends too, lest it be NaN
             bias = mask.expand(-1, 1, ids.shape[1], -1)
             return queried_logits(
-                self.model, entries.queries, input_ids=ids, attention_bias=bias, use_cache=False
+                self.model, entries.queries, input_ids=ids, attention_bias=bias, **options
             )
         this = _LayerPass(entries.positions, mask, cache, self._blocks[0].rotary_emb)
         before = [vars(block).get("attention") for block in self._blocks]
         try:
             for block in self._blocks:
                 block.attention = partial(this.attend, block, block.attention)
-            return queried_logits(self.model, entries.queries, input_ids=ids, use_cache=False)
+            return queried_logits(self.model, entries.queries, input_ids=ids, **options)
         finally:
             for block, own in zip(self._blocks, before, strict=True):
                 vars(block).pop("attention", None)

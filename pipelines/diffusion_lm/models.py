@@ -23,6 +23,8 @@ from mmaccel.pipelines.diffusion_lm.llada_passes import LLaDAPasses
 from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_positions
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 
+_NO_CACHE = {"use_cache": False}
+
 
 class ModelDenoiser(CachedDenoiser):
     """Base of these.
@@ -95,7 +97,7 @@ class LLaDADenoiser(ModelDenoiser):
     default_mask_token = 126336
 
     def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return LLaDAPasses(model)
+        return LLaDAPasses(model, options=_NO_CACHE, plain_options=_NO_CACHE)
 
 
 class DreamDenoiser(ModelDenoiser):
@@ -183,16 +185,17 @@ class FastDLLMDenoiser(ModelDenoiser):
         return RowsByLength(model, plain_options={"block_size": block, "use_cache": False})
 
 
+class LuminaPasses(RowsByLength, LLaDAPasses):
+    """Over a cache those of LLaDA's layers; without, the model takes every column for a token."""
+
+
 class LuminaDenoiser(ModelDenoiser):
     """Lumina-DiMOO: `model(input_ids, infer=True)`, full attention.
 
-    The model takes every column for a token, so that rows go in without padding, those of one
-    length together. Tokens that end a row of the image come from the layout (`to_canvas` of their
-    id).
+    Tokens that end a row of the image come from the layout (`to_canvas` of their id).
     """
 
-    supports_kv_cache = False
     default_mask_token = 126336
 
     def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return RowsByLength(model, plain_options={"infer": True})
+        return LuminaPasses(model, options={"infer": True}, plain_options={"infer": True})

@@ -15,6 +15,7 @@ from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
     LLaDADenoiser,
+    LuminaDenoiser,
     SDARDenoiser,
 )
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
@@ -25,7 +26,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import CODES, FIRST, LENGTH, MASK, VOCAB, images
-from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA
+from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA, TinyLumina
 from tests.fixtures.fused_lms import lay_out_all
 from tests.fixtures.joints import WrappedDenoiser
 from tests.fixtures.sdar import TinySDAR
@@ -46,6 +47,8 @@ def build(family: str) -> Any:
         return LLaDADenoiser(TinyLLaDA(VOCAB, max_sequence_length=64), MASK)
     if family == "dream":
         return DreamDenoiser(TinyDream(VOCAB, mask_token_id=MASK, max_position_embeddings=64))
+    if family == "lumina":
+        return LuminaDenoiser(TinyLumina(VOCAB), MASK)
     if family == "sdar":
         return SDARDenoiser(TinySDAR(VOCAB, mask_token_id=MASK, block_size=4))
     if family == "sdar-uncached":
@@ -54,7 +57,7 @@ def build(family: str) -> Any:
 
 
 UNCACHED = ("sdar-uncached", "fast-dllm")
-TEXTS = (*UNCACHED, "sdar", "llada", "dream")
+TEXTS = (*UNCACHED, "sdar", "llada", "dream", "lumina")
 
 
 class Recorded(WrappedDenoiser):
@@ -135,7 +138,7 @@ def test_drafts_and_batches_change_nothing(family: str, temperature: float, guid
         assert torch.equal(made.tokens[0], whole.tokens[row])
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", "dream", "lumina"])
 def test_a_pass_over_a_block_reads_what_the_pass_before_has_written(family: str) -> None:
     """Keys and values outside the block are those of the first pass, by hand."""
     model = build(family)
@@ -175,7 +178,7 @@ def test_a_pass_over_a_block_reads_what_the_pass_before_has_written(family: str)
     assert not any("attention" in vars(each) for each in model.model.modules())
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", "dream", "lumina"])
 @pytest.mark.parametrize("kind", ["prefix", "dual", "vicinity"])
 def test_drafts_change_nothing_over_a_cache(family: str, kind: str) -> None:
     plain = build(family)

@@ -148,7 +148,7 @@ def test_the_fused_decoder_reads_what_the_model_does(name: str) -> None:
         window.use_methods(LayerMethods(kv_cache=Noting(budget=2, seen=seen)))
         window.reserve(1, 20)
         window.prefill(Pass(ids, torch.zeros(1, dtype=torch.int64)))
-        assert window.route.startswith("fused" if fused else "model")
+        assert window.route.name.startswith("fused" if fused else "model")
         assert sorted(seen) == sorted(own.layers) == list(range(len(served)))
         assert served
         for layer, hidden in own.layers.items():

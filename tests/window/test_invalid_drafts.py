@@ -54,7 +54,7 @@ class Contagious(ToyLanguage):
         logits = super().logits_after(memory, last).clone()
         logits[..., BAD] = -math.inf
         is_bad = (memory[:, :-1] == BAD).any(1)
-        self.n_spoiled += int(is_bad.sum()) if self.runner is None else 0
+        self.n_spoiled += int(is_bad.sum()) if self.setup.runner is None else 0
         return torch.where(is_bad[:, None, None], math.nan, logits)
 
 
