@@ -90,7 +90,7 @@ class LLaDAPasses(CachedPasses):
         options, plain_options: see `CachedPasses`.
     """
 
-    def __init__(self, model: Any, **options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, **options: Any) -> None:
         transformer = getattr(getattr(model, "model", None), "transformer", None)
         self._blocks: list[Any] = [*getattr(transformer, "blocks", ())]
         super().__init__(model, n_layers=len(self._blocks), form="bool", **options)
