@@ -114,6 +114,17 @@ def test_a_cache_of_everything_changes_nothing(smollm2: Any) -> None:
     assert not wrong
 
 
+def test_methods_of_caches_and_attention_serve_bfloat16(released: Any) -> None:
+    """In which kernels of attention round apart by more than in small random models."""
+    model, tokenizer = released
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    given = tokenizer("Paris is the capital of", return_tensors="pt")
+    methods = {"kv_cache": "snapkv", "attention": "quest"}
+    with mmaccel.attach(model, "jacobi", strict=True, **methods) as run:
+        model.generate(**given, max_new_tokens=4, do_sample=False)
+    assert run.stats.fallbacks == []
+
+
 def test_windows_rows_and_chunks_under_eviction(smollm2: Any) -> None:
     model, tokenizer = smollm2
     rows = encode(tokenizer, 260, 150)
