@@ -7,10 +7,6 @@ are wanted, **L** slots of a canvas, **V** vocabulary. *Slot* i of a row is its 
 ``prompt.lengths[r] + i``. *Column* of a canvas is the index in prompt and canvas together; prompts
 are right-aligned there, so that a slot has the same column in every row. A *batch slot* is one of
 the rows that are decoded at a time.
-
-Continuous batching: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
-Generative Models", OSDI 2022, section 3 (iteration-level scheduling). A request joins the batch as
-soon as another has left it; here an iteration is a pass over a window or a canvas.
 """
 
 from __future__ import annotations

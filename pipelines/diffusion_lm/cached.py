@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
-from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -217,12 +217,11 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         check_mode(self.model)
         try:
             check_denoiser(self)
-        except Exception as error:  # maybe of the checkpoint's code
-            if not self.supports_kv_cache or isinstance(error, torch.OutOfMemoryError):
+        except UnsupportedModelError as error:
+            if not self.supports_kv_cache:
                 raise
             self.supports_kv_cache = False
-            is_ours = isinstance(error, MMAccelError)
-            self.kv_cache_reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            self.kv_cache_reason = str(error)
             check_denoiser(self)
 
     def to_canvas(self, ids: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class LLaDAPasses(CachedPasses):
         self, entries: CanvasPass, mask: Tensor, cache: Any, options: Mapping[str, Any]
     ) -> Tensor:
         ids = entries.tokens
-        if cache is None:  # padding attends too, lest it be NaN
+        if cache is None:  # padding attends too: one that sees nothing is NaN
             bias = mask.expand(-1, 1, ids.shape[1], -1)
             return queried_logits(
                 self.model, entries.queries, input_ids=ids, attention_bias=bias, **options

@@ -10,7 +10,7 @@ import torch
 import mmaccel
 from mmaccel.contracts import Layout
 from mmaccel.pipelines.delay.dia import DiaGuidance
-from tests.delay.hosts import NO_SOUND, compare_counts, make_dia_host, open_host, refuse
+from tests.delay.hosts import NO_SOUND, compare_counts, is_refused, make_dia_host, open_host
 from tests.delay.models import DIA_DELAYS, DIA_END, MASK, TEXT, delay_prompt
 
 
@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("options, says", REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_refused(options: Any, says: str) -> None:
-    refuse(open_host("dia"), says, **options)
+    assert is_refused(open_host("dia"), says, **options)
 
 
 def test_processors_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_processors_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(host.model, "_get_logits_processor", turn)
-    refuse(host, "processors in another order than Dia's")
+    assert is_refused(host, "processors in another order than Dia's")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from tests.delay.hosts import (
     VOICE,
     WIDE,
     compare_counts,
+    is_refused,
     make_higgs_host,
     open_host,
-    refuse,
 )
 from tests.delay.models import (
     AUDIO,
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("options, says", REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_refused(options: Any, says: str) -> None:
-    refuse(open_host("higgs"), says, **options)
+    assert is_refused(open_host("higgs"), says, **options)
 
 
 @pytest.mark.parametrize("name", ["repaired scores", "another end"])
@@ -100,7 +100,7 @@ def test_a_call_that_falls_back_returns_what_it_returns_without_a_policy(name: s
 def test_repetition_aware_sampling_is_refused() -> None:
     host = make_higgs_host()
     host.model.generation_config.ras_win_len = 7
-    refuse(host, "repetition-aware sampling")
+    assert is_refused(host, "repetition-aware sampling")
 
 
 def test_rotations_that_change_with_the_length_are_refused() -> None:

@@ -13,7 +13,7 @@ from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.delay import musicgen
 from mmaccel.pipelines.delay.musicgen import MusicgenSteps
-from tests.delay.hosts import BITWISE, EXACT, WIDE, Music, open_host, refuse
+from tests.delay.hosts import BITWISE, EXACT, WIDE, Music, is_refused, open_host
 from tests.delay.models import BOOKS, CODES, MASK, TEXT, make_musicgen
 
 
@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("options, says", REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_refused(options: Any, says: str) -> None:
-    refuse(open_host("musicgen"), says, **options)
+    assert is_refused(open_host("musicgen"), says, **options)
 
 
 def _shorten(mask: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_patterns_of_another_decoder(
         return ids, change(mask)
 
     monkeypatch.setattr(decoder, "build_delay_pattern_mask", build_changed)
-    refuse(host, says)
+    assert is_refused(host, says)
 
 
 def test_what_attach_refuses() -> None:
