@@ -48,7 +48,12 @@ def test_strict_tolerance_rejects_a_leak(dtype: torch.dtype, agrees: float, diff
 
 @pytest.mark.parametrize(
     "dtype, agrees, differs",
-    [(torch.float32, 8e-4, 2e-3), (torch.float64, 8e-4, 2e-3), (torch.float16, 0.04, 0.06)],
+    [
+        (torch.float32, 8e-4, 2e-3),
+        (torch.float64, 8e-4, 2e-3),
+        (torch.float16, 0.04, 0.06),
+        (torch.bfloat16, 0.06, 0.09),
+    ],
 )
 def test_tolerance_rejects_another_mask(dtype: torch.dtype, agrees: float, differs: float) -> None:
     assert compare_logits(LOGITS, LOGITS + agrees).within(Tolerance.of(dtype))
