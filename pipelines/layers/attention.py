@@ -109,6 +109,8 @@ class WindowPass:
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
+        opens: whether every row begins at cache index 0, and torch attends without a mask: half of
+            the products.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -123,6 +125,7 @@ class WindowPass:
     tree: Tensor | None = None
     prompt: Tensor | None = None
     reads: Tensor | None = None
+    opens: bool = False
     rounds: Rounds | None = None
     packing: Packing | None = None
     prefix: SharedPrefix | None = None
@@ -199,6 +202,13 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
     ) -> Tensor:
         """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
+        if self.opens and options["window"] is None and options["softcap"] is None:
+            width = query.shape[2]
+            key = key[:, :, :width]
+            value = value[:, :, :width]
+            return grouped_attention(
+                query, key, value, None, scale=options["scale"], is_causal=True
+            )
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
         if self.by_kernel and not is_deep:
