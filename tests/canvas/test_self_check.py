@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +174,17 @@ def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
     [
         ({"attention_mask": causal}, "no later position|in a batch with a longer one"),
         ({"attention_mask": lambda i: i["attention_mask"] * 0}, "in a batch with a longer one"),
-        ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, None),
+    ],
+)
+def test_a_decoder_that_ignores_its_mask_is_refused(changes: Any, words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        MaskedLM(bent(**changes), MASK)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, ""),  # it has none
         (
             {"position_ids": lambda i: torch.arange(i["position_ids"].shape[1])[None]},
             "scrambled cache indices|from cached keys",
@@ -181,12 +192,11 @@ def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
         ({CACHE: lambda i: None}, "received a RuntimeError"),
     ],
 )
-def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str | None) -> None:
-    if words is None:  # a model without positions is served
-        MaskedLM(bent(**changes), MASK)
-        return
-    with pytest.raises(UnsupportedModelError, match=words):
-        MaskedLM(bent(**changes), MASK)
+def test_a_decoder_that_ignores_positions_or_cache_is_served_without_one(
+    changes: Any, words: str
+) -> None:
+    model = MaskedLM(bent(**changes), MASK)
+    assert model.supports_kv_cache == (not words) and re.search(words, model.kv_cache_reason)
 
 
 def test_a_causal_model_is_refused() -> None:
