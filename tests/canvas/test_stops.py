@@ -53,15 +53,6 @@ def test_slots_closed_by_a_wrong_draft_are_guessed_anew(order: str, block: int |
         assert same(stopped(LosslessUnmask(4, order, block), model, seed), expected), seed
 
 
-@pytest.mark.parametrize("policy", [Stepwise(cache="block"), LosslessUnmask(3, cache="block")])
-def test_a_canvas_may_be_shorter_than_its_block(policy: Any) -> None:
-    """Most of the first block is prompt, and is computed with the open slots at every pass."""
-    prompts = [[5, 9, 7, 1, 2, 3]]
-    expected = run(Stepwise(), masked(block=8), 4, prompts=prompts)
-    made = run(policy, masked(block=8), 4, prompts=prompts)
-    assert torch.equal(made.tokens, expected.tokens)
-
-
 @pytest.mark.parametrize("cache", ["none", "dual", "block"])
 def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
     model = masked(block=BLOCK)
