@@ -16,7 +16,7 @@ reads; under a block-causal model, only what its own block may see of that.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
-    check_capacity,
     check_mode,
     find_device,
     find_layer_sizes,
@@ -66,30 +65,6 @@ def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
             return f"it has {sizes}, and {part.name} is for {part.sizes}"
         return passes.find_obstacle(reads_hidden=True)
     return ""
-
-
-@dataclass(frozen=True)
-class ImageIds:
-    """The numbering of canvases of images, of a model that has image tokens in one range of ids.
-
-    0..V-1 are the image tokens, V is the mask token, and the model's id i is V + 1 + i. So samplers
-    see a small vocabulary, and a canvas can still hold every id of the model: prompts, and tokens
-    between the rows of an image.
-
-    Attributes:
-        first: the model's id of image token 0.
-        size: V.
-        mask: the model's id of an open slot.
-    """
-
-    first: int
-    size: int
-    mask: int
-
-    def to_model(self, tokens: Tensor) -> Tensor:
-        """Tokens of a canvas, as the model's ids."""
-        other = torch.where(tokens == self.size, self.mask, tokens - self.size - 1)
-        return torch.where(tokens < self.size, tokens + self.first, other)
 
 
 class Predecessors:
@@ -172,7 +147,10 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
         vocab_size: V, if only the first V ids may be drawn.
-        images: (first id, count) of the image tokens, for canvases of images; see `ImageIds`.
+        images: (first id, V) of the image tokens, for canvases of images: 0..V-1 are these, V is
+            the mask token, and the model's id i is V + 1 + i. So samplers see a small vocabulary,
+            and a canvas can still hold every id of the model: prompts, and tokens between the rows
+            of an image.
 
     Attributes:
         supports_kv_cache: may be set to False; every pass is then over all columns.
@@ -211,16 +189,15 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             check_int("vocab_size", vocab_size, 1, n_drawn, hint=f"None keeps all {n_drawn} ids")
         self.mask_token, self.shift, self.block, self.n_ids = mask_token, shift, block, n_ids
         self.vocab_size = n_drawn if vocab_size is None else vocab_size
-        self.images: ImageIds | None = None
+        self.images, self._open_id = images, mask_token
         if images is not None:
-            first, count = images
-            if first < 0 or count < 1 or first + count > n_ids or mask_token is None:
+            first, self.vocab_size = images
+            self.mask_token = self.vocab_size
+            if first < 0 or self.vocab_size < 1 or first + self.vocab_size > n_ids:
                 raise OptionError(
-                    f"images: expected (first id, count) within {n_ids} ids and a mask token, "
-                    f"received {images}; None for canvases of text"
+                    f"images: expected (first id, count) within {n_ids} ids, received {images}; "
+                    "None for canvases of text"
                 )
-            self.images = ImageIds(first, count, mask_token)
-            self.vocab_size = self.mask_token = count
         most = getattr(passes.config, "max_position_embeddings", None)
         # as LLaDA's configuration calls it
         self.max_positions = getattr(passes.config, "max_sequence_length", most)
@@ -244,15 +221,19 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     def to_canvas(self, ids: Tensor) -> Tensor:
         """Ids of the model, as in a prompt or a layout, in the numbering of canvases."""
-        return ids if self.images is None else ids + self.images.size + 1
+        return ids if self.images is None else ids + self.vocab_size + 1
 
     def to_model(self, tokens: Tensor) -> Tensor:
         """Tokens of a canvas, as the model's ids."""
-        return tokens if self.images is None else self.images.to_model(tokens)
+        if self.images is None:
+            return tokens
+        size = self.vocab_size
+        other = torch.where(tokens == size, self._open_id, tokens - size - 1)
+        return torch.where(tokens < size, tokens + self.images[0], other)
 
     def take(self, logits: Tensor) -> Tensor:
         """Of logits `[..., V']` of all ids of the model those that may be drawn, `[..., V]`."""
-        first = 0 if self.images is None else self.images.first
+        first = 0 if self.images is None else self.images[0]
         return logits[..., first : first + self.vocab_size]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,10 +286,9 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         """Start an empty cache; see `Denoiser.reserve`.
 
         Raises:
-            OptionError: no rows or no cache, or a model in training mode with dropout.
+            OptionError: a model in training mode with dropout.
             UnsupportedModelError: the number of attention layers is not known.
         """
-        check_capacity(rows, cache_size, None)
         check_mode(self.model)
         open_own_products(self.model)
         if self.supports_kv_cache:
@@ -322,15 +302,10 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
         Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
         the canvas.
-
-        Raises:
-            OptionError: a position beyond `max_positions`.
         """
-        self._check(entries)
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
-        if self.images is not None:
-            entries = replace(entries, tokens=self.to_model(entries.tokens))
+        entries = replace(entries, tokens=self.to_model(entries.tokens))
         with own_products(find_own_products(self.model), entries.tokens):
             if self.supports_kv_cache:
                 return self.take(self.cached.run(entries))
@@ -340,7 +315,6 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self.take(self.cached.run_plain(entries, reads))
 
     def prefill(self, entries: CanvasPass) -> None:
-        self._check(entries)
         if self._predecessors is not None:
             self._predecessors.note(entries)
         self.cached.prefill(entries)
@@ -355,8 +329,3 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index
         )
         return self.take(self.cached.run_plain(entries, reads).roll(self.shift, 1))
-
-    def _check(self, entries: CanvasPass) -> None:
-        most = self.max_positions
-        if most is not None and entries.reads.shape[-1] > most:
-            check_capacity(1, int(entries.positions.max()) + 1, most)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures import canvas as fixtures
 from tests.fixtures.joints import families
@@ -64,19 +62,6 @@ def test_entries_of_every_pass_by_hand(
     plan = CachePlan(kind, margin=1, refresh=refresh)
     made = decode(Stepwise("left", block, plan), model)
     assert model.widths == widths and made.stats.positions == sum(widths)
-
-
-@pytest.mark.parametrize("refresh", [2, 3, 4])
-def test_drafts_refresh_when_stepwise_does(refresh: int) -> None:
-    """And not more often: passes between two refreshes compute several canvases."""
-    for name in ("markov", "copy pairs"):
-        plan = CachePlan("dual", refresh=refresh)
-        plain = decode(Stepwise(cache=plan), KVReference(JOINTS[name]), ROWS)
-        model = Counted(JOINTS[name])
-        made = decode(LosslessUnmask(4, cache=plan), model, ROWS)
-        assert torch.equal(made.tokens, plain.tokens)
-        assert model.widths.count(1 + LENGTH) <= ROWS * -(-LENGTH // refresh)
-        assert made.stats.passes < plain.stats.passes + ROWS
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
@@ -114,3 +115,15 @@ def test_positions_of_a_block_causal_run(prompt: list[int], positions: int) -> N
     assert model.head_rows == length * 4
     plain = run(Stepwise(), masked(block=4), length, prompts=[prompt])
     assert plain.stats.positions == 20 * length
+
+
+@pytest.mark.parametrize("cache", ["none", "dual", "block"])
+def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
+    model = masked(block=BLOCK)
+    longest = max(map(len, PROMPTS))
+    policy = Stepwise(cache=cache, block=BLOCK if cache == "dual" else None)
+    assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # the most that fits
+    model.passes = 0
+    with pytest.raises(OptionError):
+        run(policy, model, 100)
+    assert model.passes == 0
