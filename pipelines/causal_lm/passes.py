@@ -232,7 +232,6 @@ class WindowPasses:
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
             rounds=caches.rounds,
-            packing=caches.packing,
             prefix=prefix,
         )
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from mmaccel.model_parts import LayerCounts
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks
-from mmaccel.pipelines.layers.eviction import Observer, evict
-from mmaccel.pipelines.layers.head_rounds import HeadRounds
+from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import Packing
-from mmaccel.pipelines.layers.rounds import Rounds
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
@@ -71,14 +70,14 @@ class LayerStores:
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
         self.numbers = number_served(self.windows)
-        self._n_evicted = (0, 0)
         self._lengths: Tensor | None = None  # of prompts whose last part is still to come
         self._observer: Observer | None = None  # of those
         self._n_seen = 0  # entries of those that were in passes
-        self.rounds: Rounds | None = None
+        self._eviction: Eviction | None = None
         self.packing: Packing | None = None
         self.prefix: SharedPrefix | None = None
         self._methods = methods
+        self._n_positions = layout.max_length + 1 - methods.repeated
         self._branches = branches
         self._turner = turner
         sparse = methods.attention
@@ -94,10 +93,15 @@ class LayerStores:
     @property
     def n_evicted(self) -> tuple[int, int]:
         """See the class."""
-        n_dropped, n_entries = self._n_evicted
-        if self.rounds is None:
-            return n_dropped, n_entries
-        return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
+        if self._eviction is None:
+            return 0, 0
+        return self._eviction.n_dropped, self._eviction.n_entries
+
+    @property
+    def rounds(self) -> Eviction | None:
+        """See the class."""
+        eviction = self._eviction
+        return None if eviction is None or not eviction.is_repeated else eviction
 
     @property
     def served(self) -> list[WindowLayer]:
@@ -139,15 +143,14 @@ class LayerStores:
         """
         if self.packing is None or not self.packing.has_packed:
             return 0, 0
-        return sum(layer.nbytes for layer in self.layers), self.whole_bytes
+        return self.n_bytes, self.whole_bytes
 
     @property
     def whole_bytes(self) -> int:
         """Bytes of keys and values of all layers if all positions were held as they are, but for
         those of a prompt's repetition; 0 before the first pass.
         """
-        n_positions = self.layout.max_length + 1 - self._methods.repeated
-        n_indices = self.layout.max_rows * n_positions
+        n_indices = self.layout.max_rows * self._n_positions
         return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
@@ -217,14 +220,17 @@ class LayerStores:
         found = []
         for number, layer in enumerate(self.layers):
             if not shared or number not in self.numbers:
-                found.append(layer.copy_row(row, first, last))
+                keys, values = layer.held()
+                found.append((keys[row, :, first:last].clone(), values[row, :, first:last].clone()))
                 continue
             before = shared[self.numbers[number]]
             n_shared = before[0].shape[1]
-            own = layer.copy_row(row, max(first - n_shared, 0), max(last - n_shared, 0))
-            pairs = zip(before, own, strict=True)
-            both = [torch.cat([states[:, first:last], behind], 1) for states, behind in pairs]
-            found.append((both[0], both[1]))
+            own = slice(max(first - n_shared, 0), max(last - n_shared, 0))
+            keys, values = (
+                torch.cat([states[:, first:last], held[row, :, own]], 1)
+                for states, held in zip(before, layer.held(), strict=True)
+            )
+            found.append((keys, values))
         return found
 
     def write_row(
@@ -335,10 +341,10 @@ class LayerStores:
         index = torch.arange(self.layout.visible_length, device=lengths.device)
         keep = torch.where(index < lengths[:, None], index, -1)
         for layer in self.layers:
-            layer.evict(keep, shorter)
+            layer.evict(keep[:, None], shorter)
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
-        """Let the layers drop entries of the prompt that an observer has seen; see `evict`."""
+        """Let the layers drop entries of the prompt that an observer has seen; see `Eviction`."""
         method = self._methods.evictor
         assert method is not None
         turner = self._turner
@@ -347,16 +353,10 @@ class LayerStores:
             for number, seen in observer.layers.items():
                 turn = partial(turner.turn, layers[number])
                 observer.layers[number] = replace(seen, turn=turn)
-        made = evict(method, self.served, lengths, observer, self._branches, begins=begins)
-        self._n_evicted = made.n_dropped, made.n_entries
-        if method.rerotates and turner is not None and made.kept:
-            self._turn_keys(turner, made.kept)
-        if method.every is not None:
-            kind = HeadRounds if method.is_headwise else Rounds
-            self.rounds = kind(
-                method, self.served, self.layout, lengths, observer=observer, kept=made.kept,
-                branches=self._branches,
-            )  # fmt: skip
+        self._eviction = Eviction(method, self.served, self._branches)
+        self._eviction.evict(lengths, observer, begins)
+        if method.rerotates and turner is not None and self._eviction.kept:
+            self._turn_keys(turner, self._eviction.kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
         """Move keys to positions behind which new entries go on: those that stayed to their own
