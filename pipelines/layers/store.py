@@ -385,19 +385,6 @@ class WindowLayer:
             return self.layout.to_index(ends)[:, None]
         return self.join_heads([part.layout.to_index(ends) for part in self.parts])
 
-    def read(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, H, N, D]` at cache indices `[B, N]` of the first B rows.
-
-        Zeros at negative indices.
-        """
-        assert self.packed is None, "entries in fewer bits are read by passes alone"
-        is_known = (index >= 0)[:, None, :, None]
-        keys, values = (
-            take(states[: len(index)], index[:, None]).where(is_known.to(states.device), 0)
-            for states in self.held()
-        )
-        return keys, values
-
     def write_row(self, row: int, keys: Tensor, values: Tensor) -> None:
         """Write keys and values `[H, n, D]` to the first cache indices of a row."""
         self.make_room(keys[None], values[None])

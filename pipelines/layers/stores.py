@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.model_parts import LayerCounts
 from mmaccel.pipelines.layers.attention import WindowPass
@@ -20,7 +21,7 @@ from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served, take
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
@@ -196,39 +197,35 @@ class LayerStores:
         return WindowPass(start, self.windows, self.layers, reads=reads, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.
-
-        Zeros at negative indices.
+        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of the first B
+        rows; zeros at negative indices.
         """
-        if self.prefix is None:
-            return [layer.read(index) for layer in self.layers]
-        found = []
-        for number, layer in enumerate(self.layers):
-            dropped = layer.layout.dropped
-            own = index
-            if dropped is not None:
-                own = index - dropped[: len(index), None].to(index.device)
-            keys, values = layer.read(own)
-            if number in self.numbers:
-                self.prefix.fill(self.numbers[number], index, keys, values)
-            found.append((keys, values))
-        return found
+        end = int(index.max()) + 1
+        by_row = []
+        for row, at in enumerate(index):
+            pairs = self.copy_row(row, 0, end)
+            by_row.append([_read(states, at) for pair in pairs for states in pair])
+        both = [torch.cat(states) for states in zip(*by_row, strict=True)]
+        return [*zip(both[::2], both[1::2], strict=True)]
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
         """See `mmaccel.model_parts.CopiedEntries.copy_entries`."""
-        shared = [] if self.prefix is None else self.prefix.read(row)
+        shared = () if self.prefix is None else self.prefix.read(row)
         found = []
         for number, layer in enumerate(self.layers):
-            if not shared or number not in self.numbers:
-                keys, values = layer.held()
-                found.append((keys[row, :, first:last].clone(), values[row, :, first:last].clone()))
-                continue
-            before = shared[self.numbers[number]]
-            n_shared = before[0].shape[1]
-            own = slice(max(first - n_shared, 0), max(last - n_shared, 0))
+            held = [states[row] for states in layer.held()]
+            dropped = layer.layout.dropped
+            before: Sequence[Tensor] = [states[:, :0] for states in held]
+            if shared and number in self.numbers:
+                before = shared[self.numbers[number]]
+            elif dropped is not None:  # what a layer with a sliding window does not see any more
+                n_unseen = int(dropped[row])
+                before = [pad(states[:, :0], (0, 0, n_unseen, 0)) for states in held]
+            n_before = before[0].shape[1]
+            own = slice(max(first - n_before, 0), max(last - n_before, 0))
             keys, values = (
-                torch.cat([states[:, first:last], held[row, :, own]], 1)
-                for states, held in zip(before, layer.held(), strict=True)
+                torch.cat([past[:, first:last], states[:, own]], 1)
+                for past, states in zip(before, held, strict=True)
             )
             found.append((keys, values))
         return found
@@ -238,15 +235,14 @@ class LayerStores:
     ) -> None:
         """See `mmaccel.model_parts.CopiedEntries.write_entries`."""
         prefix = self.prefix
-        if prefix is not None:
-            prefix.leave(row)
         if key is not None:
             if prefix is None:
                 device = entries[0][0].device
-                prefix = SharedPrefix(
-                    torch.zeros(self.layout.max_rows, dtype=torch.int64).to(device)
-                )
-            prefix.join(row, key, [entries[layer] for layer in self.numbers])
+                none = torch.zeros(self.layout.max_rows, dtype=torch.int64, device=device)
+                prefix = SharedPrefix(none)
+            prefix = prefix.join(row, key, [entries[layer] for layer in self.numbers])
+        elif prefix is not None:
+            prefix = prefix.leave(row)
         self.prefix = prefix if prefix is not None and prefix.is_read else None
         self.layout.dropped = None if self.prefix is None else self.prefix.lengths
         shared = self.numbers if key is not None else {}
@@ -285,7 +281,7 @@ class LayerStores:
         if self.rounds is not None:
             self.rounds.keep(rows)
         if self.prefix is not None:
-            self.prefix.keep(rows)
+            self.prefix = self.prefix.select(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
@@ -374,3 +370,9 @@ class LayerStores:
                 turner.turn_(index, keys, kept[self.numbers[index]][:, 0])
             else:  # all by as many, since attention sees differences of positions alone
                 keys.copy_(turner.turn(index, keys, -dropped[:, None]))
+
+
+def _read(states: Tensor, index: Tensor) -> Tensor:
+    """Entries `[1, H, N, D]` of `[H, S, D]` at `[N]`; zeros at negative indices."""
+    index = index.to(states.device)
+    return take(states[None], index[None, None]).where((index >= 0)[:, None], 0)
