@@ -123,7 +123,7 @@ class WindowPass:
     rounds: Eviction | None = None
     prefix: SharedPrefix | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
-    _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
     def served(self) -> dict[int, int]:
@@ -239,12 +239,8 @@ class WindowPass:
                 window_attention, query, key, value, start, ragged=self.ragged, **options
             )
         else:
-            groups = query.shape[1] // key.shape[1]
-            mask = self._find_mask(self.stores[layer].layout, options["window"], query, groups)
-            packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
-            own, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
-            own = own.unflatten(2, (groups, -1)).flatten(1, 2)
-            lse = lse.unflatten(2, (groups, -1)).flatten(1, 2)
+            mask = self._find_mask(self.stores[layer].layout, options["window"], query)
+            own, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
         number = self.served[layer]
         return prefix.add(
             number, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel
@@ -277,13 +273,9 @@ class WindowPass:
         mask = self._find_mask(layout, None, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
-    def _find_mask(
-        self, layout: KVCacheLayout, window: int | None, query: Tensor, groups: int = 1
-    ) -> Tensor:
-        """The mask `[R, 1, G W, S]` of a layer, G times the same; layers that share a cache share
-        it.
-        """
-        name = id(layout), window, groups
+    def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
+        """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
+        name = id(layout), window
         if name not in self._masks:
             assert layout.indices is not None
             if self.reads is not None:
@@ -294,8 +286,6 @@ class WindowPass:
                 mask = make_mask(layout.indices, layout.visible_length, span, query.dtype)
             if self.tree is not None:
                 mask = _hide_branches(mask, layout.indices, layout.repeat(self.tree), window)
-            if groups > 1:
-                mask = mask.repeat(1, 1, groups, 1)
             self._masks[name] = mask.to(query.device)
         return self._masks[name]
 
@@ -348,11 +338,7 @@ def _attend_under(
     """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hkv, W, S]`, by torch."""
     if softcap is None:
         return grouped_attention(query, key, value, mask, scale=scale)
-    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
-    scores = (packed @ key[:, :, None].mT).float() * scale
-    scores = softcap * (scores / softcap).tanh() + mask[:, :, None]
-    weights = scores.softmax(-1).to(value.dtype)
-    return (weights @ value[:, :, None]).flatten(1, 2)
+    return attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)[0]
 
 
 @dataclass(frozen=True)

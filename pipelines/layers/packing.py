@@ -171,7 +171,7 @@ class Packing:
 
     Args:
         quantizer: packs.
-        layers: of the cache, maybe after eviction; they get other layouts.
+        layers: of the cache, maybe after eviction, and all that share their layouts.
         lengths: `[R]` int64, positions of the prompt.
     """
 
@@ -183,15 +183,11 @@ class Packing:
         # a group that is not due, a window, one index of scratch and one that nothing uses
         room = quantizer.residual + quantizer.group + quantizer.widest + 2
         workspace = Workspace()
-        layouts: dict[int, KVCacheLayout] = {}
         for layer in layers:
-            old = layer.layout
-            if id(old) not in layouts:
-                layouts[id(old)] = old.pack(torch.zeros_like(lengths), room)
             layer.packed = PackedEntries(quantizer, workspace)
-            layer.layout = layouts[id(old)]
-        self._layouts = list(layouts.values())
+        self._layouts = list({id(layer.layout): layer.layout for layer in layers}.values())
         for layout in self._layouts:
+            layout.pack(torch.zeros_like(lengths), room)
             self._pack(layout, quantizer.count(layout.to_index(lengths)) // quantizer.group)
 
     @property

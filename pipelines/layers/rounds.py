@@ -71,7 +71,7 @@ class Eviction:
         self._size = n_wanted + self._every  # positions whose queries are kept
         self._seen: list[Observed] = []
         self._queries: list[Tensor] = []  # by layer, [R, Hq, size, D]; position modulo size
-        self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n]; position modulo 2 n
+        self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n, 1]; position modulo 2 n
 
     @property
     def n_dropped(self) -> int:
@@ -139,7 +139,7 @@ class Eviction:
         for index, (seen, keep) in enumerate(zip(self._seen, self.kept, strict=True)):
             rows, heads, _, width = seen.queries.shape
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
-            self._write(index, seen.queries, lengths - self._method.observed)
+            _put(self._queries[index], seen.queries, lengths - self._method.observed)
             self._seen[index] = seen.look(keep)
 
     def advance(self, start: Tensor) -> None:
@@ -193,35 +193,19 @@ class Eviction:
                 f"{self._method.name}.every: expected at least the {width} entries of a pass, "
                 f"received {self._every}; give a larger every or a narrower window"
             )
-        self._write(layer, query, start)
+        _put(self._queries[layer], query, start)
         if not self.reads_hidden:
             return
         assert hidden is not None
-        rated = self._method.rate(layer, hidden)  # [R, H, W]
+        rated = self._method.rate(layer, hidden)[..., None]  # [R, H, W, 1]
         if layer not in self._rated:
-            self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every)
-        at = start[:, None] + torch.arange(width, device=start.device)
-        at = (at % (2 * self._every)).to(rated.device)[:, None].expand_as(rated)
-        self._rated[layer].scatter_(2, at, rated)
+            self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every, 1)
+        _put(self._rated[layer], rated, start)
 
     @property
     def _remembers(self) -> bool:
         """Whether the method is asked what it remembers of a round."""
         return self._method.accumulates or self._method.remembers
-
-    def _write(self, layer: int, query: Tensor, first: Tensor) -> None:
-        """Keep queries `[R, Hq, n, D]` of the positions from `first` `[R]` on."""
-        n = query.shape[2]
-        position = first[:, None] + torch.arange(n, device=first.device)
-        at = (position % self._size).to(query.device)[:, None, :, None].expand_as(query)
-        self._queries[layer].scatter_(2, at, query)
-
-    def _read(self, layer: int, end: Tensor, n: int) -> Tensor:
-        """The queries `[R, Hq, n, D]` of the n positions before `end` `[R]`."""
-        queries = self._queries[layer]
-        position = end[:, None] - n + torch.arange(n, device=end.device)
-        at = (position % self._size).to(queries.device)[:, None, :, None]
-        return queries.gather(2, at.expand(-1, queries.shape[1], -1, queries.shape[3]))
 
     def _look(self, index: int, counts: Tensor, queries: Tensor | None = None) -> CachedLayer:
         """What the method may look at of a layer.
@@ -325,7 +309,8 @@ class Eviction:
         if method.reads_hidden:
             self._take_rated(index, counts, boundary, due)
         if self._remembers:
-            context = self._look(index, counts, self._read(index, boundary, self._every))
+            newest = _get(self._queries[index], boundary, self._every)
+            context = self._look(index, counts, newest)
             assert context.total is not None
             total = torch.where(
                 rows,
@@ -333,7 +318,8 @@ class Eviction:
                 context.total.reshape(*shape, context.keys.shape[2]),
             )
             self._seen[index] = replace(self._seen[index], total=total)
-        context = self._look(index, counts, self._read(index, boundary, method.observed))
+        asking = _get(self._queries[index], boundary, method.observed)
+        context = self._look(index, counts, asking)
         keep = method.plan(context, self._score(context))
         keep = keep.reshape(*shape, keep.shape[2])
         size = int(counts.max())
@@ -354,17 +340,29 @@ class Eviction:
         Args:
             counts: `[R, 1 or H]` int64, entries before the boundary.
         """
-        newest = self._rated[index]
-        round_ = torch.arange(-self._every, 0, device=counts.device)
-        position = boundary[:, None] + round_  # [R, n]
-        at = (position % newest.shape[2]).to(newest.device)[:, None].expand(-1, newest.shape[1], -1)
+        newest = _get(self._rated[index], boundary, self._every)[..., 0]  # [R, H, n]
         known = self._seen[index].rated
         assert known is not None
         known = fit(known, max(int(counts.max()), known.shape[2]))
-        entry = (counts[..., None] + round_).clamp(min=0).expand(-1, newest.shape[1], -1)
-        put = known.scatter(2, entry.to(known.device), newest.gather(2, at))
+        last = torch.arange(-self._every, 0, device=counts.device)
+        entry = (counts[..., None] + last).clamp(min=0).expand_as(newest)
+        put = known.scatter(2, entry.to(known.device), newest)
         rated = torch.where(due[:, None, None].to(known.device), put, known)
         self._seen[index] = replace(self._seen[index], rated=rated)
+
+
+def _put(ring: Tensor, states: Tensor, first: Tensor) -> None:
+    """Keep states `[R, H, n, D]` of the positions from `first` `[R]` on, modulo the ring's size."""
+    position = first[:, None] + torch.arange(states.shape[2], device=first.device)
+    at = (position % ring.shape[2]).to(states.device)[:, None, :, None]
+    ring.scatter_(2, at.expand_as(states), states)
+
+
+def _get(ring: Tensor, end: Tensor, n: int) -> Tensor:
+    """The states `[R, H, n, D]` of the n positions before `end` `[R]`."""
+    position = end[:, None] - n + torch.arange(n, device=end.device)
+    at = (position % ring.shape[2]).to(ring.device)[:, None, :, None]
+    return ring.gather(2, at.expand(-1, ring.shape[1], -1, ring.shape[3]))
 
 
 def _to_heads(known: Tensor | None) -> Tensor | None:

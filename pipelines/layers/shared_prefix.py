@@ -141,15 +141,15 @@ class SharedPrefix:
             keys, values = (states[None] for states in prefix.layers[layer])
             # the queries of all rows, and of all heads that share a key head, follow each other
             packed = some.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)  # [Hkv, n, G, W, D]
-            if by_kernel:  # as heads of one position, the last of the prefix
+            heads = packed.flatten(0, 3)[None, :, None]  # of one position, the last of the prefix
+            if by_kernel:
                 end = torch.full((1,), keys.shape[2] - 1, device=keys.device)
                 out, out_lse = dispatch.run(
-                    window_attention, packed.flatten(0, 3)[None, :, None], keys, values, end,
-                    scale=scale, softcap=softcap,
-                )  # fmt: skip
+                    window_attention, heads, keys, values, end, scale=scale, softcap=softcap
+                )
             else:
                 out, out_lse = attend_with_lse(
-                    packed.flatten(1, 3)[None], keys, values, None, scale=scale, softcap=softcap
+                    heads, keys, values, None, scale=scale, softcap=softcap
                 )
             out = out.view(*packed.shape[:-1], -1).transpose(0, 1).flatten(1, 2)
             out_lse = out_lse.view(packed.shape[:-1]).transpose(0, 1).flatten(1, 2)
@@ -164,32 +164,39 @@ def attend_with_lse(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
     scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention by torch, and the log-sum-exps of its scores.
+    """Attention by torch, of query heads that share keys as queries of one head, and the
+    log-sum-exps of its scores.
 
     Source of the operation on a CPU: `F.scaled_dot_product_attention`, which runs it and drops the
     log-sum-exps; torch 2.6 to 2.13.
 
     Args:
-        query: `[R, H, W, D]`.
-        key, value: `[R, H, S, D]`.
-        mask: `[R, 1, W or 1, S]`, added to scores; None: all is seen.
+        query: `[R, Hq, W, D]`.
+        key, value: `[R, Hkv, S, D]`.
+        mask: `[R, 1 or Hkv, W, S]`, added to scores; None: all is seen.
         scale, softcap: of the scores.
 
     Returns:
-        `[R, H, W, D]` of query's dtype, and `[R, H, W]` float32.
+        `[R, Hq, W, D]` of query's dtype, and `[R, Hq, W]` float32.
     """
+    groups = query.shape[1] // key.shape[1]
+    packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
+    if mask is not None and groups > 1:
+        mask = mask.repeat(1, 1, groups, 1)
     if query.device.type == "cpu" and softcap is None and query.shape[-1] == value.shape[-1]:
-        wide = None if mask is None else mask.expand(-1, -1, query.shape[2], -1)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, attn_mask=wide, scale=scale
+            packed, key, value, attn_mask=mask, scale=scale
         )
-        return out, lse
-    scores = (query @ key.mT).float() * scale
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1)
+    else:
+        scores = (packed @ key.mT).float() * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        if mask is not None:
+            scores = scores + mask
+        out = scores.softmax(-1).to(value.dtype) @ value
+        lse = scores.logsumexp(-1)
+    out = out.unflatten(2, (groups, -1)).flatten(1, 2)
+    return out, lse.unflatten(2, (groups, -1)).flatten(1, 2)
 
 
 def merge(own: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:

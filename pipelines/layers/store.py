@@ -129,18 +129,15 @@ class KVCacheLayout:
         shorter.dropped = dropped
         return shorter
 
-    def pack(self, packed: Tensor, room: int) -> KVCacheLayout:
-        """The layout of layers that hold `packed` `[R]` int64 entries of each row in fewer bits.
+    def pack(self, packed: Tensor, room: int) -> None:
+        """Count the first entries of each row as held in fewer bits from now on.
 
         Args:
-            packed: see above; the caller may raise the numbers in place.
+            packed: `[R]` int64, how many.
             room: cache indices of each row behind them that have memory.
         """
-        other = KVCacheLayout(self.max_rows, self.max_length, self._reports_past_only)
-        other.dropped = self.dropped
-        other.packed = packed
-        other.allocated_length = room
-        return other
+        self.packed = packed
+        self.allocated_length = room
 
     def list_rows(self, rows: Tensor) -> Tensor:
         """The numbers here of `rows` `[n]` int64 of the cache, those of all their heads."""
@@ -318,12 +315,14 @@ class WindowLayer:
     def visible(self) -> tuple[Tensor, Tensor]:
         """Views `[R, H, visible length, D]` of what the current pass reads."""
         layout = self.layout
-        assert self.keys is not None and self.values is not None
-        if self.packed is None:
-            return _view(layout, self.keys), _view(layout, self.values)
-        assert layout.packed is not None
-        keys, values = self.packed.join(*self.held(), layout.packed, layout.visible_length)
-        return keys[: layout.pass_rows], values[: layout.pass_rows]
+        keys, values = self.held()
+        if self.packed is not None:
+            assert layout.packed is not None
+            keys, values = self.packed.join(keys, values, layout.packed, layout.visible_length)
+        rows: slice | Tensor = slice(layout.pass_rows)
+        if layout.selected_rows is not None:
+            rows = layout.selected_rows.to(keys.device)
+        return keys[rows, :, : layout.visible_length], values[rows, :, : layout.visible_length]
 
     @property
     def is_changing(self) -> bool:
@@ -582,15 +581,6 @@ def _make_store(states: Tensor, room: int) -> Tensor:
     memory = states.new_zeros(heads, rows, room, width)
     memory[:, :, :length] = states.transpose(0, 1)[:, :, :room]
     return memory.flatten(1, 2).transpose(0, 1)
-
-
-def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
-    """A view of what the current pass reads of a store."""
-    by_row = store.view(layout.max_rows, layout.allocated_length, *store.shape[1:])
-    if layout.selected_rows is None:
-        return by_row[: layout.pass_rows, : layout.visible_length].transpose(1, 2)
-    rows = layout.selected_rows.to(store.device)
-    return by_row[rows, : layout.visible_length].transpose(1, 2)
 
 
 def number_served(windows: Sequence[int | None]) -> dict[int, int]:

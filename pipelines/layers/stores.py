@@ -87,9 +87,12 @@ class LayerStores:
 
     @property
     def counts(self) -> LayerCounts:
-        """What methods have left out in the run."""
+        """What methods have left out in the run. Cost: a host synchronisation."""
         blocks = None if self.sparse is None else self.sparse.counts
-        return LayerCounts(self.n_evicted, self.packed_bytes, block_counts=blocks)
+        n_bytes = 0, 0  # held, and if all positions were held as they are
+        if self.packing is not None and self.packing.has_packed:
+            n_bytes = self.n_bytes, self.whole_bytes
+        return LayerCounts(self.n_evicted, n_bytes, block_counts=blocks)
 
     @property
     def n_evicted(self) -> tuple[int, int]:
@@ -136,15 +139,6 @@ class LayerStores:
         """Whether layers hold fewer entries than positions, or some in fewer bits."""
         layouts = self.layouts
         return any(one.dropped is not None or one.packed is not None for one in layouts)
-
-    @property
-    def packed_bytes(self) -> tuple[int, int]:
-        """Bytes of keys and values of all layers, and what they would be if all positions were held
-        as they are; zeros where nothing is in fewer bits. Cost: a host synchronisation.
-        """
-        if self.packing is None or not self.packing.has_packed:
-            return 0, 0
-        return self.n_bytes, self.whole_bytes
 
     @property
     def whole_bytes(self) -> int:

@@ -19,6 +19,7 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import rounds
 from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.rounds import Eviction
@@ -858,8 +859,7 @@ def test_what_is_dropped_while_decoding_alone_is_reported() -> None:
 
 ROUND_BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drafts are looked at": lambda patch: patch.setattr(
-        Eviction, "_read",
-        lambda self, layer, end, n, own=Eviction._read: own(self, layer, end + 1, n),
+        rounds, "_get", lambda ring, end, n, own=rounds._get: own(ring, end + 1, n)
     ),
     "a window across a boundary sees everything": lambda patch: patch.setattr(
         WindowLayer, "hide", lambda *given: None
