@@ -238,7 +238,6 @@ class WindowPasses:
             reads=entries.reads,
             opens=opens,
             rounds=caches.rounds,
-            packing=caches.packing,
             prefix=prefix,
         )
 
