@@ -348,7 +348,7 @@ def answer(
             "prefill_seconds": prefill,
             "pass_seconds": median(seconds[1:] or seconds),
             "kept": _measure_kept(window, n_before),
-            "bytes": round(sum(layer.nbytes for layer in layers) / len(prompts)),
+            "bytes": round(sum(layer.n_bytes for layer in layers) / len(prompts)),
             "blocks": _measure_blocks(window, methods, n_before, n_passes),
         }
     return torch.cat(made, 1).cpu(), cost

@@ -39,10 +39,8 @@ from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
-from mmaccel.pipelines.layers.head_parts import join_heads
-from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
-from mmaccel.pipelines.layers.rounds import Rounds
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import (
@@ -104,11 +102,12 @@ class WindowPass:
         prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
             index 0 on; None elsewhere.
         rounds: evict while tokens are generated; None where nothing does.
-        packing: holds entries in fewer bits; None where nothing does.
         prefix: what rows read together before what their stores hold; None where each row's store
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
+        opens: whether every row begins at cache index 0, and torch attends without a mask: half of
+            the products.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -123,11 +122,11 @@ class WindowPass:
     tree: Tensor | None = None
     prompt: Tensor | None = None
     reads: Tensor | None = None
-    rounds: Rounds | None = None
-    packing: Packing | None = None
+    opens: bool = False
+    rounds: Eviction | None = None
     prefix: SharedPrefix | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
-    _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
     def served(self) -> dict[int, int]:
@@ -162,14 +161,16 @@ class WindowPass:
         layout = store.layout
         window = self.windows[layer]
         number = self.served.get(layer)  # as methods count
+        if self.rounds is not None and number is not None:
+            self.rounds.record(number, query, self.start, hidden)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if store.parts:
-            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap, hidden=hidden)
+            return self._attend_to_parts(store, query, **options)
         if self.reads is not None:
             return self._attend_to_reads(
                 layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden
             )
         start = layout.to_index(self.start).to(query.device)
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
         if number is not None:
@@ -184,94 +185,54 @@ class WindowPass:
                     )
             elif self.sparse is not None and self.watcher is None:
                 options["blocks"] = self.sparse.choose(number, query, key, start, scale=scale)
-            changing = self._find_changing(layer, start, query, key, value, hidden)
-            if changing is not None:
-                mask, key, value = changing
-                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
         if self.prefix is not None and number is not None:
             return self._attend_behind(self.prefix, layer, query, key, value, start, **options)
-        return self._attend_to_store(layer, query, key, value, start, **options)
+        return self._attend_to_store(store, query, key, value, start, **options)
 
     def _attend_to_store(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
-    ) -> Tensor:
-        """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
-        # the kernel's window counts entries of a tree, and not their depths
-        is_deep = options["window"] is not None and self.tree is not None
-        if self.by_kernel and not is_deep:
-            # heads differ in how many blocks they have
-            ragged = self.ragged or options.get("blocks") is not None
-            return dispatch.run(
-                window_attention, query, key, value, start, ragged=ragged, **options
-            )[0]
-        if options.get("blocks") is not None:
-            return gathered_attention(query, key, value, start, **options)
-        mask = self._find_mask(self.stores[layer].layout, options["window"], query)
+        self, store: WindowLayer, query: Tensor, key: Tensor, value: Tensor, start: Tensor,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """As `attend`, to what a store holds, or to chosen blocks of it."""
         scale = options["scale"]
         softcap = options["softcap"]
+        if self.opens and options["window"] is None and softcap is None:
+            width = query.shape[2]
+            return grouped_attention(
+                query, key[:, :, :width], value[:, :, :width], None, scale=scale, is_causal=True
+            )
+        # the kernel's window counts entries of a tree, and not their depths
+        is_deep = options["window"] is not None and self.tree is not None
+        if not store.is_changing:
+            if self.by_kernel and not is_deep:
+                # heads differ in how many blocks they have
+                ragged = self.ragged or options.get("blocks") is not None
+                return dispatch.run(
+                    window_attention, query, key, value, start, ragged=ragged, **options
+                )[0]
+            if options.get("blocks") is not None:
+                return gathered_attention(query, key, value, start, **options)
+        mask = self._find_mask(store.layout, options["window"], query)
+        if store.is_changing:
+            position = self.start[:, None] + torch.arange(query.shape[2], device=self.start.device)
+            mask, key, value = store.change(mask, key, value, position)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
-    def _attend_to_parts(
-        self, layer: int, query: Tensor, *,
-        scale: float, softcap: float | None, hidden: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    def _attend_to_parts(self, store: WindowLayer, query: Tensor, **options: Any) -> Tensor:
         """As `attend`, of a layer whose heads hold different numbers of entries."""
-        parts = self.stores[layer].parts
-        served = self.served[layer]
-        if self.rounds is not None:
-            self.rounds.record(served, query, self.start, hidden)
-        heads = sum(len(part.heads) for part in parts)
+        heads = sum(part.layout.heads for part in store.parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
-        groups = by_head.shape[2]
         made = []
-        for number, part in enumerate(parts):
-            key, value = part.store.visible()
-            asking = by_head[:, part.heads].flatten(1, 2)
-            empty = part.find_empty(key.shape[2])[:, :, None]
-            mask = self._find_mask(part.store.layout, None, query)
-            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n, W, S]
-            if self.rounds is not None:
-                gone = self.rounds.find_hidden(served, self.start, asking, key, number)
-                mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
-            out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
-            made.append(out.unflatten(1, (-1, groups)))
-        return join_heads(made, parts).flatten(1, 2)
-
-    def _find_changing(
-        self,
-        layer: int,
-        start: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        states: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see
-        the same of the store, as its cache changes between two of them; None where they do.
-
-        Args:
-            start: `[R]` int64, cache index of each row's first query in the layer.
-            layer, query, key, value: as for `attend`.
-            states: its `hidden`.
-        """
-        number = self.served[layer]
-        if self.rounds is not None:
-            self.rounds.record(number, query, self.start, states)
-            hidden = self.rounds.find_hidden(number, self.start, query, key)
-            if hidden is None:
-                return None
-            mask = self._find_mask(self.stores[layer].layout, None, query)
-            return mask.masked_fill(hidden, float("-inf")), key, value
-        if self.packing is None:
-            return None
-        group = self.packing.find_next(number, start, query.shape[2], key.shape[2])
-        if group is None:
-            return None
-        mask = self._find_mask(self.stores[layer].layout, None, query)
-        return group.extend(mask, key, value)
+        for part in store.parts:
+            asking = part.take_heads(by_head)[:, 0]  # [R n, G, W, D]
+            start = part.layout.to_index(self.start).to(query.device)
+            if self.tree is not None:
+                options["tree"] = part.layout.repeat(self.tree).to(query.device)
+            made.append(self._attend_to_store(part, asking, *part.visible(), start, **options))
+        return store.join_heads(made).flatten(1, 2)
 
     def _attend_behind(
         self, prefix: SharedPrefix, layer: int, query: Tensor, key: Tensor, value: Tensor,
@@ -286,12 +247,8 @@ class WindowPass:
                 window_attention, query, key, value, start, ragged=self.ragged, **options
             )
         else:
-            groups = query.shape[1] // key.shape[1]
-            mask = self._find_mask(self.stores[layer].layout, options["window"], query, groups)
-            packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
-            own, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
-            own = own.unflatten(2, (groups, -1)).flatten(1, 2)
-            lse = lse.unflatten(2, (groups, -1)).flatten(1, 2)
+            mask = self._find_mask(self.stores[layer].layout, options["window"], query)
+            own, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
         number = self.served[layer]
         return prefix.add(
             number, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel
@@ -324,13 +281,9 @@ class WindowPass:
         mask = self._find_mask(layout, None, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
-    def _find_mask(
-        self, layout: KVCacheLayout, window: int | None, query: Tensor, groups: int = 1
-    ) -> Tensor:
-        """The mask `[R, 1, G W, S]` of a layer, G times the same; layers that share a cache share
-        it.
-        """
-        name = id(layout), window, groups
+    def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
+        """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
+        name = id(layout), window
         if name not in self._masks:
             assert layout.indices is not None
             if self.reads is not None:
@@ -340,9 +293,7 @@ class WindowPass:
                 span = None if self.tree is not None else window
                 mask = make_mask(layout.indices, layout.visible_length, span, query.dtype)
             if self.tree is not None:
-                mask = _hide_branches(mask, layout.indices, self.tree, window)
-            if groups > 1:
-                mask = mask.repeat(1, 1, groups, 1)
+                mask = _hide_branches(mask, layout.indices, layout.repeat(self.tree), window)
             self._masks[name] = mask.to(query.device)
         return self._masks[name]
 
@@ -395,11 +346,7 @@ def _attend_under(
     """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hkv, W, S]`, by torch."""
     if softcap is None:
         return grouped_attention(query, key, value, mask, scale=scale)
-    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
-    scores = (packed @ key[:, :, None].mT).float() * scale
-    scores = softcap * (scores / softcap).tanh() + mask[:, :, None]
-    weights = scores.softmax(-1).to(value.dtype)
-    return (weights @ value[:, :, None]).flatten(1, 2)
+    return attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)[0]
 
 
 @dataclass(frozen=True)

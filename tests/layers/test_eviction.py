@@ -19,9 +19,10 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import rounds as rounds_module
-from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers import rounds
+from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
@@ -858,14 +859,13 @@ def test_what_is_dropped_while_decoding_alone_is_reported() -> None:
 
 ROUND_BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drafts are looked at": lambda patch: patch.setattr(
-        rounds_module.Rounds, "_read",
-        lambda self, layer, end, n, own=rounds_module.Rounds._read: own(self, layer, end + 1, n),
+        rounds, "_get", lambda ring, end, n, own=rounds._get: own(ring, end + 1, n)
     ),
     "a window across a boundary sees everything": lambda patch: patch.setattr(
-        rounds_module.Rounds, "find_hidden", lambda *given: None
+        WindowLayer, "hide", lambda *given: None
     ),
     "totals stay where they were": lambda patch: patch.setattr(
-        rounds_module.Observed, "take", lambda self, keep: self
+        Observed, "look", lambda self, keep: self
     ),
 }  # fmt: skip
 
@@ -941,7 +941,7 @@ def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -
     method = _Largest(budget=5)
     observer = Observer(method, lengths)
     observer.keep(0, keys, keys, mask=None, scale=1.0)
-    evict(method, [layer], lengths, observer, branches=2)
+    Eviction(method, [layer], branches=2).evict(lengths, observer)
     layer.layout.prepare(torch.zeros(4, 1, dtype=torch.int64), 5)
     kept = layer.visible()[0]
     for row, other in ((0, 2), (1, None), (2, 0), (3, None)):

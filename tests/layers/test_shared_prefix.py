@@ -11,10 +11,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import shared_prefix
+from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
@@ -357,12 +357,10 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(CausalLMWindow, "position_ids", restart)
     elif bug == "another group's prompt":
-        read = LayerCaches.read
-
-        def roll(self: LayerCaches, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-            return [(keys.roll(1, 0), values.roll(1, 0)) for keys, values in read(self, index)]
-
-        monkeypatch.setattr(LayerCaches, "read", roll)
+        join = SharedPrefix.join
+        monkeypatch.setattr(
+            SharedPrefix, "join", lambda self, row, key, layers: join(self, row, key > 0, layers)
+        )
     else:
         merge = shared_prefix.merge
         monkeypatch.setattr(

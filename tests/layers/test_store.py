@@ -111,7 +111,7 @@ def test_what_a_head_reads_of_a_row_stands_together_whatever_the_store_has_done(
     check()
     assert torch.equal(layer.visible()[0][:, :, :3], states[[2, 0]])
     shorter = layout.shorten(torch.tensor([2, 2]))
-    layer.evict(torch.tensor([[0, 2], [1, 2]]), shorter)
+    layer.evict(torch.tensor([[[0, 2]], [[1, 2]]]), shorter)
     shorter.prepare(torch.tensor([[2]] * 2), visible_length=3)
     check()
     expected = torch.stack([states[2][:, [0, 2]], states[0][:, [1, 2]]])
