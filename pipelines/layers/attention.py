@@ -53,6 +53,7 @@ from mmaccel.pipelines.layers.store import (
 
 NAME = "mmaccel_window"
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
+_TILE = 256  # queries of a prompt under a sliding window that attend together
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
@@ -107,7 +108,7 @@ class WindowPass:
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
         opens: whether every row begins at cache index 0, and torch attends without a mask: half of
-            the products.
+            the products, and under a sliding window a few.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -199,11 +200,13 @@ class WindowPass:
         """As `attend`, to what a store holds, or to chosen blocks of it."""
         scale = options["scale"]
         softcap = options["softcap"]
-        if self.opens and options["window"] is None and softcap is None:
+        if self.opens and softcap is None:
             width = query.shape[2]
-            return grouped_attention(
-                query, key[:, :, :width], value[:, :, :width], None, scale=scale, is_causal=True
-            )
+            key = key[:, :, :width]
+            value = value[:, :, :width]
+            if options["window"] is None or width <= options["window"]:
+                return grouped_attention(query, key, value, None, scale=scale, is_causal=True)
+            return _attend_in_tiles(query, key, value, window=options["window"], scale=scale)
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
         if not store.is_changing:
@@ -347,6 +350,29 @@ def _attend_under(
     if softcap is None:
         return grouped_attention(query, key, value, mask, scale=scale)
     return attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)[0]
+
+
+def _attend_in_tiles(
+    query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
+) -> Tensor:
+    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most.
+
+    A tile of queries is multiplied by the keys that one of them sees, and not by all W.
+    """
+    width = query.shape[2]
+    made = []
+    for first in range(0, width, _TILE):
+        end = min(first + _TILE, width)
+        begin = max(first - window + 1, 0)
+        asking = torch.arange(first, end, device=query.device)[:, None]
+        entry = torch.arange(begin, end, device=query.device)
+        seen = (entry <= asking) & (entry > asking - window)
+        tile = query[:, :, first:end]
+        keys = key[:, :, begin:end]
+        made.append(
+            grouped_attention(tile, keys, value[:, :, begin:end], seen[None, None], scale=scale)
+        )
+    return torch.cat(made, 2)
 
 
 @dataclass(frozen=True)
