@@ -150,6 +150,7 @@ class Pass:
         lengths: `[R]` int64, how many tokens each row's prompt has from this pass's first entry on;
             entries behind are padding. A row with more than W goes on in the next pass, and one
             without any has ended before. None: all W entries are its own, and nothing is known.
+        opens: whether every row begins at cache index 0, so that entries see this pass alone.
     """
 
     tokens: Tensor
@@ -160,6 +161,7 @@ class Pass:
     cache_indices: Tensor | None = None
     queries: Tensor | None = None
     lengths: Tensor | None = None
+    opens: bool = False
 
     @property
     def indices(self) -> Tensor:
@@ -172,7 +174,7 @@ class Pass:
 
     def select(self, rows: Tensor) -> Self:
         """The same pass over these rows alone, `[n]` int64. One number expanded stays expanded."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         chosen = {
             name: value[:1].expand(len(rows), *value.shape[1:])
             if value.stride(0) == 0

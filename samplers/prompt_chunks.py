@@ -202,5 +202,5 @@ def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: i
     for first in starts:
         part = tokens[:, first : first + width].clamp(min=0)
         start = lengths.new_full((1,), first).expand_as(lengths)
-        model.prefill(Pass(part, start, lengths=lengths - first))
+        model.prefill(Pass(part, start, lengths=lengths - first, opens=first == 0))
     return len(starts)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 _CPU_STRIDE = 64
+_CAUSAL_FROM = 128  # entries of a prompt that is attended to without a mask; a short one's is cheap
 
 
 class WindowPasses:
@@ -216,7 +217,11 @@ class WindowPasses:
         if prefix is not None and caches.layout.selected_rows is not None:
             prefix = prefix.select(caches.layout.selected_rows)
         is_chosen = watcher is not None or sparse is not None or prefix is not None
-        attends = has_links or is_chosen or (not is_prompt and (by_kernel or caches.is_reduced))
+        decoder = window.forwards.decoder
+        opens = entries.opens and decoder is not None and decoder.takes_causal
+        opens = opens and entries.tokens.shape[1] >= _CAUSAL_FROM
+        attends = has_links or is_chosen or opens
+        attends |= not is_prompt and (by_kernel or caches.is_reduced)
         if caches.steps is not None or not attends:
             return None
         return WindowPass(
@@ -231,6 +236,7 @@ class WindowPasses:
             prompt=prompt,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
+            opens=opens,
             rounds=caches.rounds,
             prefix=prefix,
         )

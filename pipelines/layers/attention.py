@@ -106,6 +106,8 @@ class WindowPass:
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
+        opens: whether every row begins at cache index 0, and torch attends without a mask: half of
+            the products.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -120,6 +122,7 @@ class WindowPass:
     tree: Tensor | None = None
     prompt: Tensor | None = None
     reads: Tensor | None = None
+    opens: bool = False
     rounds: Eviction | None = None
     prefix: SharedPrefix | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
@@ -196,6 +199,11 @@ class WindowPass:
         """As `attend`, to what a store holds, or to chosen blocks of it."""
         scale = options["scale"]
         softcap = options["softcap"]
+        if self.opens and options["window"] is None and softcap is None:
+            width = query.shape[2]
+            return grouped_attention(
+                query, key[:, :, :width], value[:, :, :width], None, scale=scale, is_causal=True
+            )
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
         if not store.is_changing:

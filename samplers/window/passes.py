@@ -117,7 +117,7 @@ class ModelCalls:
         def step() -> None:
             start = lengths.new_zeros(1).expand_as(lengths)
             tokens = short_prompt[:, :width].clamp(min=0)
-            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left))
+            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left, opens=True))
 
         self._runner.run_step(Once("prompt", width), step)
         return 1

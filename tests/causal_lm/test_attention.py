@@ -16,11 +16,13 @@ from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm import model as window_model
+from mmaccel.pipelines.causal_lm import passes as causal_passes
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
+from mmaccel.samplers.prompt_chunks import prefill_together
 from tests.fixtures.graph_replay import Replay, list_operations
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
@@ -217,3 +219,35 @@ def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert made["kernel"].tokens.equal(made["model"].tokens) and window.attention_reason == ""
     with pytest.raises(OptionError, match="auto, model, kernel"):
         LlamaGenWindow(model, "flash")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral"])
+def test_a_long_prompt_is_attended_to_without_a_mask(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows end at different entries, and where a second chunk sees the first."""
+    model = build_lm(name)
+    ids = torch.randint(40, (3, 20), generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([20, 3, 11])
+    causal: list[bool] = []
+
+    def attend(*args: Any, is_causal: bool = False, **options: Any) -> Tensor:
+        causal.append(is_causal)
+        return own(*args, is_causal=is_causal, **options)
+
+    own = attention_module.grouped_attention
+    monkeypatch.setattr(attention_module, "grouped_attention", attend)
+
+    def decode_behind(first: int) -> Tensor:
+        monkeypatch.setattr(causal_passes, "_CAUSAL_FROM", first)
+        window = CausalLMWindow(model, fused=True)
+        window.reserve(3, 40)
+        prefill_together(window, ids, lengths, 36)
+        return window.forward(Pass(ids[:, :4], lengths))
+
+    expected = decode_behind(99)
+    assert not any(causal)
+    received = decode_behind(2)
+    n_causal = sum(window is None for window in CausalLMWindow(model).facts.windows)
+    assert sum(causal) == n_causal  # of the first chunk alone
+    assert torch.allclose(received, expected, rtol=0, atol=1e-5)
