@@ -95,7 +95,7 @@ class WindowPass:
         windows: sliding window of every layer, in positions; None where it sees everything.
         stores: of every layer, prepared for the pass.
         by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
-        ragged: see `window_attention`.
+        ragged, num_splits: see `window_attention`.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
         watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
@@ -117,6 +117,7 @@ class WindowPass:
     stores: Sequence[WindowLayer]
     by_kernel: bool = False
     ragged: bool = False
+    num_splits: int | None = None
     choices: Choices | None = None
     sparse: BlockChooser | None = None
     watcher: Watcher | None = None
@@ -214,8 +215,9 @@ class WindowPass:
                 # heads differ in how many blocks they have
                 ragged = self.ragged or options.get("blocks") is not None
                 return dispatch.run(
-                    window_attention, query, key, value, start, ragged=ragged, **options
-                )[0]
+                    window_attention, query, key, value, start,
+                    ragged=ragged, num_splits=self.num_splits, **options,
+                )[0]  # fmt: skip
             if options.get("blocks") is not None:
                 return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(store.layout, options["window"], query)
@@ -247,8 +249,9 @@ class WindowPass:
         softcap = options["softcap"]
         if by_kernel:
             own, lse = dispatch.run(
-                window_attention, query, key, value, start, ragged=self.ragged, **options
-            )
+                window_attention, query, key, value, start,
+                ragged=self.ragged, num_splits=self.num_splits, **options,
+            )  # fmt: skip
         else:
             mask = self._find_mask(self.stores[layer].layout, options["window"], query)
             own, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
