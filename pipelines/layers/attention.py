@@ -549,7 +549,7 @@ def _attend(
                 mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
                 mask = mask.tril(length - width)
             if mask.dtype == torch.bool:
-                hidden = torch.zeros(mask.shape, device=query.device)
+                hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
                 mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
             scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
             out = _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
