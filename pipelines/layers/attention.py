@@ -516,7 +516,20 @@ def _attend(
             )  # fmt: skip
             if made is not None:
                 return made.transpose(1, 2), None
+    softcap = options.get("softcap")
     if not isinstance(this, WindowPass):
+        if softcap is not None:  # which transformers' sdpa does not do
+            width, length = query.shape[2], key.shape[2]
+            mask = attention_mask
+            if mask is None:
+                mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
+                mask = mask.tril(length - width)
+            if mask.dtype == torch.bool:
+                hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
+                mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
+            scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+            out = _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+            return out.transpose(1, 2), None
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
@@ -531,7 +544,6 @@ def _attend(
             f"{type(module).__name__}; use attention='model'"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    softcap = options.get("softcap")
     out = this.attend(layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden)
     return out.transpose(1, 2), None
 
