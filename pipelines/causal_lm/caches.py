@@ -15,7 +15,7 @@ from mmaccel.pipelines.runner.fused_decoder import Tables
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
-    from mmaccel.pipelines.vision_language.revival import RevivingCuts
+    from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
     from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 

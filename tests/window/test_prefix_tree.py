@@ -20,6 +20,7 @@ from mmaccel import (
 )
 from mmaccel.contracts import FinishedRow
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.results import Progress
 from mmaccel.samplers.prefix_tree import count_common
 from mmaccel.samplers.window.prefix_reader import PrefixReader
@@ -192,6 +193,29 @@ def test_a_row_that_leaves_takes_nothing_from_others() -> None:
     for row, number in ((0, 4), (2, 2), (3, 0)):
         own = decode_alone(number, 1.0)
         assert ended[row].tokens.tolist() == own.tokens[0].tolist()
+
+
+def check_one_slot() -> None:
+    """A prompt, another one and the first again, in the same memory."""
+    given: list[FinishedRow] = []
+    arriving = Arriving([4, 0], prompt, gap=1, most=1)
+    batching = ContinuousBatching(1, given.append, arriving, open_tree())
+    assert decode(Watched(), [0], batching, width=33).stats.prefix_tokens == 28
+    for row, number in zip(given, (0, 4, 0), strict=True):
+        assert row.tokens.tolist() == decode_alone(number, 1.0).tokens[0].tolist()
+
+
+def test_what_is_kept_is_not_written_to(monkeypatch: Patch) -> None:
+    """By the next row of the same batch slot; planted: a row's own memory is what is kept."""
+    check_one_slot()
+
+    def hand_out(stores: LayerStores, row: int, first: int, last: int) -> Any:
+        held = [layer.held() for layer in stores.layers]
+        return [(keys[row, :, first:last], values[row, :, first:last]) for keys, values in held]
+
+    monkeypatch.setattr(LayerStores, "copy_row", hand_out)
+    with pytest.raises(AssertionError):
+        check_one_slot()
 
 
 def test_other_weights_find_nothing() -> None:
