@@ -71,7 +71,8 @@ GLOSSARY = {
     "step blocks": Word("blocks that are chosen for every pass"),
     "turned keys": Word("keys that are turned to other positions"),
     "uneven heads": Word("heads that hold different numbers of entries"),
-    # what reducers of visual tokens look at
+    # what reducers of a prompt look at
+    "prompt words": Word("a causal LM that lets words of a prompt go at a method's layers"),
     "visual tokens": Word("a vision-language model that lets visual tokens go at its stage"),
     "pixels": Word("the image's pixels, before the encoder", _AT_EXIT),
     "keys": Word("the keys of a layer", _AT_EXIT),

@@ -126,6 +126,16 @@ class CanvasDrafts(ABC):
 class CapturedBuffers(ABC):
     """Buffers that outlive a run, so that later ones replay its captured steps."""
 
+    @property
+    def serves_later_runs(self) -> bool:
+        """Whether those of the next run do; otherwise its graphs are of that run alone."""
+        return True
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether prompts of the next run may be captured."""
+        return True
+
     @abstractmethod
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """The module, its state (where its tensors live), and what else a graph holds."""

@@ -284,6 +284,7 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
             turner=self._open_turner(),
+            reads_back=self.reads_back,
         )
 
     def _open_turner(self) -> KeyTurner | None:

@@ -230,6 +230,7 @@ class WindowPasses:
             caches.layers,
             by_kernel=by_kernel,
             ragged=window.setup.ragged,
+            num_splits=1 if window.setup.fused == "exact" else None,
             choices=window.choices,
             sparse=sparse,
             watcher=watcher,

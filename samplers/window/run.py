@@ -16,7 +16,7 @@ synchronises once (`sync`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -273,7 +273,9 @@ class WindowRun(StaticPart):
         """
         has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
         n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
-        key = self.width if has_begun else Once("first pass", self.width)
+        key: Hashable = self.width
+        if not has_begun:  # logits of the prompt are no pass's own tensors
+            key = None if self.calls.knows_first else Once("first pass", self.width)
         if self.is_retry:
             n_passes = 1
         moves_here = self.runner.is_static or n_passes > 1  # otherwise `_begin_step` has done it

@@ -140,13 +140,6 @@ def test_cached_entries_are_read_back() -> None:
     assert float(own[0].abs().sum()) > 0
 
 
-def test_passes_are_not_captured() -> None:
-    window = CausalLMWindow(shared_lm("llama"))
-    assert window.lack("captured steps") == ""
-    window.setup.prefixes = make_prompt(ROWS).groups
-    assert "read one stored prompt" in window.lack("captured steps")
-
-
 def test_rows_with_other_inputs_share_nothing() -> None:
     """Prompts of image tokens have lengths beside them, positions of grids are a table."""
     window = ImageTokenWindow(shared_lm("llama"), range(8, 24))
