@@ -475,7 +475,12 @@ class WindowLayer:
         self.packed.append(keys, values, self.layout.packed, due)
         room = torch.arange(self.layout.allocated_length, device=due.device)
         index = (due * self.packed.quantizer.group)[:, None, None] + room
-        self.hold(take(keys, index), take(values, index))
+        moved = take(keys, index), take(values, index)
+        if not self.packed.is_reserved:
+            self.hold(*moved)
+            return
+        for store, states in zip((keys, values), moved, strict=True):  # in the same memory
+            store.copy_(states)
 
     @property
     def n_bytes(self) -> int:

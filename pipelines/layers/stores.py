@@ -83,6 +83,7 @@ class LayerStores:
         self._n_positions = layout.max_length + 1 - methods.repeated
         self._branches = branches
         self._turner = turner
+        self._reads_back = reads_back
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse, reads_back)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
@@ -297,7 +298,7 @@ class LayerStores:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
         if quantizer is not None:
-            self.packing = Packing(quantizer, self.served, lengths)
+            self.packing = Packing(quantizer, self.served, lengths, self._reads_back)
         if self.sparse is not None:
             for number, layer in enumerate(self.served):
                 self.sparse.begin(number, layer, lengths)
