@@ -182,6 +182,11 @@ class LayerStores:
                 visible = -(-(int(at.max()) + 1) // stride) * stride
             layout.prepare(at, visible)
 
+    def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
+        """See `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
+        added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
+        return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
+
     def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
         """Prepare the stores for a pass, and say what their layers need to know of it.
 
