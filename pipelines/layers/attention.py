@@ -384,9 +384,11 @@ _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
 
 @contextmanager
 def window_attention_in(
-    configs: Sequence[Any], this: WindowPass, attending: Sequence[nn.Module] = ()
+    configs: Sequence[Any],
+    this: WindowPass | WatchedPass,
+    attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations run the kernel.
+    """Inside the block, layers with these configurations attend by the function of this module.
 
     Args:
         configs: of `find_configs`.
@@ -419,15 +421,10 @@ def watched(
     if not watchers and tiles is None:
         yield
         return
-    _register()
     this = WatchedPass(watchers, tiles, served)
-    token = _running.set(this)
     attending = find_attending(model) if this.reads_hidden else []
-    try:
-        with attention_named(find_configs(model), NAME), this.inputs.listening(attending):
-            yield
-    finally:
-        _running.reset(token)
+    with window_attention_in(find_configs(model), this, attending):
+        yield
 
 
 @cache

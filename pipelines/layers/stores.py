@@ -334,13 +334,9 @@ class LayerStores:
         self._n_seen = 0
         self.end_prompt(lengths, observer)
 
-    def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
+    def keep_all(self, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
-        shorter = self.layout.shorten(begins)
-        index = torch.arange(self.layout.visible_length, device=lengths.device)
-        keep = torch.where(index < lengths[:, None], index, -1)
-        for layer in self.layers:
-            layer.evict(keep[:, None], shorter)
+        self.layout.dropped = begins
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
         """Let the layers drop entries of the prompt that an observer has seen; see `Eviction`."""
