@@ -15,7 +15,7 @@ from mmaccel.pipelines.runner.fused_decoder import Tables
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
-    from mmaccel.pipelines.vision_language.revival import RevivingCuts
+    from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
     from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 
@@ -24,7 +24,7 @@ class LayerCaches(LayerStores):
 
     Args:
         layout: of R rows.
-        windows, methods, branches, drafts, turner: see `LayerStores`.
+        windows, methods, branches, drafts, turner, reads_back: see `LayerStores`.
         positions: of each row; passes may go beyond, and what they write there is lost.
         tables: angles of the fused decoder for the positions; None: it computes them itself.
 
@@ -45,11 +45,12 @@ class LayerCaches(LayerStores):
         positions: int,
         tables: Tables | None,
         turner: KeyTurner | None,
+        reads_back: bool,
     ) -> None:
         self.cache: Any = make_cache(len(windows), layout)
         super().__init__(
             self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts,
-            turner=turner,
+            turner=turner, reads_back=reads_back,
         )  # fmt: skip
         if self.numbers:  # what others drop stays in those that slide
             whole = KVCacheLayout(layout.max_rows, layout.max_length)

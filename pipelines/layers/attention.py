@@ -53,6 +53,7 @@ from mmaccel.pipelines.layers.store import (
 
 NAME = "mmaccel_window"
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
+_TILE = 256  # queries of a prompt under a sliding window that attend together
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
@@ -94,7 +95,7 @@ class WindowPass:
         windows: sliding window of every layer, in positions; None where it sees everything.
         stores: of every layer, prepared for the pass.
         by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
-        ragged: see `window_attention`.
+        ragged, num_splits: see `window_attention`.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
         watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
@@ -107,7 +108,7 @@ class WindowPass:
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
         opens: whether every row begins at cache index 0, and torch attends without a mask: half of
-            the products.
+            the products, and under a sliding window a few.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -116,6 +117,7 @@ class WindowPass:
     stores: Sequence[WindowLayer]
     by_kernel: bool = False
     ragged: bool = False
+    num_splits: int | None = None
     choices: Choices | None = None
     sparse: BlockChooser | None = None
     watcher: Watcher | None = None
@@ -199,11 +201,13 @@ class WindowPass:
         """As `attend`, to what a store holds, or to chosen blocks of it."""
         scale = options["scale"]
         softcap = options["softcap"]
-        if self.opens and options["window"] is None and softcap is None:
+        if self.opens and softcap is None:
             width = query.shape[2]
-            return grouped_attention(
-                query, key[:, :, :width], value[:, :, :width], None, scale=scale, is_causal=True
-            )
+            key = key[:, :, :width]
+            value = value[:, :, :width]
+            if options["window"] is None or width <= options["window"]:
+                return grouped_attention(query, key, value, None, scale=scale, is_causal=True)
+            return _attend_in_tiles(query, key, value, window=options["window"], scale=scale)
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
         if not store.is_changing:
@@ -211,8 +215,9 @@ class WindowPass:
                 # heads differ in how many blocks they have
                 ragged = self.ragged or options.get("blocks") is not None
                 return dispatch.run(
-                    window_attention, query, key, value, start, ragged=ragged, **options
-                )[0]
+                    window_attention, query, key, value, start,
+                    ragged=ragged, num_splits=self.num_splits, **options,
+                )[0]  # fmt: skip
             if options.get("blocks") is not None:
                 return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(store.layout, options["window"], query)
@@ -244,8 +249,9 @@ class WindowPass:
         softcap = options["softcap"]
         if by_kernel:
             own, lse = dispatch.run(
-                window_attention, query, key, value, start, ragged=self.ragged, **options
-            )
+                window_attention, query, key, value, start,
+                ragged=self.ragged, num_splits=self.num_splits, **options,
+            )  # fmt: skip
         else:
             mask = self._find_mask(self.stores[layer].layout, options["window"], query)
             own, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
@@ -347,6 +353,29 @@ def _attend_under(
     if softcap is None:
         return grouped_attention(query, key, value, mask, scale=scale)
     return attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)[0]
+
+
+def _attend_in_tiles(
+    query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
+) -> Tensor:
+    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most.
+
+    A tile of queries is multiplied by the keys that one of them sees, and not by all W.
+    """
+    width = query.shape[2]
+    made = []
+    for first in range(0, width, _TILE):
+        end = min(first + _TILE, width)
+        begin = max(first - window + 1, 0)
+        asking = torch.arange(first, end, device=query.device)[:, None]
+        entry = torch.arange(begin, end, device=query.device)
+        seen = (entry <= asking) & (entry > asking - window)
+        tile = query[:, :, first:end]
+        keys = key[:, :, begin:end]
+        made.append(
+            grouped_attention(tile, keys, value[:, :, begin:end], seen[None, None], scale=scale)
+        )
+    return torch.cat(made, 2)
 
 
 @dataclass(frozen=True)
@@ -487,7 +516,20 @@ def _attend(
             )  # fmt: skip
             if made is not None:
                 return made.transpose(1, 2), None
+    softcap = options.get("softcap")
     if not isinstance(this, WindowPass):
+        if softcap is not None:  # which transformers' sdpa does not do
+            width, length = query.shape[2], key.shape[2]
+            mask = attention_mask
+            if mask is None:
+                mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
+                mask = mask.tril(length - width)
+            if mask.dtype == torch.bool:
+                hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
+                mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
+            scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+            out = _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+            return out.transpose(1, 2), None
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
@@ -502,7 +544,6 @@ def _attend(
             f"{type(module).__name__}; use attention='model'"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    softcap = options.get("softcap")
     out = this.attend(layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden)
     return out.transpose(1, 2), None
 

@@ -42,6 +42,7 @@ class LayerStores:
         windows: sliding window of every layer, in positions; None where it sees everything. None:
             all do.
         drafts: the source by which the model drafts for itself; None: it does not.
+        reads_back: see `SparseBlocks`.
         turner: moves states to other positions, for a method that asks for it; None: none does.
 
     Attributes:
@@ -66,6 +67,7 @@ class LayerStores:
         windows: Sequence[int | None] | None = None,
         drafts: SelfDrafting | None = None,
         turner: KeyTurner | None = None,
+        reads_back: bool = True,
     ) -> None:
         self.layers = layers
         self.layout = layout
@@ -81,8 +83,9 @@ class LayerStores:
         self._n_positions = layout.max_length + 1 - methods.repeated
         self._branches = branches
         self._turner = turner
+        self._reads_back = reads_back
         sparse = methods.attention
-        self.sparse = None if sparse is None else SparseBlocks(sparse)
+        self.sparse = None if sparse is None else SparseBlocks(sparse, reads_back)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
 
     @property
@@ -178,6 +181,11 @@ class LayerStores:
             elif stride is not None:
                 visible = -(-(int(at.max()) + 1) // stride) * stride
             layout.prepare(at, visible)
+
+    def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
+        """See `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
+        added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
+        return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
 
     def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
         """Prepare the stores for a pass, and say what their layers need to know of it.
@@ -295,7 +303,10 @@ class LayerStores:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
         if quantizer is not None:
-            self.packing = Packing(quantizer, self.served, lengths)
+            self.packing = Packing(quantizer, self.served, lengths, self._reads_back)
+        if self.sparse is not None:
+            for number, layer in enumerate(self.served):
+                self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
         """As `observe`, of a pass over the next entries of prompts; `end_part` comes after it.
@@ -316,8 +327,7 @@ class LayerStores:
         """As `end_prompt`, where the parts that were observed are whole prompts."""
         lengths = self._lengths
         assert lengths is not None, "observe_part comes first"
-        is_changed = self._methods.evictor is not None or self._methods.quantizer is not None
-        if is_changed and self._n_seen < int(lengths.max()):
+        if self._methods and self._n_seen < int(lengths.max()):
             return
         observer = self._observer
         self._lengths = None

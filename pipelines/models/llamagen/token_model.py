@@ -50,7 +50,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
     """
 
     offers = frozenset(GLOSSARY) - {
-        "draft canvas", "fused decoder", "layer states", "shared prompts",
+        "draft canvas", "fused decoder", "layer states", "mixed passes", "shared prompts",
     }  # fmt: skip
     max_positions: int
     row_inputs = ("_conditions", "_lengths")
@@ -132,7 +132,10 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
         layers = [WindowLayer(layout) for _ in self.model.layers]
-        self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=setup.drafts)
+        self.caches = LayerStores(
+            layers, layout, self.methods, self._branches, drafts=setup.drafts,
+            reads_back=self.reads_back,
+        )  # fmt: skip
 
     def forward(self, entries: Pass) -> Tensor:
         stores = self._open_stores()
