@@ -117,11 +117,12 @@ class PackedEntries:
         row, number = (torch.arange(n_new, device=due.device) < due[:, None]).nonzero(as_tuple=True)
         at = first[row] + number
         n_groups = int((first + due).max())
+        if not self._sides:
+            self._sides = [Codes(*(part[:, :, :0] for part in codes.parts())) for codes in new]
         sides = []
-        for before, packed in zip(self._sides or [None, None], new, strict=True):
+        for before, packed in zip(self._sides, new, strict=True):
             parts = []
-            for index, part in enumerate(packed.parts()):
-                old = part[:, :, :0] if before is None else before.parts()[index]
+            for old, part in zip(before.parts(), packed.parts(), strict=True):
                 n_missing = max(n_groups - old.shape[2], 0)
                 room = part.new_zeros(*part.shape[:2], n_missing, *part.shape[3:])
                 grown = torch.cat([old, room], 2)

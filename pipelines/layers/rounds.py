@@ -38,7 +38,7 @@ Layouts: TypeAlias = dict[tuple[int, ...], KVCacheLayout]
 
 
 class Eviction:
-    """What a method evicts of the caches of one run.
+    """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
     mean of their scores: the branches then go on from the same context.
@@ -85,7 +85,7 @@ class Eviction:
 
     @property
     def reads_hidden(self) -> bool:
-        """See `WindowPass`."""
+        """See `Watcher`."""
         return self._method.reads_hidden
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
@@ -109,6 +109,7 @@ class Eviction:
         ends = lengths if begins is None else lengths + begins
         if method.every is not None:
             self._boundary = lengths + method.every
+            self._start = lengths  # [R], position of each row's first query of a pass
         self._seen = [observer.layers[index] for index in range(len(self._layers))]
         counts = lengths[:, None]
         stays = None
@@ -150,6 +151,7 @@ class Eviction:
 
         Cost: a host synchronisation, and in a round a copy of the cache.
         """
+        self._start = start
         boundary = self._boundary
         assert boundary is not None
         due = start >= boundary
@@ -165,7 +167,7 @@ class Eviction:
                 going = self._decide(index, boundary, due)
             layer.hide(Going(going, self._boundary))
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order; there are no branches."""
         assert self._boundary is not None
         self._boundary = self._boundary[rows]
@@ -173,16 +175,11 @@ class Eviction:
         self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
         self._seen = [seen.keep(rows) for seen in self._seen]
 
-    def record(
-        self, layer: int, query: Tensor, start: Tensor, hidden: Tensor | None = None
-    ) -> None:
-        """Keep what a pass asks with.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            start: `[R]` int64, position of each row's first query.
-            hidden: see `WindowPass.attend`.
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Keep what a pass asks with; see `Watcher.keep`.
 
         Raises:
             OptionError: a pass that is wider than a round.
@@ -193,14 +190,14 @@ class Eviction:
                 f"{self._method.name}.every: expected at least the {width} entries of a pass, "
                 f"received {self._every}; give a larger every or a narrower window"
             )
-        _put(self._queries[layer], query, start)
+        _put(self._queries[layer], query, self._start)
         if not self.reads_hidden:
             return
         assert hidden is not None
         rated = self._method.rate(layer, hidden)[..., None]  # [R, H, W, 1]
         if layer not in self._rated:
             self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every, 1)
-        _put(self._rated[layer], rated, start)
+        _put(self._rated[layer], rated, self._start)
 
     @property
     def _remembers(self) -> bool:
