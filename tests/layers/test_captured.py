@@ -105,6 +105,12 @@ def test_eviction_and_blocks_together() -> None:
     )
 
 
+def test_rows_that_read_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [[rows[0], rows[1], rows[0]] for rows in prompts()]
+    monkeypatch.setattr("tests.layers.test_captured.prompts", lambda: twice)
+    assert_captured(POLICIES[1], [1, 1, 1], share_prefix=True)
+
+
 def test_trees_behind_an_evicted_prompt() -> None:
     tree = mmaccel.Comb(branches=2, length=3)
     policy = mmaccel.Jacobi(window=5, drafts="token-recycling", tree=tree)
