@@ -20,7 +20,7 @@ from mmaccel.kernels.takes import CACHE, HEADS, Takes
 TAKES = {"q": HEADS, "k": CACHE, "summaries": Takes(like="q", adjacent=False)}
 _KINDS = {"given": 0, "bounds": 1, "means": 2, "sums": 3}
 _TILE = 32  # blocks of a program
-_WARPS = 4
+_WARPS = 8
 _ENTRIES = tl.constexpr(16)  # of a block that are read at a time
 
 

@@ -8,7 +8,7 @@ So what an entry reads follows from its position and the accepted tokens alone, 
 drafted, and no draft is packed, since no window is wider than the newest entries that stay whole.
 
 Where tensors are not read on the host, groups have their memory from the beginning, and every pass
-packs one of each row, which is kept where it is due.
+packs the next one of each row, which counts once it is due.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PackedEntries:
         """
         first = counts // self.quantizer.group
         if self.is_reserved:
-            self._put(self._pack(keys, values, 1), first, due)
+            self._put(self._pack(keys, values, 1), first)
             return
         n_new = int(due.max())
         new = self._pack(keys, values, n_new)
@@ -144,14 +144,14 @@ class PackedEntries:
         self._sides = sides
         self.is_reserved = True
 
-    def _put(self, new: Sequence[Codes], number: Tensor, due: Tensor) -> None:
-        """Store a group of each row that is due, `[R]`, by its number, `[R]`."""
-        row = torch.arange(len(due), device=due.device)
+    def _put(self, new: Sequence[Codes], number: Tensor) -> None:
+        """Store a group of each row by its number `[R]`; it counts from when it is due, and until
+        then its entries are read whole.
+        """
+        row = torch.arange(len(number), device=number.device)
         for held, packed in zip(self._sides, new, strict=True):
             for store, part in zip(held.parts(), packed.parts(), strict=True):
-                number = number.clamp(max=store.shape[2] - 1)
-                is_due = (due > 0).view(-1, *[1] * (part.ndim - 2))
-                store[row, :, number] = torch.where(is_due, part[:, :, 0], store[row, :, number])
+                store[row, :, number] = part[:, :, 0]
 
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, held: tuple[Tensor, Tensor],
