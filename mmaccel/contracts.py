@@ -41,7 +41,7 @@ LAYER_METHODS = frozenset(
 """Words that methods of caches and attention need of a model's layers."""
 OF_LAYERS = LAYER_METHODS | {
     "copied entries", "draft canvas", "draft passes", "fused decoder", "layer states",
-    "shared prompts", "trees",
+    "mixed passes", "shared prompts", "trees",
 }  # fmt: skip
 """Words that only models offer whose layers cache and attend by functions of mmaccel."""
 
@@ -50,6 +50,7 @@ NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why i
     "chunked prompts": "its passes are over whole canvases",
     "copied entries": "its passes are over whole canvases",
     "fused decoder": "its passes are the model's own",
+    "mixed passes": "its passes are over whole canvases",
     "own scheduler": "a policy chooses what is committed",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
@@ -192,6 +193,21 @@ class CanvasPass(Pass):
     reads: Tensor
     cache_indices: Tensor
     queries: Tensor
+
+
+@dataclass(frozen=True)
+class PromptPiece:
+    """Tokens of one row's prompt that a pass processes beside its windows.
+
+    Attributes:
+        row: of the pass.
+        start: cache index of the first one.
+        tokens: `[n]` int64.
+    """
+
+    row: int
+    start: int
+    tokens: Tensor
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, Pass
+from mmaccel.contracts import CanvasPass, Pass, PromptPiece
 from mmaccel.results import BlockCounts, StepBytes
 
 
@@ -68,6 +68,22 @@ class TreePasses(ABC):
             path: `[R, D]` int64, entries of each row in the order of their positions, from the one
                 that follows `start` on; shorter paths end in -1. Their keys and values then stand
                 at ``start[r] … start[r] + D - 1``.
+        """
+
+
+class MixedPasses(ABC):
+    """Passes over windows and pieces of prompts at once ("mixed passes")."""
+
+    @abstractmethod
+    def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
+        """As `forward`, logits `[R, W, V]` of windows; the pieces are processed with them.
+
+        Keys and values of all entries are written before any of them attends: an entry sees what
+        stands before it in its row, pieces of this pass included.
+
+        Args:
+            entries: windows. That of a row with pieces begins behind them.
+            pieces: of prompts, those of a row in their order.
         """
 
 

@@ -101,7 +101,8 @@ class Predecessors:
         is_found, cache_index = found.any(-1), found.int().argmax(-1)  # [R, Q]
         entry = computed.gather(1, cache_index)
         queries = torch.where(is_found & (entry >= 0), entry, entries.queries)
-        missing = is_found & (entry < 0)
+        written = entries.cache_indices.gather(1, entries.queries)
+        missing = is_found & (entry < 0) & (written < at.shape[1] - 1)  # the last is of padding
         n_missing = int(missing.sum(1).max())
         if n_missing == 0:
             return replace(entries, queries=queries)
@@ -227,6 +228,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         """Tokens of a canvas, as the model's ids."""
         if self.images is None:
             return tokens
+        assert self._open_id is not None
         size = self.vocab_size
         other = torch.where(tokens == size, self._open_id, tokens - size - 1)
         return torch.where(tokens < size, tokens + self.images[0], other)

@@ -6,6 +6,9 @@ and packs the groups that are due. A window that reaches across a boundary reads
 of it twice: entries before the boundary whole, those behind it in fewer bits, as it will be packed.
 So what an entry reads follows from its position and the accepted tokens alone, whatever was
 drafted, and no draft is packed, since no window is wider than the newest entries that stay whole.
+
+Where tensors are not read on the host, groups have their memory from the beginning, and every pass
+packs one of each row, which is kept where it is due.
 """
 
 from __future__ import annotations
@@ -58,7 +61,10 @@ class PackedEntries:
 
     Attributes:
         quantizer: see above.
+        is_reserved: whether all groups that there may be have memory.
     """
+
+    is_reserved = False
 
     def __init__(self, quantizer: CacheQuantizer, workspace: Workspace) -> None:
         self.quantizer = quantizer
@@ -102,9 +108,12 @@ class PackedEntries:
             keys, values, counts: see `join`; the groups stand at the front.
             due: `[R]` int64, how many groups of each row.
         """
+        first = counts // self.quantizer.group
+        if self.is_reserved:
+            self._put(self._pack(keys, values, 1), first, due)
+            return
         n_new = int(due.max())
         new = self._pack(keys, values, n_new)
-        first = counts // self.quantizer.group
         row, number = (torch.arange(n_new, device=due.device) < due[:, None]).nonzero(as_tuple=True)
         at = first[row] + number
         n_groups = int((first + due).max())
@@ -121,6 +130,28 @@ class PackedEntries:
                 parts.append(grown)
             sides.append(Codes(*parts))
         self._sides = sides
+
+    def reserve(self, n_groups: int) -> None:
+        """Let there be memory for so many groups, which stays; after the first `append`."""
+        sides = []
+        for packed in self._sides:
+            parts = []
+            for part in packed.parts():
+                room = part.new_zeros(*part.shape[:2], n_groups, *part.shape[3:])
+                room[:, :, : part.shape[2]] = part
+                parts.append(room)
+            sides.append(Codes(*parts))
+        self._sides = sides
+        self.is_reserved = True
+
+    def _put(self, new: Sequence[Codes], number: Tensor, due: Tensor) -> None:
+        """Store a group of each row that is due, `[R]`, by its number, `[R]`."""
+        row = torch.arange(len(due), device=due.device)
+        for held, packed in zip(self._sides, new, strict=True):
+            for store, part in zip(held.parts(), packed.parts(), strict=True):
+                number = number.clamp(max=store.shape[2] - 1)
+                is_due = (due > 0).view(-1, *[1] * (part.ndim - 2))
+                store[row, :, number] = torch.where(is_due, part[:, :, 0], store[row, :, number])
 
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, held: tuple[Tensor, Tensor],
@@ -174,11 +205,17 @@ class Packing:
         quantizer: packs.
         layers: of the cache, maybe after eviction, and all that share their layouts.
         lengths: `[R]` int64, positions of the prompt.
+        reads_back: whether passes may read tensors on the host.
     """
 
     def __init__(
-        self, quantizer: CacheQuantizer, layers: Sequence[WindowLayer], lengths: Tensor
+        self,
+        quantizer: CacheQuantizer,
+        layers: Sequence[WindowLayer],
+        lengths: Tensor,
+        reads_back: bool = True,
     ) -> None:
+        self._reads_back = reads_back
         self._quantizer = quantizer
         self._layers = layers
         # a group that is not due, a window, one index of scratch and one that nothing uses
@@ -190,6 +227,10 @@ class Packing:
         for layout in self._layouts:
             layout.pack(torch.zeros_like(lengths), room)
             self._pack(layout, quantizer.count(layout.to_index(lengths)) // quantizer.group)
+        if not reads_back:
+            for layer in layers:
+                assert layer.packed is not None
+                layer.packed.reserve(-(-layer.layout.max_length // quantizer.group))
 
     @property
     def has_packed(self) -> bool:
@@ -207,7 +248,7 @@ class Packing:
         Raises:
             OptionError: a pass that is wider than the quantiser allows.
 
-        Cost: a host synchronisation.
+        Cost: a host synchronisation on a CPU; elsewhere a group of every layer is packed.
         """
         quantizer = self._quantizer
         width = indices.shape[1]
@@ -223,7 +264,10 @@ class Packing:
             due = (quantizer.count(start) > layout.packed).long()
             n_packed = layout.packed + due * quantizer.group
             reads_next = quantizer.count(start[:, None] + entry) > n_packed[:, None]  # [R, W]
-            is_due, is_crossed = torch.stack([due.any(), reads_next.any()]).tolist()
+            # a single entry reads what is packed before it
+            is_due, is_crossed = True, width > 1
+            if self._reads_back:
+                is_due, is_crossed = torch.stack([due.any(), reads_next.any()]).tolist()
             if is_due:
                 self._pack(layout, due)
             layout.reads_next = reads_next if is_crossed else None

@@ -185,6 +185,24 @@ class KVCacheLayout:
             at = at - self.packed[rows.to(self.packed.device), None].to(at.device)
         self.write_index = (at.clamp(max=length - 2) + rows[:, None] * length).flatten()
 
+    def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
+        """Let the prepared pass write further entries of a row, behind its others: those that would
+        stand from one cache index on, before another, if nothing had been evicted.
+
+        Returns:
+            The layout of a pass over these entries alone.
+        """
+        assert self.write_index is not None
+        own = KVCacheLayout(1, self.max_length, self._reports_past_only)
+        own.dropped = None if self.dropped is None else self.dropped[row : row + 1]
+        own.allocated_length = self.allocated_length
+        index = torch.arange(first, last, device=self.write_index.device)[None]
+        own.prepare(own.to_index(index), min(last, self.visible_length))
+        assert own.write_index is not None
+        others = own.write_index + row * self.allocated_length
+        self.write_index = torch.cat([self.write_index, others])
+        return own
+
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
         """Inside the block, passes are of these rows, `[n]` int64, in their order."""
@@ -261,7 +279,7 @@ class WindowLayer:
         layout = self.layout
         rows, _, width, _ = key_states.shape
         index = layout.write_index
-        if index is None or rows != layout.pass_rows or rows * width != index.shape[0]:
+        if index is None or rows * width != index.shape[0]:
             raise ShapeError(
                 f"window cache: expected keys of {layout.pass_rows} rows at the cache indices of "
                 f"the pass, received {list(key_states.shape)}; run the model through the forward "
@@ -475,7 +493,12 @@ class WindowLayer:
         self.packed.append(keys, values, self.layout.packed, due)
         room = torch.arange(self.layout.allocated_length, device=due.device)
         index = (due * self.packed.quantizer.group)[:, None, None] + room
-        self.hold(take(keys, index), take(values, index))
+        moved = take(keys, index), take(values, index)
+        if not self.packed.is_reserved:
+            self.hold(*moved)
+            return
+        for store, states in zip((keys, values), moved, strict=True):  # in the same memory
+            store.copy_(states)
 
     @property
     def n_bytes(self) -> int:

@@ -83,6 +83,7 @@ class LayerStores:
         self._n_positions = layout.max_length + 1 - methods.repeated
         self._branches = branches
         self._turner = turner
+        self._reads_back = reads_back
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse, reads_back)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
@@ -180,6 +181,11 @@ class LayerStores:
             elif stride is not None:
                 visible = -(-(int(at.max()) + 1) // stride) * stride
             layout.prepare(at, visible)
+
+    def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
+        """See `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
+        added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
+        return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
 
     def open_pass(
         self, indices: Tensor, reads: Tensor | None = None, watcher: Watcher | None = None,
@@ -302,7 +308,7 @@ class LayerStores:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
         if quantizer is not None:
-            self.packing = Packing(quantizer, self.served, lengths)
+            self.packing = Packing(quantizer, self.served, lengths, self._reads_back)
         if self.sparse is not None:
             for number, layer in enumerate(self.served):
                 self.sparse.begin(number, layer, lengths)

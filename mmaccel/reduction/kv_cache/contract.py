@@ -425,8 +425,7 @@ class CacheQuantizer(KVCacheMethod, ABC):
     @property
     def excludes(self) -> Exclusions:
         """See `mmaccel.capabilities.Capable`."""
-        found = dict(super().excludes) | dict.fromkeys(OTHER_READS, "packs entries of a chain")
-        return found | {"captured steps": "asks the host at every pass whether a group is full"}
+        return dict(super().excludes) | dict.fromkeys(OTHER_READS, "packs entries of a chain")
 
     @property
     def limits(self) -> dict[str, int]:

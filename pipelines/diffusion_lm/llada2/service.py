@@ -184,7 +184,7 @@ class LLaDA2Service(PolicyService):
         if key not in self._reasons:
             n = 3 * block
             generator = torch.Generator().manual_seed(0)
-            ids = torch.randint(self.n_ids, (2, n), generator=generator, device="cpu")
+            ids = torch.randint(passes.config.vocab_size, (2, n), generator=generator, device="cpu")
             visible = torch.ones_like(ids)
             if is_padded:
                 visible[0, : block + 1] = 0

@@ -50,7 +50,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
     """
 
     offers = frozenset(GLOSSARY) - {
-        "draft canvas", "fused decoder", "layer states", "shared prompts",
+        "draft canvas", "fused decoder", "layer states", "mixed passes", "shared prompts",
     }  # fmt: skip
     max_positions: int
     row_inputs = ("_conditions", "_lengths")
