@@ -164,6 +164,16 @@ class LLaDA2Service(PolicyService):
         """New ones with their own cache: a self-check may run in the middle of a call."""
         return CachedPasses(self._model, form=self._masks.form, reports_past_only=True)
 
+    def _checked(self, key: tuple[Any, ...], compare: Callable[[], str]) -> str:
+        """Why nothing can be cached, by a self-check that runs once for each key.
+
+        Raises:
+            UnsupportedModelError: with `strict`, where there is a reason.
+        """
+        if not self._undeclared and key not in self._reasons:
+            self._reasons[key] = compare()
+        return self._refuse(self._undeclared or self._reasons[key])
+
     def _check_call(self, block: int, is_padded: bool) -> str:
         """Why nothing can be cached of the pipeline's own call, with its 2-D mask.
 
@@ -178,11 +188,9 @@ class LLaDA2Service(PolicyService):
         Cost: three passes, once for each block and dtype.
         """
         passes, reading = self._open_passes(), self._masks.reading
-        key = (block, is_padded, passes.dtype)
-        if self._undeclared:
-            return self._refuse(self._undeclared)
-        if key not in self._reasons:
-            n = 3 * block
+        n = 3 * block
+
+        def compare() -> str:
             generator = torch.Generator().manual_seed(0)
             ids = torch.randint(passes.config.vocab_size, (2, n), generator=generator, device="cpu")
             visible = torch.ones_like(ids)
@@ -193,9 +201,14 @@ class LLaDA2Service(PolicyService):
             columns = torch.arange(n, device=ids.device).expand(2, -1)
             with own_arithmetic(), torch.no_grad():
                 own = self._own_logits(ids, visible, columns)
+            if reading is None:
+                return (
+                    "logits of earlier blocks change with later ones under the 2-D mask that the "
+                    "pipeline passes, as BLOCK_MASKS declares, so their keys and values cannot be "
+                    "cached"
+                )
 
             def run_cached() -> list[Tensor]:
-                assert reading is not None
                 passes.reserve(2, n)
                 parts = []
                 for first, last in ((0, block), (block, n)):
@@ -204,21 +217,16 @@ class LLaDA2Service(PolicyService):
                     parts.append(passes.run_all(ids[:, first:last], at, at, reads))
                 return [torch.cat(parts, 1)]
 
-            reason: str | None = (
-                "logits of earlier blocks change with later ones under the 2-D mask that the "
-                "pipeline passes, as BLOCK_MASKS declares, so their keys and values cannot be "
-                "cached"
+            tolerance = Tolerance.strict(passes.dtype)
+            found = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
+            kind = "padded" if is_padded else "unpadded"
+            said = (
+                f"{kind} passes over cached blocks of {block} do not give the logits of the "
+                f"model's own call but {found} where its 2-D mask is read as {reading!r}"
             )
-            if reading is not None:
-                tolerance = Tolerance.strict(passes.dtype)
-                found = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
-                kind = "padded" if is_padded else "unpadded"
-                reason = found and (
-                    f"{kind} passes over cached blocks of {block} do not give the logits of the "
-                    f"model's own call but {found} where its 2-D mask is read as {reading!r}"
-                )
-            self._reasons[key] = reason or ""
-        return self._refuse(self._reasons[key])
+            return said if found else ""
+
+        return self._checked((block, is_padded, passes.dtype), compare)
 
     def _check_mask(self, block: int, is_padded: bool = False) -> str:
         """Why the model cannot be run under 4-D block masks, with padding or without.
@@ -227,17 +235,16 @@ class LLaDA2Service(PolicyService):
             UnsupportedModelError: with `strict`, where there is a reason.
         """
         passes = self._open_passes()
-        key = (block, passes.dtype)
-        if self._undeclared:
-            return self._refuse(self._undeclared)
-        if key not in self._reasons:
+
+        def compare() -> str:
             fault = find_fault(CachedDenoiser(passes, 0, block=block))
             said = (
                 f"the model does not follow a 4-D mask of blocks of {block} of form "
                 f"{passes.form!r} (it gives {fault})"
             )
-            self._reasons[key] = said if fault else ""
-        return self._refuse(self._reasons[key])
+            return said if fault else ""
+
+        return self._checked((block, passes.dtype), compare)
 
     def _refuse(self, reason: str) -> str:
         """The reason itself; with `strict`, an error where there is one."""
