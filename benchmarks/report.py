@@ -28,6 +28,7 @@ from mmaccel.evaluation.tables import (
     kind_cells,
 )
 from mmaccel.pipelines.runner.engine import GRAPHS, SHARING, Engine, chunks_of
+from mmaccel.reduction.visual_tokens.contract import PromptReducer
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from scripts.size import make_table, read_budget
@@ -335,6 +336,8 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
                 f"`{model}`, {rows[0]['rows']} rows, seed {report['seed']}; torch "
                 f"{report['machine']['versions']['torch']}. Made by `{report['command']}`.{noise}"
             )
+            if "differ" in rows[0]:  # of tokens, from the same blocks without a cache
+                shown = {"other tokens": or_dash("{differ:.3f}", "differ", ""), **shown}
             yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 
@@ -696,7 +699,10 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
 
 # --- the catalog ----------------------------------------------------------------------------------
 
-_FOLDERS = {"visual_tokens": "reducers", "kv_cache": "layers", "attention": "layers"}
+_FOLDERS = {
+    "visual_tokens": "reducers", "prompt_tokens": "reducers",
+    "kv_cache": "layers", "attention": "layers",
+}  # fmt: skip
 _SHARED = {  # slot -> page of the methods that have none of their own
     "drafts": "policies/jacobi.md",
     "tree": "policies/trees.md",
@@ -710,6 +716,7 @@ _SLOTS = {
     "tree": "branches beside the drafts: `Jacobi(tree=…)`",
     "siblings": "which of several drafts of a slot is accepted: `Speculative(siblings=…)`",
     "visual_tokens": "which visual tokens stay: `visual_tokens=`",
+    "prompt_tokens": "which words of a text prompt are computed: `prompt_tokens=`",
     "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
     "attention": "which cached keys a pass attends to: `attention=`",
 }
@@ -739,7 +746,10 @@ _UNCHANGED = "the policy's"  # guarantee under drafts and trees
 def classes(slot: str) -> dict[str, tuple[str, Entry]]:
     """Class -> its first short name, and the entry; a class may have several names."""
     found: dict[str, tuple[str, Entry]] = {}
-    for name, entry in METHODS[slot].items():
+    is_of_words = slot == "prompt_tokens"
+    for name, entry in METHODS["visual_tokens" if is_of_words else slot].items():
+        if is_of_words and not issubclass(load(entry.target), PromptReducer):
+            continue
         found.setdefault(entry.class_name, (name, entry))
     return found
 
@@ -772,7 +782,7 @@ def layers_table(_: Reports) -> Iterator[Block]:
     """The methods of a model's layers."""
     rows = [
         (f"[`{public}`]({page_of(slot, name, entry)})", f"`{slot}`", entry.summary)
-        for slot in ("kv_cache", "attention")
+        for slot in ("kv_cache", "attention", "prompt_tokens")
         for public, (name, entry) in classes(slot).items()
     ]
     yield Block("", ("method", "keyword", "keeps"), rows)

@@ -62,6 +62,7 @@ def window_attention(
     blocks: Blocks | None = None,
     grid: Grid | None = None,
     ragged: bool = False,
+    num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of the window.
 
@@ -78,6 +79,8 @@ def window_attention(
         blocks, grid: see `Blocks` and `Grid`.
         ragged: whether rows differ much in length, or key heads in the number of their blocks: a
             GPU's work is then shared out by lengths. Changes the order of sums alone.
+        num_splits: into how many parts a GPU splits the keys of every row, whatever `ragged` says;
+            with 1 a row has the same bits in any batch. None: as many as shapes ask for.
 
     Returns:
         `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the scores, `[R, Hq, W]` float32.

@@ -8,8 +8,8 @@ them all. A second kernel merges the splits by their log-sum-exps.
 Where rows are ragged, `window_attention_even_triton` shares the keys out instead.
 
 A result from one split depends on nothing but its row, bit for bit: not on the batch. That is so
-where the cache has fewer than `2 LEAST_KEYS` positions, ragged or not, or, where rows are not
-ragged, the programs without splits are as many as `PROGRAMS` asks for.
+with `num_splits=1`, where the cache has fewer than `2 LEAST_KEYS` positions, ragged or not, or,
+where rows are not ragged, the programs without splits are as many as `PROGRAMS` asks for.
 
 Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
 splits have equal work however far a row has got; their number comes from shapes alone, so that a
@@ -153,6 +153,7 @@ def window_attention(
     blocks: Blocks | None = None,
     grid: Grid | None = None,
     ragged: bool = False,
+    num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
 
@@ -201,18 +202,18 @@ def window_attention(
     )  # fmt: skip
     out = torch.empty(rows, width, query_heads, value_head, dtype=q.dtype, device=q.device)
     logs = torch.empty(rows, width, query_heads, dtype=torch.float32, device=q.device)
-    programs = count_programs(room, rows * heads * tiles) if ragged else 0
+    units = rows * heads * tiles
+    programs = count_programs(room, units) if ragged and num_splits is None else 0
     if programs:
         attend_evenly(launch, out, logs, programs=programs, least=LEAST_KEYS // shape.keys)
     else:
-        _attend_in_splits(launch, out, logs)
+        _attend_in_splits(launch, out, logs, num_splits or count_splits(room, units))
     return out.transpose(1, 2), logs.transpose(1, 2)
 
 
-def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor) -> None:
-    """Write the attention of all rows, each of which has the same number of splits."""
+def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> None:
+    """Write the attention of all rows, each of which has so many splits."""
     units = len(out) * launch.heads * launch.tiles
-    splits = count_splits(launch.capacity, units)
     shares = out
     parts = lse
     if splits > 1:

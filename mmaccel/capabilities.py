@@ -51,6 +51,7 @@ GLOSSARY = {
     ),
     "layer states": Word("hidden states of layers, which heads read", "draft by another source"),
     "mask token": Word("a token that stands for an open slot", 'choose revise="edit" or "redo"'),
+    "mixed passes": Word("passes over windows and pieces of prompts at once"),
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),
     "own scheduler": Word("a scheduler of LLaDA2Pipeline's", "try EntropyBounded()"),
@@ -71,7 +72,8 @@ GLOSSARY = {
     "step blocks": Word("blocks that are chosen for every pass"),
     "turned keys": Word("keys that are turned to other positions"),
     "uneven heads": Word("heads that hold different numbers of entries"),
-    # what reducers of visual tokens look at
+    # what reducers of a prompt look at
+    "prompt words": Word("a causal LM that lets words of a prompt go at a method's layers"),
     "visual tokens": Word("a vision-language model that lets visual tokens go at its stage"),
     "pixels": Word("the image's pixels, before the encoder", _AT_EXIT),
     "keys": Word("the keys of a layer", _AT_EXIT),

@@ -33,7 +33,12 @@ from mmaccel.pipelines.vision_language.reduction import VisionModel, VisualReduc
 from mmaccel.policies import Policy, check_policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
-from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers
+from mmaccel.reduction.visual_tokens.contract import (
+    UsePromptReducer,
+    UseReducers,
+    read_prompt_reducer,
+    read_reducers,
+)
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed, choose_seed
@@ -163,6 +168,7 @@ def attach(
     share_prefix: UseSharing = False,
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
+    prompt_tokens: UsePromptReducer = None,
     kv_cache: KVCacheMethod | str | Mapping[str, Any] | None = None,
     attention: AttentionMethod | str | Mapping[str, Any] | None = None,
 ) -> Handle:
@@ -218,6 +224,10 @@ def attach(
             `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages. The
             policy is then as exact as it says with respect to the model on these tokens. None keeps
             all.
+        prompt_tokens: which words of a text prompt are computed, such as
+            `mmaccel.LazyLLM(keep=0.5)` or `mmaccel.ILRe(keep=0.25)`, its short name, or a
+            dictionary of a name and fields. The policy is then as exact as it says with respect to
+            the model on these words. None: all.
         kv_cache: which entries stay in the layers' caches, such as
             `mmaccel.SnapKV(budget=1024)`, its short name, or a dictionary of a name and fields.
             The policy is then as exact as it says with respect to the model with this cache. None
@@ -239,9 +249,9 @@ def attach(
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
             `compile=True`, and a layer that is not recognised, the first of which is named;
             `share_prefix=True`, and a model whose layers all slide or do not attend by ours;
-            a model without the visual tokens that a method needs, or whose layers cannot carry
-            the methods of caches and attention; with `strict`, also a model that
-            only the original can serve.
+            a model without the visual tokens or the layers that a method needs, or whose layers
+            cannot carry the methods of caches and attention; with `strict`, also a model that only
+            the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     warn_if_untested()
@@ -256,13 +266,14 @@ def attach(
         share_prefix=share_prefix,
     )
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
-    reducers = read_reducers(visual_tokens)
+    reduction = VisualReduction(read_reducers(visual_tokens), read_prompt_reducer(prompt_tokens))
     methods = read_methods(kv_cache, attention)
     if find_pipeline(target):
-        if reducers:
+        if reduction:
+            slot = "visual_tokens" if reduction.methods else "prompt_tokens"
             raise UnsupportedModelError(
-                f"visual_tokens: expected a vision-language model of transformers, received a "
-                f"{type(target).__name__}; leave visual_tokens out"
+                f"{slot}: expected a language model of transformers, received a "
+                f"{type(target).__name__}; leave {slot} out"
             )
         canvas_policy = read_canvas_policy(policy)
         pipeline = open_service(target)
@@ -276,9 +287,8 @@ def attach(
     if strict and refusal is not None:
         raise refusal
     window = family.wrap(model) if refusal is None else None
-    reduction = VisualReduction(reducers)
-    vision = VisionModel(model, family, reduction) if reducers else None
-    refuse(explain(chosen, methods, *reducers, engine, window, vision))
+    vision = VisionModel(model, family, reduction) if reduction else None
+    refuse(explain(chosen, methods, *reduction.parts, engine, window, vision))
     service = GenerateService(
         chosen,
         family,

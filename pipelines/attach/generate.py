@@ -44,9 +44,9 @@ from mmaccel.pipelines.generate_call import (
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.original_methods import original
+from mmaccel.pipelines.prompt_cuts.layers import PromptCuts
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.transformers_release import VERSION, describe_untested, name_cache
-from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.policies import Policy
@@ -84,7 +84,7 @@ class GenerateService(Service):
         target: what was given to `attach`; None where nothing is attached.
         model: the model in it.
         coarse_drafts: those that were opened for the model.
-        reduction: of the visual tokens of every call.
+        reduction: of the prompt of every call.
         layer_methods: what is done to the layers' caches and attention in every call.
 
     Attributes:
@@ -262,7 +262,7 @@ class GenerateService(Service):
         They put hooks on the model's layers: calls of other threads wait, and one inside a running
         call, in a callback, has an object of its own.
         """
-        if not self.reduction.methods:
+        if not self.reduction:
             yield
             return
         with self._one_call:
@@ -465,7 +465,7 @@ def _prepare(
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out
-    is_own = bool(call.prompt_reasons)
+    is_own = bool(call.prompt_reasons) or layers is not None
     if not is_own and returns_cache and call.guidance is None and family.takes_own_prompt:
         is_own = not bool(call.mask.all())  # for the keys and values of padding
     if is_own:

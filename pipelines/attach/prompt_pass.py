@@ -21,8 +21,8 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import number_served
+from mmaccel.pipelines.prompt_cuts.layers import PromptCuts
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.pipelines.vision_language.layers import PromptCuts
 
 
 def open_prompt(
@@ -36,7 +36,7 @@ def open_prompt(
     Args:
         call: the call.
         outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
-        layers: drops visual tokens inside the language model; None where nobody asked.
+        layers: drops tokens inside the language model; None where nobody asked.
         methods: of the layers' caches; None where there are none.
     """
     device = call.device

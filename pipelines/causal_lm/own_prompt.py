@@ -20,7 +20,7 @@ from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.vision_language.revival import RevivingCuts
+    from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class OwnPrompt:
         """Why passes behind it cannot be captured; empty where they can."""
         if not self.is_plain:
             return "token types, or positions that do not count the tokens"
-        return "layers that cache fewer visual tokens than others" if self.is_cut else ""
+        return "layers that cache fewer tokens than others" if self.is_cut else ""
 
     @property
     def fused_obstacle(self) -> str:
         """Why passes behind it need the model's own forward; empty where they do not."""
         if self.inputs:
             return "the prompt needs inputs of its own in every layer"
-        return "visual tokens are revived in the model's own layers" if self.has_steps else ""
+        return "tokens are revived in the model's own layers" if self.has_steps else ""
 
     @property
     def lengths(self) -> Tensor:

@@ -1,14 +1,10 @@
-"""Columns of a prompt that stay: chosen, gathered, and the call that is left of them.
-
-A kept column has the position that it had. Rows of a batch have counts of their own and are padded
-on the left again.
-"""
+"""The call that is left of one whose prompt loses columns: ids, masks, positions and features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns, order_columns, take_columns
 from mmaccel.pipelines.vision_language.visuals import (
     Visual,
     find_placeholder,
@@ -25,95 +22,15 @@ from mmaccel.pipelines.vision_language.visuals import (
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 
-HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _PER_COLUMN = ("token_type_ids", "mm_token_type_ids")
 
 
-@dataclass(frozen=True)
-class ChosenColumns:
-    """Columns of rows, as indices.
-
-    Attributes:
-        index: `[B, N]` int64, those of a row in order, then others.
-        valid: `[B, N]` bool, False after a row's last.
-    """
-
-    index: Tensor
-    valid: Tensor
-
-    @classmethod
-    def of(cls, chosen: Tensor) -> ChosenColumns:
-        """Those where `chosen` `[B, T]` bool."""
-        counts = chosen.sum(1)
-        width = int(counts.max())
-        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
-        return cls(index, torch.arange(width, device=counts.device) < counts[:, None])
-
-    def take(self, values: Tensor) -> Tensor:
-        """`[B, N, ...]` of `[B, T, ...]`."""
-        index = self.index.view(*self.index.shape, *[1] * (values.ndim - 2))
-        return values.gather(1, index.expand(*self.index.shape, *values.shape[2:]))
-
-    def mark(self, others: Tensor, plan: Plan) -> Tensor:
-        """`[B, T]` bool: `others`, and the columns that a plan keeps."""
-        stays = others.clone()
-        kept = self.index.gather(1, plan.keep.clamp(0))
-        rows = torch.arange(len(kept), device=kept.device)[:, None].expand_as(kept)
-        stays[rows[plan.valid], kept[plan.valid]] = True
-        return stays
-
-    def put(self, hidden: Tensor, x: Tensor, plan: Plan) -> Tensor:
-        """The states `[B, T, D]` with those of merged slots at the columns that stand for them."""
-        if not plan.merges:
-            return hidden
-        made = reduce(x, plan)
-        at = self.index.gather(1, plan.keep.clamp(0))
-        rows = torch.arange(len(at), device=at.device)[:, None].expand_as(at)
-        hidden = hidden.clone()
-        hidden[rows[plan.valid], at[plan.valid]] = made[plan.valid]
-        return hidden
-
-
-def order_columns(stays: Tensor) -> Tensor:
-    """`[B, T']` int64: the columns where `stays` `[B, T]` bool, in order, after padding."""
-    width = int(stays.sum(1).max())
-    return stays.long().argsort(dim=1, stable=True)[:, -width:]
-
-
-def take_columns(values: Tensor, order: Tensor) -> Tensor:
-    """`[..., B, T']` of `[..., B or 1, T]`, in an order `[B, T']`."""
-    full = values.expand(*values.shape[:-2], len(order), -1)
-    return full.gather(-1, order.expand(*full.shape[:-1], -1))
-
-
-def take_states(states: Tensor, order: Tensor) -> Tensor:
-    """`[B, T', D]` of `[B, T, D]`, in an order `[B, T']`."""
-    return states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
-
-
-def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
-    """Of each row of `values` `[B, T]`, those where `chosen` `[B, T]` bool, on the CPU."""
-    return [row[own].cpu() for row, own in zip(values, chosen, strict=True)]
-
-
-def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor | None:
-    """A mask `[B, 1, T', T']` of numbers for the columns `order` `[B, T']`; None: causal alone."""
-    if mask is None and bool(is_real.all()):
-        return None
-    batch, width = order.shape
-    hidden = ~is_real[:, None, None, :]
-    if mask is None:
-        causal = torch.ones(width, width, dtype=torch.bool, device=order.device).tril()
-        hidden = hidden | ~causal
-    else:
-        mask = mask.expand(batch, -1, -1, -1)
-        mask = mask.gather(2, order[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
-        mask = mask.gather(3, order[:, None, None, :].expand(-1, mask.shape[1], width, -1))
-        hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= HIDDEN)
-    # the diagonal stays, so that padding has no NaN
-    hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(hidden.shape, device=order.device, dtype=torch.float32)
-    return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
+def find_visual_columns(call: GenerateCall) -> LeavingColumns:
+    """Those of visual tokens, which methods of `visual_tokens=` may drop."""
+    mask = call.mask.to(call.device)
+    marks = torch.tensor(_find_marks(call), device=call.device, dtype=torch.int64)
+    is_visual = torch.isin(call.ids.to(call.device), marks) & mask
+    return LeavingColumns("visual_tokens", "visual tokens", mask, is_visual)
 
 
 def find_kept(visuals: Sequence[Visual], plan: Plan, is_whole: Sequence[bool]) -> list[Tensor]:
@@ -161,7 +78,7 @@ def reduce_visuals(
 
 def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
     """The call with the columns where `stays` `[B, T]` bool, and the features of those."""
-    encoded = dict(call.others["mm_encoder_outputs"])
+    encoded = dict(call.others.get("mm_encoder_outputs") or {})
     for modality, output in encoded.items():
         kept = stays[call.ids == find_placeholder(call.model, modality)]
         made = copy(output)
@@ -174,6 +91,12 @@ def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
     return shorten_call(call, stays, encoded)
 
 
+def _find_marks(call: GenerateCall) -> list[int]:
+    """Ids that stand for features of the prompt."""
+    encoded = call.others.get("mm_encoder_outputs") or {}
+    return [find_placeholder(call.model, name) for name in encoded]
+
+
 def shorten_call(call: GenerateCall, stays: Tensor, encoded: dict[str, Any]) -> GenerateCall:
     """The call with the columns where `stays` `[B, T]` bool, and other encoder outputs."""
     order = order_columns(stays)
@@ -181,16 +104,14 @@ def shorten_call(call: GenerateCall, stays: Tensor, encoded: dict[str, Any]) -> 
     positions = call.others.get("position_ids")
     if positions is None:
         positions = (call.mask.long().cumsum(1) - 1).clamp(min=0)
-    others = {**call.others, "mm_encoder_outputs": encoded, "attention_mask": mask.long()}
+    others = {**call.others, "attention_mask": mask.long()}
+    if encoded:
+        others["mm_encoder_outputs"] = encoded
     others["position_ids"] = take_columns(positions.to(order.device), order)
     for name in _PER_COLUMN:
         if others.get(name) is not None:
             others[name] = take_columns(others[name].to(order.device), order)
-    ids = take_columns(call.ids.to(order.device), order).where(mask, _find_filler(call))
+    taken = _find_marks(call)  # padding stands for no image
+    filler = next(value for value in range(len(taken) + 1) if value not in taken)
+    ids = take_columns(call.ids.to(order.device), order).where(mask, filler)
     return replace(call, ids=ids, others=others)
-
-
-def _find_filler(call: GenerateCall) -> int:
-    """An id of padding that stands for no image."""
-    taken = {find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]}
-    return next(value for value in range(len(taken) + 1) if value not in taken)

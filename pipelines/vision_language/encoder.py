@@ -32,7 +32,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
-from mmaccel.pipelines.vision_language.columns import ChosenColumns
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
     choose_left,

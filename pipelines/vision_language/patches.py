@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.pipelines.vision_language.columns import ChosenColumns
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
 from mmaccel.pipelines.vision_language.tokens import Places, choose_left
 from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction

@@ -14,7 +14,13 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import find_depth
 from mmaccel.pipelines.vision_language.tokens import has_class_token, has_tower_tokens, offered
 from mmaccel.pipelines.vision_language.towers import JOINTS, UNMERGED, describe_tower
-from mmaccel.reduction.visual_tokens.contract import Leaving, Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.contract import (
+    Leaving,
+    LeavingWords,
+    PromptReducer,
+    Stage,
+    TokenReducer,
+)
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
 OF_TOWER = {"keys", "cls_attention", "all_attention"}  # what the encoder says while it runs
@@ -35,9 +41,20 @@ class VisualReduction:
 
     Attributes:
         methods: of `visual_tokens=`, in the order of their stages.
+        words: of `prompt_tokens=`; None: all words stay.
     """
 
     methods: tuple[TokenReducer, ...] = ()
+    words: PromptReducer | None = None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """For `mmaccel.capabilities.explain`."""
+        return (*self.methods, None if self.words is None else LeavingWords(self.words))
+
+    def __bool__(self) -> bool:
+        """Whether there is a method."""
+        return bool(self.methods) or self.words is not None
 
     def find(self, stage: Stage) -> TokenReducer | None:
         """The method of a stage, unless it keeps all."""
@@ -73,6 +90,8 @@ class VisionModel(Capable):
             OptionError: a method in front of a layer that the model lacks.
             UnsupportedModelError: inside a language model that is no causal LM of windows.
         """
+        if isinstance(part, LeavingWords):
+            return self._lack_of_words(part.method) if word == "prompt words" else ""
         if isinstance(part, Leaving):
             return self._lack_of_stage(part.method)
         if word not in LOOKS or word in self._looks(part.stage):
@@ -95,11 +114,20 @@ class VisionModel(Capable):
         # layers of a reduced encoder have no keys and attention of all tokens
         return offered(self.model) - (OF_TOWER if self._in_encoder is not None else set())
 
+    def _lack_of_words(self, method: TokenReducer) -> str:
+        """Why no word of a prompt can leave the model where a method works."""
+        if not self._family.takes_own_prompt:
+            return "its prompts are more than words"
+        if getattr(self.model.get_decoder(), "layers", None) is None:
+            return "its decoder has no list of its layers"
+        return self._lack_of_layers(method)
+
     def _lack_of_stage(self, method: TokenReducer) -> str:
         """Why no visual token can leave the model where a method works."""
         model = self.model
         if "mm_encoder_outputs" not in self._family.arguments:
-            return "it is none whose image prompts are served, see docs/visual-tokens.md"
+            own = "" if not isinstance(method, PromptReducer) else "; prompt_tokens= takes words"
+            return f"it is none whose image prompts are served, see docs/visual-tokens.md{own}"
         if "mm_encoder_outputs" not in forward_parameters(model):
             return "it encodes images in its first pass; install transformers 5.23 or newer"
         tower = describe_tower(model)
@@ -123,18 +151,24 @@ class VisionModel(Capable):
             if getattr(method, "features", "auto") == "merged" and not has_tower_tokens(model):
                 return 'its projector pools or shuffles the grid; give features="all"'
         elif method.stage == "llm_layer":
+            vision = getattr(model.config, "vision_config", None)
+            deep = len(getattr(vision, "deepstack_visual_indexes", ()))
+            if not method.restarts and method.layers_of(self._depth)[0] < deep:
+                return (
+                    f"visual features enter its first {deep} layers; choose layers from {deep} on"
+                )
             return self._lack_of_layers(method)
         return ""
 
+    @property
+    def _depth(self) -> int:
+        return len(self.model.get_decoder().layers)
+
     def _lack_of_layers(self, method: TokenReducer) -> str:
-        """Why no visual token can leave in front of a method's layers of the language model."""
-        layers = method.layers_of(len(self.model.get_decoder().layers))
+        """Why no token can leave in front of a method's layers of the language model."""
+        method.layers_of(self._depth)
         if method.restarts:
             return ""
         if any(window is not None for window in check_causal_lm(self.model)):
-            return "it has layers that slide, which count columns; use a method at the exit"
-        vision = getattr(self.model.config, "vision_config", None)
-        deep = len(getattr(vision, "deepstack_visual_indexes", ()))
-        if layers[0] < deep:
-            return f"visual features enter its first {deep} layers; choose layers from {deep} on"
+            return "it has layers that slide, which count columns; use ILRe or a method at the exit"
         return ""

@@ -1,4 +1,4 @@
-"""One `generate` call whose visual tokens are reduced.
+"""One `generate` call whose prompt is reduced: its visual tokens or, of a text, its words.
 
 Between the encoder and the language model a reducer looks at the features of each image and says
 which of them stay. Their placeholders stay in the prompt, the other columns go, in every input that
@@ -11,7 +11,8 @@ Each image is reduced for itself, so that a row's tokens do not depend on its ba
 
 A method that merges inside the encoder (`mmaccel.pipelines.vision_language.encoder`) leaves equal
 features; here all but one of them leave the prompt, before a method at the exit looks at the rest.
-A method inside the language model comes last (`mmaccel.pipelines.vision_language.layers`).
+A method inside the language model comes last (`mmaccel.pipelines.prompt_cuts.layers`), or
+alone, where it drops words.
 """
 
 from __future__ import annotations
@@ -24,15 +25,21 @@ from inspect import signature
 from typing import Any
 
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
-from mmaccel.pipelines.vision_language.columns import find_kept, keep_columns, reduce_visuals
+from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns
+from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, PromptCuts
+from mmaccel.pipelines.prompt_cuts.recall import FirstRun
+from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
+from mmaccel.pipelines.vision_language.columns import (
+    find_kept,
+    find_visual_columns,
+    keep_columns,
+    reduce_visuals,
+)
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
-from mmaccel.pipelines.vision_language.layers import DecoderLayers, PromptCuts
 from mmaccel.pipelines.vision_language.patches import open_pruning
 from mmaccel.pipelines.vision_language.pixels import PixelReduction
-from mmaccel.pipelines.vision_language.recall import FirstRun
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
-from mmaccel.pipelines.vision_language.revival import RevivingCuts
 from mmaccel.pipelines.vision_language.tokens import (
     EncoderRecord,
     find_missing,
@@ -43,6 +50,7 @@ from mmaccel.pipelines.vision_language.tokens import (
 )
 from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.reduction.visual_tokens.plan import keep_tokens
 from mmaccel.results import Stats
@@ -91,6 +99,7 @@ class VisualCall:
 
     def _begin(self) -> None:
         """Nothing was reduced: a call may run several loops."""
+        self._methods = self.reduction.methods
         self.encoded = (0, 0)
         self.counts: list[tuple[int, int]] = []
         self.inside: FirstRun | PromptCuts | None = None
@@ -150,30 +159,47 @@ class VisualCall:
             encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)
         return {**others, "mm_encoder_outputs": encoded}
 
+    def _find_slot(self, call: GenerateCall) -> str:
+        """The keyword whose methods work on a call; empty where none do."""
+        words = self.reduction.words
+        has_words = words is not None and words.keep != 1
+        if call.others.get("mm_encoder_outputs") and (self.reduction.methods or not has_words):
+            return "visual_tokens" if self.reduction.methods else ""
+        return "prompt_tokens" if has_words else ""
+
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """Reasons why a call cannot be decoded on fewer visual tokens."""
-        if not self.reduction.methods or not call.others.get("mm_encoder_outputs"):
+        """Reasons why a call cannot be decoded on fewer tokens."""
+        slot = self._find_slot(call)
+        if not slot:
             return
         if call.n_cached:
-            yield "visual_tokens with a cache given by the caller"
+            yield f"{slot} with a cache given by the caller"
         if call.returns_cache:
-            yield "visual_tokens with a cache that the caller sees"
+            yield f"{slot} with a cache that the caller sees"
         if call.guidance is not None:
-            yield "visual_tokens with guidance"
+            yield f"{slot} with guidance"
         if call.records & set(PER_LAYER.values()):
-            yield "visual_tokens with hidden states or attentions of all tokens"
-        given = self.given
-        if given is not None and given.encoder is not None and not given.encoder.ran:
-            yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
-        yield from self._find_in_features(call)
-        in_layers = any(method.stage == "llm_layer" for method in self.reduction.methods)
+            yield f"{slot} with hidden states or attentions of all tokens"
+        if slot == "prompt_tokens":
+            in_layers = True
+            if call.others.get("inputs_embeds") is not None:
+                yield f"{slot} with a prompt of embeddings"
+            if call.others.get("mm_encoder_outputs"):
+                yield f"{slot} with images, of which visual_tokens drops some"
+        else:
+            in_layers = any(method.stage == "llm_layer" for method in self.reduction.methods)
+            yield from self._find_in_features(call)
         if in_layers and call.config.prefill_chunk_size is not None:
-            yield "visual_tokens inside the language model with a prefill in chunks"
+            yield f"{slot} inside the language model with a prefill in chunks"
 
     def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
-        """What features that the caller has encoded lack for methods at the encoder's exit."""
+        """What features that the caller has encoded lack for methods up to the encoder's exit."""
         given = self.given
-        if given is None or not given.has_features:
+        if given is None:
+            return
+        if given.encoder is not None and not given.encoder.ran:
+            yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
+        if not given.has_features:
             return
         for method in self.reduction.methods:
             if method.needs & OF_TOWER and method.stage == "encoder_exit":
@@ -185,21 +211,26 @@ class VisualCall:
                     yield f"mm_encoder_outputs given by the caller without {missing}"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
-        """The call on the visual tokens that stay; the call itself where none is to go.
+        """The call on the tokens that stay; the call itself where none is to go.
 
         Args:
             call: one that can be served.
             seeds: of its rows, for methods that draw.
         """
         self._begin()
-        if not call.others.get("mm_encoder_outputs"):
+        slot = self._find_slot(call)
+        if slot == "prompt_tokens" and self.reduction.words is not None:
+            method: TokenReducer | None = self.reduction.words
+            self._methods = (self.reduction.words,)
+            leaving = LeavingColumns.of_words(call, self.reduction.words)
+        elif slot:
+            if self.given is not None:
+                call = self._leave_encoder(call, self.given, seeds)
+            method = self.reduction.find("llm_layer")
+            leaving = find_visual_columns(call)
+        if not slot or method is None:
             return call
-        if self.given is not None:
-            call = self._leave_encoder(call, self.given, seeds)
-        method = self.reduction.find("llm_layer")
-        if method is None:
-            return call
-        layers = DecoderLayers(call, method, seeds)
+        layers = DecoderLayers(call, method, seeds, leaving)
         if not method.restarts:
             self.inside = RevivingCuts(layers) if method.revives else PromptCuts(layers)
         elif layers.drops_some:
@@ -280,7 +311,7 @@ class VisualCall:
         inside = "" if self.inside is None else self.inside.describe()
         if inside:
             parts.append(inside)
-        names = ", ".join(map(repr, self.reduction.methods))
+        names = ", ".join(map(repr, self._methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
     def record(self, stats: Stats) -> None:

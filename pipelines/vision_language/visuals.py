@@ -78,15 +78,6 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
     return found
 
 
-def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
-    """The columns of a prompt that are attended to, and the visual ones of these: `[B, T]` bool."""
-    device = call.device
-    ids = call.ids.to(device)
-    mask = call.mask.to(device)
-    marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
-    return mask, torch.isin(ids, torch.tensor(marks, device=device, dtype=torch.int64)) & mask
-
-
 def find_placeholder(model: Any, modality: str) -> int:
     """The id that stands for a feature in a prompt."""
     for name in _PLACEHOLDERS[modality]:

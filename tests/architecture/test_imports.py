@@ -27,7 +27,7 @@ def folders(*names: str) -> tuple[str, ...]:
 MODALITIES = folders("text_to_image", "text_to_speech", "image_to_video", "image_to_text")
 NEVER = {  # what -> folders that import, folders or modules that they never import
     "models do not know `attach`": (
-        folders("causal_lm", "vision_language", "models"),
+        folders("causal_lm", "prompt_cuts", "vision_language", "models"),
         (*folders("attach"), "mmaccel.handle"),
     ),
     "runners do not know causal LMs": (folders("runner"), folders("causal_lm")),

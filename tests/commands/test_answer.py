@@ -118,7 +118,7 @@ def test_a_model_without_places_has_no_picture(
 
 @reduces
 def test_what_the_model_refuses_makes_no_folder(model: Path, files: list[str], capsys: Any) -> None:
-    lazy = ("--visual-tokens", "lazy-llm", "--keep", 0.5)
+    lazy = ("--visual-tokens", "lazy-llm", "--keep", 0.5, "--kv-cache", "snapkv")
     assert run(model, files[0], QUESTION, *lazy) == 2
     said = capsys.readouterr().err
     assert "beside LazyLLM(keep=0.5" in said and not Path("out").exists()

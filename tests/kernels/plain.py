@@ -22,7 +22,7 @@ NEVER = -math.inf
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
     window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
-    grid: Grid | None = None, ragged: bool = False,
+    grid: Grid | None = None, ragged: bool = False, num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One query at a time, over the keys that the rules let it see."""
     heads, group = k.shape[1], q.shape[1] // k.shape[1]

@@ -75,10 +75,10 @@ def _splits(lane: Lane) -> None:
         lane.expect("splits", other, made[0], atol=tolerance, rtol=tolerance)
 
 
-def _alone(ragged: bool, lane: Lane) -> None:
+def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> None:
     """One split: a row has the bits alone that it has in a batch, whatever the others hold."""
-    args = make(lane, (3, 2, 2, 3, 255, 64), [0, 250, 97])
-    options = {"scale": 0.125, "ragged": ragged}
+    args = make(lane, (3, 2, 2, 3, capacity, 64), [0, 250, 97])
+    options = {"scale": 0.125, "ragged": ragged, "num_splits": num_splits}
     together = lane.call(window_attention, *args, **options)
     for row in range(3):
         alone = lane.call(window_attention, *(each[row : row + 1] for each in args), **options)
@@ -214,7 +214,12 @@ CASES += [
     Case("ragged: nothing seen", partial(_nothing_seen, True), versions=("triton",)),
     Case("ragged: all at once", partial(_all_at_once, 400, True), versions=("triton",)),
     *(
-        Case(f"a row alone, ragged {ragged}", partial(_alone, ragged), versions=("triton",))
+        Case(
+            f"a row alone, ragged {ragged}, {name}",
+            partial(_alone, ragged, *how),
+            versions=("triton",),
+        )
+        for name, how in {"a short cache": (255, None), "one split": (700, 1)}.items()
         for ragged in (False, True)
     ),
     Case("nothing seen", partial(_nothing_seen, False)),

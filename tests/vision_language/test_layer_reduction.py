@@ -20,7 +20,7 @@ from mmaccel.pipelines.attach import prompt_pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.store import KVCacheLayout
-from mmaccel.pipelines.vision_language import layers
+from mmaccel.pipelines.prompt_cuts import layers
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer, reduces
@@ -195,7 +195,7 @@ def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
         own = OwnPrompt(mask, mask.sum(1), lambda sparse: None, is_cut=is_cut)
         window = CausalLMWindow(build_lm("llama"))
         window.own_prompt = own
-        assert ("cache fewer visual tokens" in window.lack("captured steps")) == is_cut
+        assert ("cache fewer tokens" in window.lack("captured steps")) == is_cut
     window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda sparse: None)
     assert "token types, or positions" in window.lack("captured steps")
 

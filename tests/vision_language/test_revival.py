@@ -1,8 +1,4 @@
-"""LazyLLM: every token chooses the visual tokens of its step, and takes dropped ones back.
-
-The reference keeps, for every layer, a dictionary of the tokens that have keys there, and computes
-one row, one layer, one token after the other.
-"""
+"""LazyLLM: every token chooses the visual tokens of its step, and takes dropped ones back."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ import mmaccel
 from mmaccel import LazyLLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.reduction.visual_tokens.context import VisualContext
+from tests.fixtures.revival_reference import RevivalReference
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import answer, reduces
 
@@ -37,111 +34,23 @@ def n_revived(stats: Any) -> int:
     return int(note.split()[1])
 
 
-@dataclass
-class Reference:
-    """One row, token by token.
-
-    Attributes:
-        keys, values: of each layer, by position in the prompt, `[Hkv, D]`.
-        held: states of dropped tokens, and the layer in front of which they are.
-        logits: of every step.
-    """
-
-    model: Any
-    before: tuple[int, ...]
-    keep: float
-
-    def run(self, inputs: dict[str, Any]) -> list[int]:
-        """Greedy tokens."""
-        decoder, ids = self.model.get_decoder(), inputs["input_ids"][0]
-        self.keys: list[dict[int, Tensor]] = [{} for _ in decoder.layers]
-        self.values: list[dict[int, Tensor]] = [{} for _ in decoder.layers]
-        self.held: dict[int, tuple[int, Tensor]] = {}
-        self.logits: list[Tensor] = []
-        self.visual = (ids == IMAGE).nonzero()[:, 0].tolist()
-        states = self.model.get_input_embeddings()(ids)
-        places = torch.arange(len(ids))[None]
-        names = ("pixel_values", "image_sizes", "image_grid_thw")
-        if self.visual:
-            given = {name: inputs[name] for name in names if name in inputs}
-            pooled = self.model.base_model.get_image_features(**given, return_dict=True)
-            states[self.visual] = torch.cat(list(pooled.pooler_output))
-        if "image_grid_thw" in inputs:
-            grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
-            places, _ = self.model.base_model.get_rope_index(
-                inputs["input_ids"], attention_mask=torch.ones_like(inputs["input_ids"]), **grids
-            )
-        next_place, tokens = int(places.max()) + 1, []
-        cos, sin = decoder.rotary_emb(states[None], places)
-        self.places = {at: (cos[0, at], sin[0, at]) for at in range(len(ids))}
-        new = {at: states[at] for at in range(len(ids))}
-        for k in range(N_NEW):
-            token = self.step(new)
-            tokens.append(token)
-            at = len(ids) + k
-            state = self.model.get_input_embeddings()(torch.tensor(token))
-            place = torch.full((*places.shape[:-1], 1), next_place + k)
-            cos, sin = decoder.rotary_emb(state[None, None], place)
-            self.places[at], new = (cos[0, 0], sin[0, 0]), {at: state}
-        return tokens
-
-    def step(self, new: dict[int, Tensor]) -> int:
-        """The token after `new`, states by position."""
-        decoder, active, last = self.model.get_decoder(), list(self.visual), max(new)
-        computed, weights = dict(new), dict[int, float]()
-        for number, layer in enumerate(decoder.layers):
-            if number in self.before:
-                for at in [at for at in computed if at in active]:
-                    self.held[at] = number, computed.pop(at)
-                active = self.choose(active, weights, self.before.index(number) + 1)
-                for at in active:
-                    if at not in self.keys[number]:
-                        where, state = self.held[at]
-                        assert where == number
-                        computed[at] = state
-            seen = [at for at in range(last + 1) if at not in self.visual or at in active]
-            computed, weights = self.layer(number, layer, computed, seen)
-        logits = self.model.get_output_embeddings()(decoder.norm(computed[last]))
-        self.logits.append(logits)
-        return int(logits.argmax())
-
-    def choose(self, active: list[int], weights: dict[int, float], stage: int) -> list[int]:
-        """The active tokens with the most attention, in order."""
-        n, stages = len(self.visual), len(self.before)
-        fewest = max(1, int(n * self.keep + 0.5))
-        count = max(fewest, int(n * self.keep ** (stage / stages) + 0.5))
-        count = fewest if stage == stages else count
-        ranked = sorted(active, key=lambda at: (-weights[at], at))
-        return sorted(ranked[:count])
-
-    def layer(
-        self, number: int, layer: Any, states: dict[int, Tensor], seen: list[int]
-    ) -> tuple[dict[int, Tensor], dict[int, float]]:
-        """States behind a layer, and the attention of the last token in it."""
-        own, made, weights = layer.self_attn, {}, dict[int, float]()
-        width, queries = own.head_dim, {}
-        for at, state in states.items():
-            x, (cos, sin) = layer.input_layernorm(state), self.places[at]
-
-            def turn(values: Tensor, cos: Tensor = cos, sin: Tensor = sin) -> Tensor:
-                one, two = values.chunk(2, -1)
-                return values * cos + torch.cat([-two, one], -1) * sin
-
-            queries[at] = turn(own.q_proj(x).view(-1, width))
-            self.keys[number][at] = turn(own.k_proj(x).view(-1, width))
-            self.values[number][at] = own.v_proj(x).view(-1, width)
-        for at, state in sorted(states.items()):  # the last one's attention is wanted
-            visible = [other for other in seen if other <= at]
-            groups = len(queries[at]) // len(self.keys[number][at])
-            keys = torch.stack([self.keys[number][k] for k in visible]).repeat_interleave(groups, 1)
-            values = torch.stack([self.values[number][k] for k in visible])
-            scores = torch.einsum("hd,khd->hk", queries[at], keys) * width**-0.5
-            attention = scores.softmax(-1)
-            mixed = torch.einsum("hk,khd->hd", attention, values.repeat_interleave(groups, 1))
-            state = state + own.o_proj(mixed.flatten())
-            made[at] = state + layer.mlp(layer.post_attention_layernorm(state))
-            weights = dict(zip(visible, attention.sum(0).tolist()))
-        return made, weights
+def run_reference(reference: RevivalReference, model: Any, inputs: dict[str, Any]) -> list[int]:
+    """Greedy tokens of one row with images."""
+    ids = inputs["input_ids"][0]
+    visual = (ids == IMAGE).nonzero()[:, 0].tolist()
+    states = model.get_input_embeddings()(ids)
+    places = torch.arange(len(ids))[None]
+    names = ("pixel_values", "image_sizes", "image_grid_thw")
+    given = {name: inputs[name] for name in names if name in inputs}
+    pooled = model.base_model.get_image_features(**given, return_dict=True)
+    states[visual] = torch.cat(list(pooled.pooler_output))
+    if "image_grid_thw" in inputs:
+        grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
+        mask = torch.ones_like(inputs["input_ids"])
+        places, _ = model.base_model.get_rope_index(
+            inputs["input_ids"], attention_mask=mask, **grids
+        )
+    return reference.run(states, places, visual, N_NEW)
 
 
 @torch.no_grad()
@@ -153,11 +62,12 @@ def test_every_step_computes_what_the_reference_computes(name: str, keep: float)
     model.register_forward_hook(lambda _model, _given, out: found.append(out.logits[:, -1]))
     before = layers_of(name)
     made, stats = answer(model, LazyLLM(keep=keep, layers=before), inputs, **LONG)
-    reference = Reference(model, before, keep)
-    assert made[0, -N_NEW:].tolist() == reference.run(inputs)
+    reference = RevivalReference(model, before, keep)
+    assert made[0, -N_NEW:].tolist() == run_reference(reference, model, inputs)
     assert n_revived(stats) > 0
     logits = torch.cat(found[-N_NEW:])
-    assert torch.allclose(logits, torch.stack(reference.logits), atol=1e-4, rtol=1e-4)
+    expected = torch.stack(reference.logits).float()
+    assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

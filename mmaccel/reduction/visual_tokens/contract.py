@@ -100,12 +100,13 @@ class TokenReducer(Method):
         if self.stage != "llm_layer":
             return {}
         why = (
-            "drops visual tokens inside the language model; take a method at the encoder's exit, "
-            "such as DivPrune"
+            "drops tokens inside the language model; for visual ones take a method at the "
+            "encoder's exit, such as DivPrune"
         )
         found = dict.fromkeys(("eviction", "packed entries"), why)
         if self.revives:
-            found |= {"drafts": "revives tokens for every generated one"}
+            other = ("trees", "step blocks", "draft canvas", "draft passes", "layer states")
+            found |= dict.fromkeys(other, "computes tokens of the prompt beside those of a pass")
         return found
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
@@ -193,6 +194,31 @@ class Leaving(Capable):
         return repr(self.method)
 
 
+@dataclass(frozen=True)
+class PromptReducer(TokenReducer):
+    """Base of reducers that drop words, too: `prompt_tokens=` of `attach`.
+
+    Args:
+        first: words at the beginning of a prompt that always stay.
+        newest: words at its end that always stay; for a method that reads them, the question.
+    """
+
+    first: int = within(4, 0, kw_only=True, hint="the first ones are looked at by all others")
+    newest: int = within(32, 1, kw_only=True, hint="give the words of a question")
+
+
+class LeavingWords(Leaving):
+    """That words of prompts leave at the layers of a method."""
+
+    slot = "prompt_tokens"
+    needs: ClassVar[Words] = frozenset({"prompt words", "own attention"})
+
+    @property
+    def excludes(self) -> Exclusions:
+        """See `mmaccel.capabilities.Capable`."""
+        return self.method.excludes
+
+
 def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
     """Which of a method's stages a context is at, from 1 on, and how many there are.
 
@@ -206,6 +232,26 @@ def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
             f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
         )
     return layers.index(context.layer) + 1, len(layers)
+
+
+UsePromptReducer = PromptReducer | str | Mapping[str, Any] | None
+"""What `read_prompt_reducer` takes."""
+
+
+def read_prompt_reducer(given: UsePromptReducer) -> PromptReducer | None:
+    """The method of `prompt_tokens=`.
+
+    Args:
+        given: a method, a short name or a dictionary, as for `read_reducers`; None for none.
+
+    Raises:
+        OptionError: unknown name, a dictionary without one, a bad field, or no method for words.
+    """
+    if given is None:
+        return None
+    method = read_reducer(given)
+    check_method("prompt_tokens", method, PromptReducer, "mmaccel.LazyLLM(keep=0.5)")
+    return method  # type: ignore[no-any-return]
 
 
 UseReducers = (

@@ -1,4 +1,4 @@
-"""ILRe: one intermediate layer recalls the tokens that the text asks for.
+"""ILRe: one intermediate layer recalls the tokens that a question asks for.
 
 Source: M. Liang et al., "ILRe: Intermediate Layer Retrieval for Context Compression in Causal
 Language Models" (arXiv:2508.17892): run all tokens up to one layer, recall those with the most
@@ -6,7 +6,10 @@ attention of the query there, and run the model again from its first layer with 
 scores are pooled with kernels of several widths, so that tokens are recalled with what is around
 them.
 
-Departures: visual tokens alone are recalled, all text stays. The kernels' lists are cut at a common
+Departures: of a prompt with images visual tokens alone are recalled, and all text asks and stays;
+of a text, all words but the first and the newest are, and the newest ask. The first run is one pass
+whose layers see everything; the paper streams the prompt in chunks through layers that see its
+beginning and a window. Recalled tokens keep their positions. The kernels' lists are cut at a common
 depth such that their union fills the budget exactly. The paper finds the layer offline; two fifths
 of the depth is our default. `restarts` says that the caller runs the model again.
 """
@@ -22,14 +25,14 @@ from torch.nn.functional import max_pool1d
 
 from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.contract import PromptReducer, Stage
 from mmaccel.reduction.visual_tokens.selection import rank, union
 
 
 @dataclass(frozen=True)
-class ILRe(TokenReducer):
-    """Recalls visual tokens by one layer's attention of the text. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+class ILRe(PromptReducer):
+    """Recalls tokens of a prompt by one layer's attention of those that stay. Give one of `keep`
+    and `n_keep`, see `TokenReducer` and `PromptReducer`.
 
     Args:
         layer: the one before which the first run stops; None: two fifths of the depth.

@@ -5,11 +5,11 @@ Source: Q. Fu et al., "LazyLLM: Dynamic Token Pruning for Efficient Long Context
 that predicts are left out of this step's later layers. Their states at that layer are held in an
 auxiliary cache, from which a later step that wants them goes on.
 
-Departures: visual tokens alone are dropped. The plan is made here for one layer of one step;
-`revives` says that the caller makes a context at every step, whose first layer has *all* visual
-tokens again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's; the paper tunes
-them by task. Every token decides for its own step, so that no window of drafts can be verified:
-`Autoregressive` alone decodes under this method.
+Departures: of a prompt with images, visual tokens alone are dropped; of a text, all words but the
+first and the newest. What was generated stays. The plan is made here for one layer of one step;
+`revives` says that the caller makes a context at every step, whose first layer has *all* tokens
+again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's: each layer leaves the
+same fraction of what the one before left; the paper tunes percentiles by task.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mmaccel.reduction.visual_tokens.contract import PromptReducer
 from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
 
 
 @dataclass(frozen=True)
-class LazyLLM(PyramidDrop):
-    """Drops visual tokens for the present step alone. Give one of `keep` and `n_keep`, what the
-    last layers see of all tokens; see `TokenReducer`.
+class LazyLLM(PromptReducer, PyramidDrop):
+    """Drops tokens of a prompt for the present step alone. Give one of `keep` and `n_keep`, what
+    the last layers see of all that may leave; see `TokenReducer` and `PromptReducer`.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: at a quarter, half and

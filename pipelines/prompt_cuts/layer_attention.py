@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.attention import Watcher
-from mmaccel.pipelines.vision_language.columns import HIDDEN, ChosenColumns
+from mmaccel.pipelines.prompt_cuts.columns import HIDDEN, ChosenColumns
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, Text, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -64,24 +64,25 @@ class NotedLayers:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What a method may ask of the layer before the cut at `index`."""
+    """What a method may ask of the layer before the cut at `index`; see `DecoderLayers.plan`."""
 
     noted: NotedLayers
-    visual: ChosenColumns
-    is_text: Tensor
+    leaving: ChosenColumns
+    stays: Tensor
     index: int
+    last: int
 
     def open_context(self, x: Tensor, hidden: Tensor, **known: Any) -> VisualContext:
         """What a method may look at in front of the layer.
 
         Args:
-            x: `[B, N, D]` states of the visual tokens.
+            x: `[B, N, D]` states of the tokens that may leave.
             hidden: `[B, T, D]` states of all.
             known: of `make_context`.
         """
         return make_context(
             x,
-            self.visual.valid,
+            self.leaving.valid,
             layer=self.index,
             keys=self.keys,
             attention=self.mass,
@@ -95,15 +96,15 @@ class LayerAttention:
 
     def keys(self, layer: int) -> Tensor:
         """`[B, N, Hkv, D]`."""
-        return self.visual.take(self._layer(layer).key.transpose(1, 2))
+        return self.leaving.take(self._layer(layer).key.transpose(1, 2))
 
     def text(self, hidden: Tensor) -> Text:
         """States of all columns, and which of them are text."""
         found = self.noted.layers.get(self.index - 1)
-        return Text(hidden, self.is_text, None if found is None else found.key.transpose(1, 2))
+        return Text(hidden, self.stays, None if found is None else found.key.transpose(1, 2))
 
     def mass(self, layer: int, queries: Queries, per_head: bool) -> Tensor:
-        """`[B, N]` or `[B, Hq, N]`: the attention of the last token, or of all text."""
+        """`[B, N]` or `[B, Hq, N]`: attention of the token that predicts, or of all that stay."""
         q, k, mask, scale = self._layer(layer)
         width, length = q.shape[2], k.shape[2]
         if mask is None:
@@ -114,17 +115,17 @@ class LayerAttention:
         seen = seen.expand(len(q), -1, -1)
         weights = None
         if queries == "last":
-            q = q[:, :, -1:]
-            seen = seen[:, -1:]
+            q = q[:, :, self.last, None]
+            seen = seen[:, self.last, None]
         else:
-            text = ChosenColumns.of(self.is_text)
+            text = ChosenColumns.of(self.stays)
             q = text.take(q.transpose(1, 2)).transpose(1, 2)
             seen = text.take(seen)
             weights = text.valid
         return attention_mass(
             q,
             k,
-            self.visual.index.where(self.visual.valid, -1),
+            self.leaving.index.where(self.leaving.valid, -1),
             scale=scale,
             seen=seen,
             weights=weights,

@@ -1,9 +1,9 @@
-"""Methods that restart: a first run up to one layer says on which visual tokens the model then runs
-from its first layer on.
+"""Methods that restart: a first run up to one layer says on which tokens the model then runs from
+its first layer on.
 
 The first run has all columns, stops in front of the method's layer, and leaves nothing: no cache,
-no logits. What the method does not choose then leaves the prompt as at the exit of the encoder: its
-columns go, the others have the positions they had.
+no logits. What the method does not choose then leaves the prompt: its columns go, the others have
+the positions they had.
 
 Source: M. Liang et al., "ILRe" (arXiv:2508.17892), section 3; the method is in
 `mmaccel.reduction.visual_tokens.ilre`.
@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, split_rows
+from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, LayerAnswer, PassEndedError
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.pipelines.vision_language.columns import ChosenColumns, split_rows
-from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PassEndedError
 from mmaccel.results import Stats
 
 
@@ -52,21 +52,21 @@ class FirstRun(LayerAnswer):
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
         """Choose columns, and end the pass."""
-        visual = ChosenColumns.of(layers.is_visual)
-        is_text = layers.mask & ~layers.is_visual
-        plan = layers.plan(index, visual, is_text, visual.take(hidden), hidden)
-        self.stays = visual.mark(is_text, plan)
+        leaving = ChosenColumns.of(layers.may_leave)
+        others = layers.mask & ~layers.may_leave
+        plan = layers.plan(index, leaving, others, leaving.take(hidden), hidden)
+        self.stays = leaving.mark(others, plan)
         raise PassEndedError
 
     def kept(self) -> list[Tensor]:
-        """Which visual tokens of each row stay: `[n]` bool, in their order."""
-        return split_rows(self.stays, self.layers.is_visual)
+        """Which tokens that may leave stay in each row: `[n]` bool, in their order."""
+        return split_rows(self.stays, self.layers.may_leave)
 
     def describe(self) -> str:
         """How many stay."""
-        before = int(self.layers.n_visual.sum())
-        after = int((self.stays & self.layers.is_visual).sum())
-        counts = f"{after} of {before} visual tokens"
+        before = int(self.layers.n_leaving.sum())
+        after = int((self.stays & self.layers.may_leave).sum())
+        counts = f"{after} of {before} {self.layers.leaving.noun}"
         return f"{counts} recalled in front of layer {self.layers.before[0]}"
 
     def record(self, stats: Stats) -> None:

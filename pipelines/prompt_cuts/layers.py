@@ -5,6 +5,7 @@ hands a pass's `LayerAnswer` the states that the layer would receive; what the a
 on. The answers are: later layers compute fewer columns of a prompt (`PromptCuts`), the pass ends
 here (`recall`), a step computes tokens that earlier ones dropped (`revival`). What methods ask of
 attention is computed from the queries and keys of the layer before, for the queries they ask for.
+Visual tokens and words differ in which columns of a prompt may leave it, and in nothing else.
 
 Departures from the methods' own code: rows of a batch have counts of their own and are padded on
 the left again; kept tokens stay in order, at the positions they had.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -23,23 +25,23 @@ from torch import Tensor
 from mmaccel.pipelines.causal_lm.own_prompt import Cut
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
-from mmaccel.pipelines.vision_language.columns import (
+from mmaccel.pipelines.prompt_cuts.columns import (
     ChosenColumns,
+    LeavingColumns,
     order_columns,
     shorten_mask,
     split_rows,
     take_columns,
     take_states,
 )
-from mmaccel.pipelines.vision_language.layer_attention import LayerAttention, NotedLayers
-from mmaccel.pipelines.vision_language.visuals import find_columns
+from mmaccel.pipelines.prompt_cuts.layer_attention import LayerAttention, NotedLayers
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 from mmaccel.results import Stats
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.vision_language.revival import RevivingCuts
+    from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
 
 
 class PassEndedError(Exception):
@@ -50,10 +52,10 @@ class LayerAnswer:
     """What one pass does in front of the decoder's layers, from a method's first one on.
 
     Attributes:
-        only_last: whether the model's head reads the last column alone.
+        n_last: how many of the last columns the model's head reads; 0: all.
     """
 
-    only_last: ClassVar[bool] = False
+    n_last: int = 0
 
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
@@ -82,33 +84,47 @@ class DecoderLayers:
         call: the call.
         method: of the stage "llm_layer".
         seeds: of its rows, for methods that draw.
+        leaving: the columns that it may drop.
 
     Attributes:
         before: the layers in front of which the method is asked.
         mask: `[B, T]` bool, columns of the prompt that are attended to.
-        is_visual: `[B, T]` bool, the visual ones of these.
+        may_leave: `[B, T]` bool, those of these that the method may drop.
+        leaving: see above.
     """
 
-    def __init__(self, call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        call: GenerateCall,
+        method: TokenReducer,
+        seeds: Sequence[int],
+        leaving: LeavingColumns,
+    ) -> None:
         self._model = call.model
         self._method = method
         self._layers = list(call.model.get_decoder().layers)
         self.before = method.layers_of(len(self._layers))
-        self.mask, self.is_visual = find_columns(call)
+        self.leaving = leaving
+        self.mask, self.may_leave = leaving.mask, leaving.may_leave
         self._seeds = torch.tensor(
             [seed % 2**63 for seed in seeds], device=self.mask.device, dtype=torch.int64
         )
         self._noted = NotedLayers(frozenset())
 
     @property
-    def n_visual(self) -> Tensor:
-        """`[B]` int64, visual tokens of the prompt."""
-        return self.is_visual.sum(1)
+    def depth(self) -> int:
+        """Layers of the model."""
+        return len(self._layers)
+
+    @property
+    def n_leaving(self) -> Tensor:
+        """`[B]` int64, tokens of the prompt that may leave."""
+        return self.may_leave.sum(1)
 
     @property
     def drops_some(self) -> bool:
-        """Whether the method's `keep` drops a visual token of some row."""
-        counts = self.n_visual
+        """Whether the method's `keep` drops a token of some row."""
+        counts = self.n_leaving
         left = budgets.uniform(counts, self._method.keep, self._method.n_keep)
         return bool((left < counts).any())
 
@@ -124,9 +140,9 @@ class DecoderLayers:
                     layer = self._layers[index]
                     handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
                     stack.callback(handle.remove)
-                if answer.only_last:
-                    handle = self._layers[-1].register_forward_hook(_take_last)
-                    stack.callback(handle.remove)
+                if answer.n_last:
+                    hook = partial(_take_last, answer.n_last)
+                    stack.callback(self._layers[-1].register_forward_hook(hook).remove)
                 yield
         except PassEndedError:
             pass
@@ -134,24 +150,31 @@ class DecoderLayers:
             self._noted.layers.clear()
 
     def plan(
-        self, index: int, visual: ChosenColumns, is_text: Tensor, x: Tensor, hidden: Tensor
+        self,
+        index: int,
+        leaving: ChosenColumns,
+        stays: Tensor,
+        x: Tensor,
+        hidden: Tensor,
+        last: int = -1,
     ) -> Plan:
         """What the method keeps in front of a layer.
 
         Args:
-            visual: the keys of visual tokens, in the layer before.
-            is_text: `[B, T']` bool, the columns of text.
-            x: `[B, N, D]`, states of the visual tokens.
+            leaving: the keys of tokens that may leave, in the layer before.
+            stays: `[B, T']` bool, the columns of the others.
+            x: `[B, N, D]`, states of the tokens that may leave.
             hidden: `[B, T', D]`, states of all columns.
+            last: the column that predicts.
         """
-        attention = LayerAttention(self._noted, visual, is_text, index)
+        attention = LayerAttention(self._noted, leaving, stays, index, last)
         return self._method.plan(
             attention.open_context(
                 x,
                 hidden,
-                initial=self.n_visual,
+                initial=self.n_leaving,
                 seed=self._seeds,
-                depth=len(self._layers),
+                depth=self.depth,
             )
         )
 
@@ -159,31 +182,32 @@ class DecoderLayers:
         self,
         answer: LayerAnswer,
         index: int,
-        _layer: Any,
+        layer: Any,
         args: tuple[Any, ...],
         given: dict[str, Any],
     ) -> Any:
         """The hook in front of a layer."""
         hidden = args[0]
+        named = dict(zip(list(signature(layer.forward).parameters)[1:], args[1:])) | given
         if index in self.before:
-            hidden = answer.choose(self, index, hidden, given)
-        return (hidden, *args[1:]), answer.arguments(given, hidden)
+            hidden = answer.choose(self, index, hidden, named)
+        return (hidden,), answer.arguments(named, hidden)
 
 
-def _take_last(_layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
-    """What a layer gives out, of the last column; some give out a tuple."""
-    return (made[0][:, -1:], *made[1:]) if isinstance(made, tuple) else made[:, -1:]
+def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
+    """What a layer gives out, of the last columns; some give out a tuple."""
+    return (made[0][:, -count:], *made[1:]) if isinstance(made, tuple) else made[:, -count:]
 
 
 class PromptCuts(LayerAnswer):
-    """A prompt's pass whose later layers compute fewer visual tokens.
+    """A prompt's pass whose later layers compute fewer tokens.
 
     Args:
         layers: of the call.
 
     Attributes:
         cuts: what the cache of which layers holds, after the pass.
-        counts: `[B]` visual tokens before, and after.
+        counts: `[B]` tokens that may leave, before and after.
     """
 
     has_holes: ClassVar[bool] = False  # see `Cut`
@@ -191,11 +215,11 @@ class PromptCuts(LayerAnswer):
     def __init__(self, layers: DecoderLayers) -> None:
         self.layers = layers
         self._mask = layers.mask
-        self._is_visual = layers.is_visual
+        self._may_leave = layers.may_leave
         width = self._mask.shape[1]
         self._columns = torch.arange(width, device=self._mask.device).expand_as(self._mask)
         self.cuts: list[Cut] = []
-        self.counts = (layers.n_visual, layers.n_visual)
+        self.counts = (layers.n_leaving, layers.n_leaving)
 
     def cutting(self) -> AbstractContextManager[None]:
         """Inside the block, the next pass of the model drops columns."""
@@ -207,16 +231,16 @@ class PromptCuts(LayerAnswer):
         return None
 
     def kept(self) -> list[Tensor]:
-        """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
-        whole = self.layers.is_visual
-        return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._is_visual), whole)
+        """Which tokens that may leave each row the last cut left: `[n]` bool, in their order."""
+        whole = self.layers.may_leave
+        return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._may_leave), whole)
 
     def describe(self) -> str:
         """How many stay; empty where the pass did not run."""
         if not self.cuts:
             return ""
         before, after = (int(counts.sum()) for counts in self.counts)
-        return f"{after} of {before} visual tokens after layer {self.cuts[0].first}"
+        return f"{after} of {before} {self.layers.leaving.noun} after layer {self.cuts[0].first}"
 
     def record(self, stats: Stats) -> None:
         """Add what later passes did to the statistics of the call."""
@@ -225,17 +249,17 @@ class PromptCuts(LayerAnswer):
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
         """Drop columns; the states `[B, T', D]` of those that stay."""
-        visual = ChosenColumns.of(self._is_visual)
-        is_text = self._mask & ~self._is_visual
-        x = visual.take(hidden)
-        plan = layers.plan(index, visual, is_text, x, hidden)
-        self.counts = (layers.n_visual, plan.counts)
-        hidden = visual.put(hidden, x, plan)
-        stays = visual.mark(is_text, plan)
+        leaving = ChosenColumns.of(self._may_leave)
+        others = self._mask & ~self._may_leave
+        x = leaving.take(hidden)
+        plan = layers.plan(index, leaving, others, x, hidden)
+        self.counts = (layers.n_leaving, plan.counts)
+        hidden = leaving.put(hidden, x, plan)
+        stays = leaving.mark(others, plan)
         order = order_columns(stays)
         self._columns = self._columns.gather(1, order)
         self._mask = stays.gather(1, order)
-        self._is_visual = self._is_visual.gather(1, order) & self._mask
+        self._may_leave = self._may_leave.gather(1, order) & self._mask
         self.cuts.append(Cut(index, self._mask, self._columns, self.has_holes))
         return take_states(hidden, order)
 

@@ -1,0 +1,130 @@
+"""Columns of a prompt: those that a method may drop, those that it chose, and what is left of them.
+
+A kept column has the position that it had. Rows of a batch have counts of their own and are padded
+on the left again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.reduction.visual_tokens.contract import PromptReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, reduce
+
+HIDDEN = -1e4  # a mask of numbers hides what has this or less
+
+
+@dataclass(frozen=True)
+class LeavingColumns:
+    """The columns of a prompt that a method may drop.
+
+    Attributes:
+        slot: the keyword of `attach` that the method was given by.
+        noun: what they are.
+        mask: `[B, T]` bool, columns that are attended to.
+        may_leave: `[B, T]` bool, of these.
+    """
+
+    slot: str
+    noun: str
+    mask: Tensor
+    may_leave: Tensor
+
+    @classmethod
+    def of_words(cls, call: GenerateCall, method: PromptReducer) -> LeavingColumns:
+        """All but each row's first and newest ones."""
+        mask = call.mask.to(call.device)
+        place = mask.cumsum(1) - 1
+        is_between = (place >= method.first) & (place < mask.sum(1, keepdim=True) - method.newest)
+        return cls("prompt_tokens", "words", mask, is_between & mask)
+
+
+@dataclass(frozen=True)
+class ChosenColumns:
+    """Columns of rows, as indices.
+
+    Attributes:
+        index: `[B, N]` int64, those of a row in order, then others.
+        valid: `[B, N]` bool, False after a row's last.
+    """
+
+    index: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, chosen: Tensor) -> ChosenColumns:
+        """Those where `chosen` `[B, T]` bool."""
+        counts = chosen.sum(1)
+        width = int(counts.max())
+        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
+        return cls(index, torch.arange(width, device=counts.device) < counts[:, None])
+
+    def take(self, values: Tensor) -> Tensor:
+        """`[B, N, ...]` of `[B, T, ...]`."""
+        index = self.index.view(*self.index.shape, *[1] * (values.ndim - 2))
+        return values.gather(1, index.expand(*self.index.shape, *values.shape[2:]))
+
+    def mark(self, others: Tensor, plan: Plan) -> Tensor:
+        """`[B, T]` bool: `others`, and the columns that a plan keeps."""
+        stays = others.clone()
+        kept = self.index.gather(1, plan.keep.clamp(0))
+        rows = torch.arange(len(kept), device=kept.device)[:, None].expand_as(kept)
+        stays[rows[plan.valid], kept[plan.valid]] = True
+        return stays
+
+    def put(self, hidden: Tensor, x: Tensor, plan: Plan) -> Tensor:
+        """The states `[B, T, D]` with those of merged slots at the columns that stand for them."""
+        if not plan.merges:
+            return hidden
+        made = reduce(x, plan)
+        at = self.index.gather(1, plan.keep.clamp(0))
+        rows = torch.arange(len(at), device=at.device)[:, None].expand_as(at)
+        hidden = hidden.clone()
+        hidden[rows[plan.valid], at[plan.valid]] = made[plan.valid]
+        return hidden
+
+
+def order_columns(stays: Tensor) -> Tensor:
+    """`[B, T']` int64: the columns where `stays` `[B, T]` bool, in order, after padding."""
+    width = int(stays.sum(1).max())
+    return stays.long().argsort(dim=1, stable=True)[:, -width:]
+
+
+def take_columns(values: Tensor, order: Tensor) -> Tensor:
+    """`[..., B, T']` of `[..., B or 1, T]`, in an order `[B, T']`."""
+    full = values.expand(*values.shape[:-2], len(order), -1)
+    return full.gather(-1, order.expand(*full.shape[:-1], -1))
+
+
+def take_states(states: Tensor, order: Tensor) -> Tensor:
+    """`[B, T', D]` of `[B, T, D]`, in an order `[B, T']`."""
+    return states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
+    """Of each row of `values` `[B, T]`, those where `chosen` `[B, T]` bool, on the CPU."""
+    return [row[own].cpu() for row, own in zip(values, chosen, strict=True)]
+
+
+def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor | None:
+    """A mask `[B, 1, T', T']` of numbers for the columns `order` `[B, T']`; None: causal alone."""
+    if mask is None and bool(is_real.all()):
+        return None
+    batch, width = order.shape
+    hidden = ~is_real[:, None, None, :]
+    if mask is None:
+        causal = torch.ones(width, width, dtype=torch.bool, device=order.device).tril()
+        hidden = hidden | ~causal
+    else:
+        mask = mask.expand(batch, -1, -1, -1)
+        mask = mask.gather(2, order[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
+        mask = mask.gather(3, order[:, None, None, :].expand(-1, mask.shape[1], width, -1))
+        hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= HIDDEN)
+    # the diagonal stays, so that padding has no NaN
+    hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
+    made = torch.zeros(hidden.shape, device=order.device, dtype=torch.float32)
+    return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
