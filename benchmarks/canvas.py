@@ -8,7 +8,8 @@ setups that can run on the model are measured. Window policies, on `scenes-maske
 next-token model of the same images. `--count` is the number of prompts, of texts for each task.
 
 *of oracle* is a policy's tokens a pass as a share of those of `Oracle`; `same` counts rows equal to
-stepwise decoding's in the same order, if that was measured before. `nats` bounds a row's divergence
+stepwise decoding's in the same order and blocks without a cache, if that was measured before, and
+`differ` is the share of tokens that are others than there. `nats` bounds a row's divergence
 from committing several tokens at once. The last table is accuracy under parallelism.
 """
 
@@ -257,16 +258,18 @@ def _measure(
     model: str, policies: Mapping[str, Any], decode: Callable[[Any], Made]
 ) -> Iterator[tuple[Any, Tensor, Row]]:
     """Policies, their tokens and figures, means over rows."""
-    plain: dict[str, tuple[Tensor, float]] = {}
+    plain: dict[tuple[str, int | None], tuple[Tensor, float]] = {}
     for label, policy in policies.items():
         tokens, stats, positions = decode(policy)
-        order, n = _order(policy), len(tokens)
+        block = getattr(policy, "block", None)
+        order, n = (_order(policy), block), len(tokens)
         if isinstance(policy, Stepwise) and order not in plain:
-            plain[order] = tokens, decode(Oracle(tokens))[1].tokens_per_pass
-        same = oracle = share = None
+            plain[order] = tokens, decode(Oracle(tokens, block))[1].tokens_per_pass
+        same = oracle = share = differ = None
         if order in plain:
             reference, oracle = plain[order]
             same = int((reference == tokens).all(1).sum())
+            differ = float((reference != tokens).float().mean())
             share = stats.tokens_per_pass / oracle
         row = {
             "model": model,
@@ -283,6 +286,7 @@ def _measure(
             "positions": positions,
             "nats": stats.nats / n,
             "same": same,
+            "differ": differ,
             "seconds": stats.seconds,
         }
         yield policy, tokens, row

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import mmaccel
+from benchmarks.filled import fill
 from benchmarks.rows import read_arguments, write_measured
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.measure import Case, measure, summarise
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 
 
@@ -40,33 +40,6 @@ def make_model(given: argparse.Namespace) -> Any:
         max_position_embeddings=given.positions + 256,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def open_window(model: Any, methods: LayerMethods, given: argparse.Namespace) -> CausalLMWindow:
-    """A window whose caches hold `positions` entries, after eviction if there is one."""
-    window = CausalLMWindow(model, fused=True)
-    window.use_methods(methods)
-    filled = given.positions
-    window.reserve(1, filled + 128)
-    layers = window.cache_layers()
-    layout = layers[0].layout
-    layout.prepare(torch.arange(filled)[None], layout.max_length)
-
-    def draw(seed: int, heads: int, count: int) -> list[torch.Tensor]:
-        drawn = torch.Generator().manual_seed(seed)
-        return [torch.randn(1, heads, filled, 64, generator=drawn) for _ in range(count)]
-
-    for number, layer in enumerate(layers):
-        keys, values = draw(number, given.key_heads, 2)
-        layer.update(keys, values)
-    if methods.kv_cache is not None:
-        observer = Observer(methods.kv_cache, torch.tensor([filled]))
-        for number, layer in enumerate(layers):
-            (query,) = draw(1000 + number, given.heads, 1)
-            keys, _ = layer.held()
-            observer.keep(number, query, keys[:, :, :filled], mask=None, scale=0.125)
-        window.run_caches().evict(torch.tensor([filled]), observer)
-    return window
 
 
 def main() -> None:
@@ -95,7 +68,10 @@ def main() -> None:
         f"Quest(budget={budget}, block=64)": LayerMethods(attention=wide),
         f"TopP(budget={budget})": LayerMethods(attention=top_p),
     }
-    windows = {name: open_window(model, methods, given) for name, methods in ways.items()}
+    windows = {
+        name: fill(CausalLMWindow(model, fused=True), methods, 1, given.positions, 128)
+        for name, methods in ways.items()
+    }
     rows = []
     for width in given.widths:
         drawn = torch.Generator().manual_seed(width)
@@ -116,7 +92,7 @@ def main() -> None:
                     "width": width,
                     "ms": 1000 * row["seconds"]["median"],
                     "times": row["speed_up"],
-                    "cache_bytes": sum(layer.nbytes for layer in window.cache_layers()),
+                    "cache_bytes": sum(layer.n_bytes for layer in window.cache_layers()),
                     "route": window.route.name,
                 }
             )

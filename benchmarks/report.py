@@ -336,6 +336,8 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
                 f"`{model}`, {rows[0]['rows']} rows, seed {report['seed']}; torch "
                 f"{report['machine']['versions']['torch']}. Made by `{report['command']}`.{noise}"
             )
+            if "differ" in rows[0]:  # of tokens, from the same blocks without a cache
+                shown = {"other tokens": or_dash("{differ:.3f}", "differ", ""), **shown}
             yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 

@@ -34,6 +34,8 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
     "window_attention": "window_attention",
     "column_mass": "column_mass",
+    "block_scores": "block_scores",
+    "choose_blocks": "choose_blocks",
     "compact": "compact",
     "unmask": "unmask",
     "sample": "sample_frozen",

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 
 def grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+    scale: float | None = None, is_causal: bool = False,
+) -> Tensor:  # fmt: skip
     """Attention `[R, Hq, W, D]`, as of `F.scaled_dot_product_attention`, up to the order of sums.
 
     Args:
@@ -22,7 +23,13 @@ def grouped_attention(
         key, value: `[R, Hkv, S, D]`.
         mask: `[R, 1 or Hkv, W, S]`, bools, or numbers that are added; None: all see all.
         scale: of the scores; None: `D ** -0.5`.
+        is_causal: whether entries see those up to themselves, instead of a mask; S is W.
     """
+    if is_causal:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale,
+            enable_gqa=query.shape[1] > key.shape[1],
+        )  # fmt: skip
     rows, heads = key.shape[:2]
     width = query.shape[2]
     groups = query.shape[1] // heads

@@ -51,6 +51,7 @@ GLOSSARY = {
     ),
     "layer states": Word("hidden states of layers, which heads read", "draft by another source"),
     "mask token": Word("a token that stands for an open slot", 'choose revise="edit" or "redo"'),
+    "mixed passes": Word("passes over windows and pieces of prompts at once"),
     "own chunks": Word("chunks of a prompt that the model itself processes"),
     "own prompts": Word("prompts of more than tokens, which the model itself processes"),
     "own scheduler": Word("a scheduler of LLaDA2Pipeline's", "try EntropyBounded()"),

@@ -41,7 +41,7 @@ LAYER_METHODS = frozenset(
 """Words that methods of caches and attention need of a model's layers."""
 OF_LAYERS = LAYER_METHODS | {
     "copied entries", "draft canvas", "draft passes", "fused decoder", "layer states",
-    "shared prompts", "trees",
+    "mixed passes", "shared prompts", "trees",
 }  # fmt: skip
 """Words that only models offer whose layers cache and attend by functions of mmaccel."""
 
@@ -50,6 +50,7 @@ NOT_OF_CANVASES = {  # words that no model offers that fills canvases, and why i
     "chunked prompts": "its passes are over whole canvases",
     "copied entries": "its passes are over whole canvases",
     "fused decoder": "its passes are the model's own",
+    "mixed passes": "its passes are over whole canvases",
     "own scheduler": "a policy chooses what is committed",
     "shared prompts": "its passes are over whole canvases",
     "trees": "its slots are filled in any order",
@@ -150,6 +151,7 @@ class Pass:
         lengths: `[R]` int64, how many tokens each row's prompt has from this pass's first entry on;
             entries behind are padding. A row with more than W goes on in the next pass, and one
             without any has ended before. None: all W entries are its own, and nothing is known.
+        opens: whether every row begins at cache index 0, so that entries see this pass alone.
     """
 
     tokens: Tensor
@@ -160,6 +162,7 @@ class Pass:
     cache_indices: Tensor | None = None
     queries: Tensor | None = None
     lengths: Tensor | None = None
+    opens: bool = False
 
     @property
     def indices(self) -> Tensor:
@@ -172,7 +175,7 @@ class Pass:
 
     def select(self, rows: Tensor) -> Self:
         """The same pass over these rows alone, `[n]` int64. One number expanded stays expanded."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         chosen = {
             name: value[:1].expand(len(rows), *value.shape[1:])
             if value.stride(0) == 0
@@ -190,6 +193,21 @@ class CanvasPass(Pass):
     reads: Tensor
     cache_indices: Tensor
     queries: Tensor
+
+
+@dataclass(frozen=True)
+class PromptPiece:
+    """Tokens of one row's prompt that a pass processes beside its windows.
+
+    Attributes:
+        row: of the pass.
+        start: cache index of the first one.
+        tokens: `[n]` int64.
+    """
+
+    row: int
+    start: int
+    tokens: Tensor
 
 
 @dataclass(frozen=True)

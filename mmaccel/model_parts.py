@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, Pass
+from mmaccel.contracts import CanvasPass, Pass, PromptPiece
 from mmaccel.results import BlockCounts, StepBytes
 
 
@@ -71,6 +71,22 @@ class TreePasses(ABC):
         """
 
 
+class MixedPasses(ABC):
+    """Passes over windows and pieces of prompts at once ("mixed passes")."""
+
+    @abstractmethod
+    def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
+        """As `forward`, logits `[R, W, V]` of windows; the pieces are processed with them.
+
+        Keys and values of all entries are written before any of them attends: an entry sees what
+        stands before it in its row, pieces of this pass included.
+
+        Args:
+            entries: windows. That of a row with pieces begins behind them.
+            pieces: of prompts, those of a row in their order.
+        """
+
+
 class CopiedEntries(ABC):
     """Rows that take over cached entries of others ("copied entries")."""
 
@@ -125,6 +141,16 @@ class CanvasDrafts(ABC):
 
 class CapturedBuffers(ABC):
     """Buffers that outlive a run, so that later ones replay its captured steps."""
+
+    @property
+    def serves_later_runs(self) -> bool:
+        """Whether those of the next run do; otherwise its graphs are of that run alone."""
+        return True
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Whether prompts of the next run may be captured."""
+        return True
 
     @abstractmethod
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:

@@ -72,6 +72,16 @@ def cache_argument(parameters: Collection[str]) -> str | None:
     return next((name for name in _CACHE_NAMES if name in parameters), None)
 
 
+def name_cache(arguments: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
+    """Arguments of a call whose cache has the name that the parameters of its function say, or the
+    release's where they say none; a caller may use either.
+    """
+    expected = cache_argument(parameters) or CACHE
+    if expected in arguments:
+        return dict(arguments)
+    return {expected if name in _CACHE_NAMES else name: v for name, v in arguments.items()}
+
+
 def find_cache(arguments: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a caller, who may use either name; None without one."""
     given = (arguments.get(name) for name in _CACHE_NAMES)

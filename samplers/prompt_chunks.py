@@ -6,13 +6,13 @@ Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024 (arX
 section 4.2 (stall-free batching).
 
 A prompt has a *cursor*: what stands before it is in the cache. A pass processes the next tokens of
-the prompts that came first, at most a number of tokens, and all rows that decode go on beside them.
-A newcomer is admitted when the prompts before it leave room in the chunk. So a long prompt keeps
-nobody waiting for longer than a chunk takes.
+the prompts that came first, at most a number of tokens, and the windows of all rows that decode
+(`mmaccel.model_parts.MixedPasses`). A newcomer is admitted when the prompts before it leave room in
+the chunk. So a long prompt keeps nobody waiting for longer than a chunk takes.
 
 Departures: the number of tokens limits those of prompts alone, whatever the rows that decode take.
-The chunk and the window are two calls of the model in one step, as windows of all rows have one
-shape, which may be captured; rows that decode are not packed into the chunk's matrices.
+A row begins to decode in the pass with the last of its prompt, as its window sees what the pass has
+written. Models without mixed passes process the chunk in a pass before that of the windows.
 """
 
 from __future__ import annotations
@@ -25,37 +25,6 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.samplers.arithmetic import as_called
-
-
-class Part(NamedTuple):
-    """The next tokens of one prompt.
-
-    Attributes:
-        row: number of its row.
-        branch: its guidance branch.
-        start: the first token.
-    """
-
-    row: int
-    branch: int
-    start: int
-
-
-class Chunk(NamedTuple):
-    """A pass over parts of prompts.
-
-    Attributes:
-        parts: one a row of the pass.
-        width: tokens of each; a prompt that has fewer left is padded.
-    """
-
-    parts: list[Part]
-    width: int
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens that the pass processes."""
-        return len(self.parts) * self.width
 
 
 @dataclass
@@ -90,6 +59,24 @@ class Cursor:
         return [0 if waits else n_left for n_left, waits in pairs]
 
 
+class Part(NamedTuple):
+    """The next tokens of one prompt, which a chunk has.
+
+    Attributes:
+        row: number of its row.
+        cursor: of the row.
+        branch: its guidance branch.
+        start: the first token.
+        n: tokens; of prompts that are processed whole, with padding.
+    """
+
+    row: int
+    cursor: Cursor
+    branch: int
+    start: int
+    n: int
+
+
 class PromptFeed:
     """The prompts that are not whole in the cache, in the order in which they came.
 
@@ -114,55 +101,42 @@ class PromptFeed:
             return True
         return sum(sum(cursor.wanted) for cursor in self.cursors.values()) < self.size
 
-    def plan(self, budget: int | None) -> Chunk | None:
-        """The next chunk of at most `budget` tokens; None where there is nothing to process.
+    def plan(self) -> list[Part]:
+        """The parts of the next chunk; empty where there is nothing to process.
 
-        The prompt that came first has the whole budget; others join as far as their rows, as wide
-        as the first, leave room. Without a budget all prompts are processed whole.
+        The prompt that came first has all of its tokens, and others what it leaves. Without a size
+        all prompts are processed whole, as wide as the longest.
         """
-        if budget is None:
+        if self.size is None:
             return self._plan_whole()
-        parts: list[Part] = []
-        width = 0
+        left = self.size
+        parts = []
         for row, cursor in self.cursors.items():
-            own = [
-                Part(row, branch, cursor.done[branch])
-                for branch, n_left in enumerate(cursor.wanted)
-                if n_left
-            ]
-            if not own:
-                continue
-            n_wanted = max(cursor.wanted)
-            n_rows = len(parts) + len(own)
-            if not parts:
-                own = own[:budget]
-                width = min(n_wanted, budget // max(len(own), 1))
-            elif n_rows * max(width, n_wanted) <= budget:
-                width = max(width, n_wanted)
-            elif n_rows * width > budget:
-                break
-            parts += own
-        return Chunk(parts, width) if parts else None
+            for branch, n_wanted in enumerate(cursor.wanted):
+                n = min(n_wanted, left)
+                if n:
+                    parts.append(Part(row, cursor, branch, cursor.done[branch], n))
+                    left -= n
+        return parts
 
-    def _plan_whole(self) -> Chunk | None:
+    def _plan_whole(self) -> list[Part]:
         wanted = [n for cursor in self.cursors.values() for n in cursor.wanted]
         width = max(wanted, default=0)
         if not width:
-            return None
+            return []
         # without a prefix tree all begin alike, those without tokens to process included
-        parts = [
-            Part(row, branch, cursor.done[branch])
+        return [
+            Part(row, cursor, branch, cursor.done[branch], width)
             for row, cursor in self.cursors.items()
             for branch, n_left in enumerate(cursor.wanted)
             if n_left or not cursor.prompts
         ]
-        return Chunk(parts, width)
 
-    def advance(self, chunk: Chunk) -> None:
-        """Move the cursors behind a chunk that was processed."""
-        for row, branch, start in chunk.parts:
-            cursor = self.cursors[row]
-            cursor.done[branch] = min(start + chunk.width, cursor.ends[branch])
+    def advance(self, parts: Sequence[Part]) -> None:
+        """Move the cursors behind a chunk that was processed, or is in the next pass."""
+        for part in parts:
+            end = part.cursor.ends[part.branch]
+            part.cursor.done[part.branch] = min(part.start + part.n, end)
 
     def take_whole(self) -> list[int]:
         """The rows whose prompts are whole, which leave."""
@@ -202,5 +176,5 @@ def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: i
     for first in starts:
         part = tokens[:, first : first + width].clamp(min=0)
         start = lengths.new_full((1,), first).expand_as(lengths)
-        model.prefill(Pass(part, start, lengths=lengths - first))
+        model.prefill(Pass(part, start, lengths=lengths - first, opens=first == 0))
     return len(starts)

@@ -3,11 +3,11 @@
     python scripts/gpu_check.py [--call NAME] [--part NAME] [--again] [--budget SECONDS]
                                 [--out FOLDER] [--device cpu] [--tiny]
 
-Five calls of ten minutes at most: correctness, llama, others, kernels, profile; all in turn if none
-is named. Writes gpu-<device>.json after every part. `--device cpu --tiny` tries the check itself on
-a machine without a GPU and writes check-cpu-tiny-sizes.json. Exit status: 0 if all that was run
-passed, 1 if something failed, 2 without a GPU or with a wrong option. Needs torch, triton, numpy
-and transformers, and nothing else. The parts are in `benchmarks/gpu/`.
+Six calls of ten minutes at most: correctness, llama, others, kernels, profile, long; all in turn if
+none is named. Writes gpu-<device>.json after every part. `--device cpu --tiny` tries the check
+itself on a machine without a GPU and writes check-cpu-tiny-sizes.json. Exit status: 0 if all that
+was run passed, 1 if something failed, 2 without a GPU or with a wrong option. Needs torch, triton,
+numpy and transformers, and nothing else. The parts are in `benchmarks/gpu/`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The check on a GPU: all its parts in five calls, and its command line (`scripts/gpu_check.py`).
+"""The check on a GPU: all its parts in six calls, and its command line (`scripts/gpu_check.py`).
 
 A call is what ten minutes hold; each can be run alone, on a machine of its own, and writes what it
 has after every part. What a part needs beyond torch, triton, numpy and transformers is imported
@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.gpu.bitwise import ATTACHED, CASES, check_bitwise, check_promise
 from benchmarks.gpu.kernels import HEADS, TIMINGS, time_attention, time_kernel, time_rows
+from benchmarks.gpu.long import long_parts
 from benchmarks.gpu.methods import KINDS, check_methods
 from benchmarks.gpu.models import SIZES
 from benchmarks.gpu.parts import CheckError, Part, describe, failed_parts, run_parts
@@ -35,7 +36,7 @@ from mmaccel.errors import MMAccelError
 from mmaccel.kernels.dispatch import KERNELS, find_obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = ("correctness", "llama", "others", "kernels", "profile")
+CALLS = ("correctness", "llama", "others", "kernels", "profile", "long")
 _CALL, _LEAST = 590.0, 60.0  # seconds of a call, and those that a part's own process has at least
 _STARTED = time.monotonic()
 
@@ -137,6 +138,7 @@ def make_calls(
     for batch in (1,) if tiny else BATCHES:  # each compiles for a minute
         others[f"scenes-{batch}"] = partial(measure_scenes, batch, tiny=tiny)
     others["canvas"] = partial(measure_canvas, tiny=tiny)
+    found["long"] = long_parts(tiny)
     if alone:
         for parts in found.values():
             parts.update({name: partial(run_alone, name, tiny) for name in parts})

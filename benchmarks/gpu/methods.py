@@ -29,10 +29,13 @@ _N_NEW = 32
 
 
 class Call(NamedTuple):
-    """A method's name in the report, and tokens `[B, L]` and statistics of a call on a device."""
+    """A method's name in the report, and tokens `[B, L]` and statistics of a call on a device;
+    whether a GPU has to capture its steps.
+    """
 
     name: str
     make: Callable[[torch.device], tuple[Tensor, Any]]
+    is_captured: bool = False
 
 
 def check_methods(
@@ -75,13 +78,15 @@ def _compare(call: Call, device: torch.device) -> dict[str, Any]:
     if plain.shape != made.shape:
         return row | {"wrong": f"expected {list(plain.shape)} tokens, received {list(made.shape)}"}
     row["same"] = float((plain == made).float().mean())
+    if call.is_captured and device.type == "cuda" and stats.runner != "cuda graphs":
+        return row | {"wrong": f"its steps are not captured: {stats.runner_reason}"}
     wrong = f"{row['same']:.2f} of the tokens are those of a CPU, expected {LEAST:g}"
     return row | {"wrong": wrong * (row["same"] < LEAST)}
 
 
 def _layer_calls() -> Iterator[Call]:
-    """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi; and rows that
-    read one prompt together.
+    """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi, captured where
+    they go with it and not; and rows that read one prompt together.
     """
     from mmaccel.catalog import METHODS, load
     from mmaccel.reduction.kv_cache.contract import CacheMethod
@@ -98,9 +103,13 @@ def _layer_calls() -> Iterator[Call]:
             for fields in ({}, {"every": 5}) if has_rounds else ({},):
                 method = make(slot, name, Target(model), **fields)
                 run = partial(_generate, model, mmaccel.Jacobi(window=5), **{slot: method})
-                yield Call(f"{name}{' in rounds' * bool(fields)}", run)
-    policy = mmaccel.Jacobi(window=5)
-    yield Call("share_prefix", partial(_generate, model, policy, n_each=2, share_prefix=True))
+                is_captured = "captured steps" not in method.excludes
+                yield Call(f"{name}{' in rounds' * bool(fields)}", run, is_captured)
+                if is_captured:
+                    yield Call(f"{name}, not captured", partial(run, cuda_graphs=False))
+    run = partial(_generate, model, mmaccel.Jacobi(window=5), n_each=2, share_prefix=True)
+    yield Call("share_prefix", run, True)
+    yield Call("share_prefix, not captured", partial(run, cuda_graphs=False))
 
 
 def _generate(

@@ -348,7 +348,7 @@ def answer(
             "prefill_seconds": prefill,
             "pass_seconds": median(seconds[1:] or seconds),
             "kept": _measure_kept(window, n_before),
-            "bytes": round(sum(layer.nbytes for layer in layers) / len(prompts)),
+            "bytes": round(sum(layer.n_bytes for layer in layers) / len(prompts)),
             "blocks": _measure_blocks(window, methods, n_before, n_passes),
         }
     return torch.cat(made, 1).cpu(), cost
@@ -364,12 +364,7 @@ def _measure_kept(window: CausalLMWindow, lengths: Tensor) -> float:
     """The share of cached entries that stayed of prompts of `lengths` `[R]`."""
     kept = []
     for layer in window.run_caches().served:
-        dropped = layer.layout.dropped
-        stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
-        n_kept = float(stayed.sum())
-        if layer.parts:  # the mean of heads
-            counts = torch.cat([part.counts for part in layer.parts], 1)
-            n_kept = float(counts.sum(0).float().mean(0))
+        n_kept = float(layer.count(lengths).float().mean(1).sum())  # the mean of heads
         kept.append(n_kept / float(lengths.sum()))
     return fmean(kept)
 

@@ -6,6 +6,7 @@ other loops (beam search, assisted decoding) run as before, and the statistics s
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.prompt_cuts.layers import PromptCuts
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.transformers_release import VERSION, describe_untested
+from mmaccel.pipelines.transformers_release import VERSION, describe_untested, name_cache
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.policies import Policy
@@ -236,6 +237,8 @@ class GenerateService(Service):
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
         n_before = self.series.n_calls
+        generate = original(model, "generate")
+        options = name_cache(options, inspect.signature(generate).parameters)
         if options.get("custom_generate") is not None:
             self._refuse(_CALLERS_LOOP, [_CALLERS_LOOP])
         task = self.family.own_loop(model, args, options)
@@ -246,7 +249,7 @@ class GenerateService(Service):
         began = time.perf_counter()
         inputs = {"input_ids": args[0] if args else options.get("inputs"), **options}
         with self._reducing(model, inputs):
-            out = original(model, "generate")(*args, **options)
+            out = generate(*args, **options)
         if self.series.n_calls == n_before:  # `generate` reached no loop of `methods`
             self._refuse(_UNKNOWN_LOOP)
             self._record_fallback([_UNKNOWN_LOOP] if task is None else task.reasons, began)

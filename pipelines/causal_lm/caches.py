@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mmaccel.contracts import PrefixGroups
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -26,7 +24,7 @@ class LayerCaches(LayerStores):
 
     Args:
         layout: of R rows.
-        windows, methods, branches, drafts, turner: see `LayerStores`.
+        windows, methods, branches, drafts, turner, reads_back: see `LayerStores`.
         positions: of each row; passes may go beyond, and what they write there is lost.
         tables: angles of the fused decoder for the positions; None: it computes them itself.
 
@@ -47,11 +45,12 @@ class LayerCaches(LayerStores):
         positions: int,
         tables: Tables | None,
         turner: KeyTurner | None,
+        reads_back: bool,
     ) -> None:
         self.cache: Any = make_cache(len(windows), layout)
         super().__init__(
             self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts,
-            turner=turner,
+            turner=turner, reads_back=reads_back,
         )  # fmt: skip
         if self.numbers:  # what others drop stays in those that slide
             whole = KVCacheLayout(layout.max_rows, layout.max_length)
@@ -86,29 +85,29 @@ class LayerCaches(LayerStores):
         """
         assert prompts.layout.indices is not None
         longest = max(groups.lengths)
-        lengths = prompts.layout.indices.new_tensor(groups.lengths)
-        index = torch.arange(longest, device=lengths.device)
-        index = torch.where(index < lengths[:, None], index, -1)
-        found = prompts.read(index)
-        shared = [found[layer] for layer in self.numbers]
-        self.prefix = SharedPrefix.of_groups(groups, lengths, shared)
-        ends = self.prefix.lengths
+        prefix = SharedPrefix(prompts.layout.indices.new_zeros(groups.n_rows))
+        found = [prompts.copy_row(group, 0, end) for group, end in enumerate(groups.lengths)]
+        for group, (rows, entries) in enumerate(zip(groups.rows, found, strict=True)):
+            for row in rows if groups.lengths[group] else ():  # a prompt of one token has none
+                prefix = prefix.join(row, group, [entries[layer] for layer in self.numbers])
+        self.prefix = prefix
+        ends = prefix.lengths
         shorter = self.layout.shorten(ends, self.layout.max_length - longest)
         self.cache.layers[:] = make_cache(len(self.layers), shorter).layers
         by_span: dict[int, KVCacheLayout] = {}
-        for layer, span, (keys, values) in zip(self.layers, self.windows, found, strict=True):
+        for number, span in enumerate(self.windows):
             if span is None:
                 continue
             if span not in by_span:
                 room = self.layout.max_length - longest + min(span, longest)
                 by_span[span] = self.layout.shorten((ends - span).clamp(min=0), room)
                 by_span[span].allocate()
+            layer = self.layers[number]
             layer.layout = by_span[span]
-            for group, rows in enumerate(groups.rows):
-                end = groups.lengths[group]
-                own = slice(max(end - span, 0), end)
+            for rows, entries in zip(groups.rows, found, strict=True):
+                keys, values = (states[:, -span:] for states in entries[number])
                 for row in rows:
-                    layer.write_row(row, keys[group, :, own], values[group, :, own])
+                    layer.write_row(row, keys, values)
 
     def _shorten(self, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
         """Give the layers after each cut caches of their own length."""

@@ -102,7 +102,7 @@ class ImageTokenWindow(CausalLMWindow):
         assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens = inputs["input_ids"]
         kept = inputs.pop("logits_to_keep", 0)
-        is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
+        is_text = inputs["position_ids"] < self._lengths.view(len(tokens), -1)  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
         hidden = select_kept(self.passes.states(self.model.model, inputs), kept)

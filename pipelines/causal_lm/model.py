@@ -7,7 +7,7 @@ cache of `mmaccel.pipelines.layers.store`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import OF_LAYERS, Pass, Route
-from mmaccel.model_parts import CanvasDrafts, LayerCounts
+from mmaccel.contracts import OF_LAYERS, Pass, PromptPiece, Route
+from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -44,7 +44,7 @@ from mmaccel.results import StepBytes
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 
 
-class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
+class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates, MixedPasses):
     """Wraps a causal LM.
 
     Its parts are facts of the model, the caches of a run, the forward that a run has chosen, and
@@ -198,11 +198,22 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
             return "attentions of all tokens are asked for"
         if word == "layer states":
             return self._lack_of_states()
+        if word == "mixed passes":
+            return self._lack_of_mixing()
         if word in OF_LAYERS - {"copied entries", "fused decoder"}:
             why = self._lack_of_layers(word, part)
             if why:
                 return why
         return super().lack(word, part)
+
+    def _lack_of_mixing(self) -> str:
+        if self.setup.fused == "exact":
+            return "fused='exact' has the bits of the model's own attention"
+        if self.methods.quantizer is not None:
+            return f"{self.methods.quantizer!r} holds entries of whole prompts"
+        if self.pass_options:
+            return f"the call asks for {', '.join(self.pass_options)}"
+        return find_layer_obstacle(self)
 
     def _lack_of_layers(self, word: str, part: Any) -> str:
         windows = self.facts.windows
@@ -284,6 +295,7 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
             turner=self._open_turner(),
+            reads_back=self.reads_back,
         )
 
     def _open_turner(self) -> KeyTurner | None:
@@ -321,6 +333,15 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates):
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
         return self.passes.forward(entries)
+
+    def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
+        """See `MixedPasses`. Windows and pieces attend apart; all else sees one row of entries."""
+        rows, width = entries.tokens.shape
+        each = [row for row in range(rows) for _ in range(width)]
+        for piece in pieces:
+            each += [piece.row] * len(piece.tokens)
+        with self._select_inputs(torch.tensor(each, device=entries.tokens.device)):
+            return self.passes.forward_mixed(entries, pieces)
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
         return self.passes.forward_draft(entries, index)

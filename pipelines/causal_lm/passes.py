@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import Pass, PromptPiece
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.layers.attention import Watcher, WindowPass, find_ancestors
 from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
+from mmaccel.pipelines.layers.mixed_pass import MixedPass
 from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 _CPU_STRIDE = 64
+_CAUSAL_FROM = 128  # entries of a prompt that is attended to without a mask; a short one's is cheap
 
 
 class WindowPasses:
@@ -200,39 +202,31 @@ class WindowPasses:
         entries: Pass,
         indices: Tensor,
         *,
-        is_prompt: bool,
         sparse: BlockChooser | None,
-        watcher: Watcher | None,
-        prompt: Tensor | None,
-    ) -> WindowPass | None:
-        """The pass, with `indices` `[R, W]`, as its layers know it; None where they attend by
-        themselves, under masks.
-        """
+        watcher: Watcher | None = None,
+        prompt: Tensor | None = None,
+        opens: bool = False,
+    ) -> WindowPass:
+        """The pass, with `indices` `[R, W]`, as its layers know it."""
         window = self._window
         caches = self.caches()
-        by_kernel = not window.attention_reason
-        has_links = entries.reads is not None or entries.parents is not None
         prefix = caches.prefix
         if prefix is not None and caches.layout.selected_rows is not None:
             prefix = prefix.select(caches.layout.selected_rows)
-        is_chosen = watcher is not None or sparse is not None or prefix is not None
-        attends = has_links or is_chosen or (not is_prompt and (by_kernel or caches.is_reduced))
-        if caches.steps is not None or not attends:
-            return None
         return WindowPass(
             indices[:, 0].contiguous() if entries.start is None else entries.start,
             caches.windows,
             caches.layers,
-            by_kernel=by_kernel,
+            by_kernel=not window.attention_reason,
             ragged=window.setup.ragged,
+            num_splits=1 if window.setup.fused == "exact" else None,
             choices=window.choices,
             sparse=sparse,
-            watcher=watcher,
+            watcher=caches.rounds if watcher is None else watcher,
             prompt=prompt,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
-            rounds=caches.rounds,
-            packing=caches.packing,
+            opens=opens,
             prefix=prefix,
         )
 
@@ -269,44 +263,108 @@ class WindowPasses:
                 f"{list(tokens.shape)}; call reserve(rows, positions)"
             )
         caches.prepare(indices, entries.reads, self._find_stride(indices.device))
-        this = self._open(
-            entries, indices, is_prompt=is_prompt, sparse=sparse, watcher=watcher, prompt=prompt
-        )
-        own: dict[str, Tensor] = {}
-        if window.own_prompt is not None:
-            own = {k: v.expand(-1, tokens.shape[1]) for k, v in window.own_prompt.inputs.items()}
         steps = caches.steps
+        this: WindowPass | None = None  # where the layers attend by themselves, under masks
+        is_own = not is_prompt and (not window.attention_reason or caches.is_reduced)
+        decoder = window.forwards.decoder
+        opens = entries.opens and decoder is not None and decoder.takes_causal
+        opens = opens and tokens.shape[1] >= _CAUSAL_FROM
+        asked = (entries.reads, entries.parents, watcher, sparse, caches.prefix)
+        if steps is None and (is_own or opens or any(each is not None for each in asked)):
+            this = self._open(
+                entries, indices, sparse=sparse, watcher=watcher, prompt=prompt, opens=opens
+            )
+        if window.own_prompt is not None:
+            given = window.own_prompt.inputs
+            options |= {name: value.expand(-1, tokens.shape[1]) for name, value in given.items()}
+        positions = caches.to_positions(_find_positions(entries, indices, this))
+        with nullcontext() if steps is None else steps.passing(indices, caches.layout):
+            return self._compute(
+                tokens,
+                window.position_ids(positions),
+                self._make_masks(entries, indices) if this is None else None,
+                this,
+                is_prompt=is_prompt,
+                **options,
+            )
+
+    def _compute(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor,
+        masks: Any,
+        this: WindowPass | None,
+        *,
+        is_prompt: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The output of the model's forward, under masks or as a pass says."""
+        window = self._window
+        if masks is None:  # one zero: given no mask, some models synchronise to look for padding
+            masks = tokens.new_zeros(len(tokens), 1, 1, 1, dtype=window.model.dtype)
         with (
             self._keeping_states(is_prompt),
             without_cudnn(tokens.device),
             nullcontext() if this is None else window.forwards.attending(this),
-            nullcontext() if steps is None else steps.passing(indices, caches.layout),
         ):
             return window.compute(
                 **{"input_ids" if tokens.ndim == 2 else "inputs_embeds": tokens},
-                attention_mask=self._make_masks(entries, indices, this),
-                position_ids=window.position_ids(
-                    caches.to_positions(_find_positions(entries, indices, this))
-                ),
-                **{window.facts.cache_argument: caches.cache},
+                attention_mask=masks,
+                position_ids=position_ids,
+                **{window.facts.cache_argument: self.caches().cache},
                 use_cache=True,
                 return_dict=True,
-                **own,
                 **options,
             )
 
-    def _make_masks(self, entries: Pass, indices: Tensor, this: WindowPass | None) -> Any:
+    @torch.no_grad()
+    def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
+        """See `CausalLMWindow.forward_mixed`: a pass over one row of all entries."""
+        window = self._window
+        caches = self.caches()
+        rows, width = entries.tokens.shape
+        indices = entries.indices
+        caches.prepare(indices, None, self._find_stride(indices.device))
+        whole = self._open(entries, indices, sparse=caches.find_chooser())
+        tokens = [entries.tokens.flatten()]
+        positions = [_find_positions(entries, indices, whole).flatten()]
+        parts: list[tuple[PromptPiece, WindowPass]] = []
+        for piece in pieces:
+            end = piece.start + len(piece.tokens)
+            index = torch.arange(piece.start, end, device=indices.device)
+            stores = caches.add_row(piece.row, piece.start, end)
+            prefix = caches.prefix
+            if prefix is not None:
+                prefix = prefix.select(index.new_tensor([piece.row]))
+            by_kernel = whole.by_kernel
+            own = WindowPass(index[:1], whole.windows, stores, by_kernel=by_kernel, prefix=prefix)
+            tokens.append(piece.tokens)
+            positions.append(index)
+            parts.append((piece, own))
+        this = MixedPass(whole.start, whole.windows, whole.stores, whole=whole, pieces=parts)
+        n_windows = rows * width
+        output = self._compute(
+            torch.cat(tokens)[None],
+            window.position_ids(torch.cat(positions)[:, None]).mT,
+            None,
+            this,
+            **dict.fromkeys(window.facts.last_only, torch.arange(n_windows)),
+        )
+        states = window.last_states
+        if states is not None:
+            window.last_states = states[:, :n_windows].view(rows, width, -1)
+        logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
+        return logits.view(rows, width, -1)
+
+    def _make_masks(self, entries: Pass, indices: Tensor) -> Any:
         """The masks of a pass, as the model's forward takes them."""
         window = self._window
-        rows = len(entries.tokens)
-        dtype = window.model.dtype
-        if this is not None:  # one zero: given no mask, some models synchronise to look for padding
-            return indices.new_zeros(rows, 1, 1, 1, dtype=dtype)
         start = entries.start
         is_expanded = start is not None and start.stride(0) == 0  # one number for all rows
         queries = indices[:1] if is_expanded else indices
         visible = self.caches().layout.visible_length
-        return make_masks(queries, rows, visible, window.facts.windows, dtype)
+        rows = len(entries.tokens)
+        return make_masks(queries, rows, visible, window.facts.windows, window.model.dtype)
 
     def _find_stride(self, device: torch.device) -> int | None:
         """The attended length is rounded up to a multiple of it; None: all positions."""

@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
-from mmaccel.contracts import CanvasPass, Denoiser, Layout, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
+from mmaccel.pipelines.diffusion_lm.known_tokens import KnownTokens
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
+from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
-from mmaccel.policies import CanvasProgress, OnCanvasStep
+from mmaccel.policies import CanvasProgress
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -124,15 +126,29 @@ class AmusedService(PolicyService):
         model = GridDenoiser(passes, conditions, (height, width), mask_token, size, branches)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
         column = latents.new_full((branches * batch, 1), 0 if mask_token else 1)
-        layout = KnownTokens(self.layout, latents, mask_token)
+        known = torch.where(latents == mask_token, -1, latents).flatten(1)
+        layout = KnownTokens(known, self.layout, columns=width, frame=height * width)
         prompt = Prompt(column, torch.ones_like(column[:, 0]), branches=branches, layout=layout)
+        callback, every = given["callback"], given["callback_steps"]
+
+        def on_step(progress: CanvasProgress) -> None:
+            """The pipeline's callback, called after every `callback_steps` passes."""
+            step, is_committed = progress.passes - 1, progress.is_committed
+            if step % every:
+                return
+            canvas = torch.where(is_committed, progress.tokens, mask_token)
+            canvas = canvas.unflatten(1, (height, width))
+            shown = canvas.clone()
+            callback(step, (~is_committed).sum(1).max(), shown)
+            check_unchanged("latents", shown, canvas, "use layout= or latents=")
+
         generation = call.policy.sample(
             model,
             prompt,
             height * width,
             params=SamplingParams(guidance_scale=given["guidance_scale"] if branches > 1 else 1.0),
             noise=Noise.from_seed(seed, batch, latents.device),
-            on_step=_make_on_step(given, (height, width), mask_token),
+            on_step=None if callback is None else on_step,
         )
         generation.stats.reference, generation.stats.seed = REFERENCE, seed
         self.record(generation.stats)
@@ -187,8 +203,7 @@ class GridDenoiser(Denoiser):
         tokens = entries.tokens[:, 1:].unflatten(1, self._grid)  # [R, h, w]
         conditions = {name: self._repeat(value, rows) for name, value in self._conditions.items()}
         logits = self._call(tokens, **conditions).flatten(2).transpose(1, 2)  # [R, h * w, V]
-        index = (entries.queries - 1)[..., None].expand(-1, -1, self.vocab_size)
-        return logits.gather(1, index)
+        return gather_rows(logits, entries.queries - 1)
 
     def _swap(self, value: Any) -> Any:
         """Conditional rows first, the order of a canvas run."""
@@ -203,55 +218,3 @@ class GridDenoiser(Denoiser):
         split = value.unflatten(0, (self._branches, 1, -1))
         copies = rows // value.shape[0]
         return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
-
-
-class KnownTokens:
-    """Layout of a grid some of whose tokens are known.
-
-    Args:
-        base: the caller's layout, or None.
-        latents: `[B, h, w]` int64, the mask token where a slot is open.
-        mask_token: its id.
-    """
-
-    def __init__(self, base: Layout | None, latents: Tensor, mask_token: int) -> None:
-        self._base = base
-        self._width = latents.shape[-1]
-        self._known = torch.where(latents == mask_token, -1, latents).flatten(1)  # [B, h * w]
-
-    @property
-    def columns(self) -> int:
-        return self._width
-
-    @property
-    def frame(self) -> int:
-        return self._known.shape[1]
-
-    def forced(self, slots: Tensor) -> Tensor:
-        """See `Layout`; `slots` `[B, S]` of all rows."""
-        known = self._known.gather(1, slots)
-        forced = None if self._base is None else self._base.forced(slots)
-        return known if forced is None else torch.where(known < 0, forced, known)
-
-    def allowed(self, slots: Tensor) -> Tensor | None:
-        return None if self._base is None else self._base.allowed(slots)
-
-
-def _make_on_step(
-    given: Mapping[str, Any], grid: tuple[int, int], mask_token: int
-) -> OnCanvasStep | None:
-    """The pipeline's callback, called after every `callback_steps` passes."""
-    callback, every = given["callback"], given["callback_steps"]
-    if callback is None:
-        return None
-
-    def on_step(progress: CanvasProgress) -> None:
-        step = progress.passes - 1
-        is_committed = progress.is_committed
-        if step % every == 0:
-            latents = torch.where(is_committed, progress.tokens, mask_token).unflatten(1, grid)
-            shown = latents.clone()
-            callback(step, (~is_committed).sum(1).max(), shown)
-            check_unchanged("latents", shown, latents, "use layout= or latents=")
-
-    return on_step

@@ -16,23 +16,22 @@ reads; under a block-causal model, only what its own block may see of that.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_int
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.model_parts import FinishedBlocks, LayerCounts, ReducedLayers
 from mmaccel.pipelines.causal_lm.compatibility import (
-    check_capacity,
     check_mode,
     find_device,
     find_layer_sizes,
 )
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.options import check_options
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.own_products import (
@@ -40,6 +39,7 @@ from mmaccel.pipelines.runner.own_products import (
     open_own_products,
     own_products,
 )
+from mmaccel.samplers.canvas.layout import seen_blocks
 
 _LACKS = {  # words of methods that need more of a cache than entries of finished blocks
     "packed entries": "its cache stays as it is after the prompt",
@@ -65,30 +65,6 @@ def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
             return f"it has {sizes}, and {part.name} is for {part.sizes}"
         return passes.find_obstacle(reads_hidden=True)
     return ""
-
-
-@dataclass(frozen=True)
-class ImageIds:
-    """The numbering of canvases of images, of a model that has image tokens in one range of ids.
-
-    0..V-1 are the image tokens, V is the mask token, and the model's id i is V + 1 + i. So samplers
-    see a small vocabulary, and a canvas can still hold every id of the model: prompts, and tokens
-    between the rows of an image.
-
-    Attributes:
-        first: the model's id of image token 0.
-        size: V.
-        mask: the model's id of an open slot.
-    """
-
-    first: int
-    size: int
-    mask: int
-
-    def to_model(self, tokens: Tensor) -> Tensor:
-        """Tokens of a canvas, as the model's ids."""
-        other = torch.where(tokens == self.size, self.mask, tokens - self.size - 1)
-        return torch.where(tokens < self.size, tokens + self.first, other)
 
 
 class Predecessors:
@@ -125,7 +101,8 @@ class Predecessors:
         is_found, cache_index = found.any(-1), found.int().argmax(-1)  # [R, Q]
         entry = computed.gather(1, cache_index)
         queries = torch.where(is_found & (entry >= 0), entry, entries.queries)
-        missing = is_found & (entry < 0)
+        written = entries.cache_indices.gather(1, entries.queries)
+        missing = is_found & (entry < 0) & (written < at.shape[1] - 1)  # the last is of padding
         n_missing = int(missing.sum(1).max())
         if n_missing == 0:
             return replace(entries, queries=queries)
@@ -134,7 +111,7 @@ class Predecessors:
         wide = chosen[..., None].expand(-1, -1, reads.shape[-1])
         reads = reads.gather(1, wide)  # [R, E, P]
         if self._block is not None:
-            reads = reads & (at[:, None] // self._block <= position[..., None] // self._block)
+            reads = reads & seen_blocks(at, position, self._block)
         own = entries.reads.expand(-1, count, -1)
         return CanvasPass(
             tokens=torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
@@ -163,19 +140,24 @@ class Predecessors:
 class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     """Base of these; see `mmaccel.contracts.Denoiser`.
 
-    A child runs a self-check when it is constructed, or is made of a model that passed one.
+    A child runs the self-check when it is constructed, or is made of a model that passed one.
 
     Args:
         passes: of the model.
-        mask_token: id of an open slot, or None.
-        vocab_size: V.
-        max_positions: positions of the model, or None.
+        mask_token: id of an open slot; None for a model of uniform corruption.
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
-        images: (first id, count) of the image tokens, for canvases of images; see `ImageIds`.
+        vocab_size: V, if only the first V ids may be drawn.
+        images: (first id, V) of the image tokens, for canvases of images: 0..V-1 are these, V is
+            the mask token, and the model's id i is V + 1 + i. So samplers see a small vocabulary,
+            and a canvas can still hold every id of the model: prompts, and tokens between the rows
+            of an image.
 
     Attributes:
         supports_kv_cache: may be set to False; every pass is then over all columns.
+
+    Raises:
+        OptionError: an option outside its domain.
 
     Memory: keys and values of all cache indices, allocated at the first pass, and a mask
         `[R, 1, C, P]`.
@@ -183,29 +165,43 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     supports_kv_cache = True
     any_rows = True
+    is_self_checked = True
 
     def __init__(
         self,
         passes: CachedPasses,
         mask_token: int | None,
         *,
-        vocab_size: int,
-        max_positions: int | None,
         shift: int = 0,
         block: int | None = None,
+        vocab_size: int | None = None,
         images: tuple[int, int] | None = None,
     ) -> None:
-        self.model = passes.model
-        self.mask_token = mask_token
-        self.shift = shift
-        self.block = block
-        self.vocab_size, self.max_positions = vocab_size, max_positions
-        self.images: ImageIds | None = None
+        self.cached, self.model = passes, passes.model
+        n_drawn = int(self.model.get_output_embeddings().weight.shape[0])
+        n_ids = int(self.model.get_input_embeddings().weight.shape[0])
+        check_int("shift", shift, 0, 1, hint="1 where logits are those of the next position")
+        if block is not None:
+            check_int("block", block, 1, hint="leave it out for the model's own")
+        if mask_token is not None:
+            hint = "see the tokenizer's mask_token_id, or None for uniform corruption"
+            check_int("mask_token", mask_token, 0, n_ids - 1, hint=hint)
+        if vocab_size is not None:
+            check_int("vocab_size", vocab_size, 1, n_drawn, hint=f"None keeps all {n_drawn} ids")
+        self.mask_token, self.shift, self.block, self.n_ids = mask_token, shift, block, n_ids
+        self.vocab_size = n_drawn if vocab_size is None else vocab_size
+        self.images, self._open_id = images, mask_token
         if images is not None:
-            assert mask_token is not None
-            self.images = ImageIds(*images, mask_token)
-            self.vocab_size = self.mask_token = images[1]
-        self.cached = passes
+            first, self.vocab_size = images
+            self.mask_token = self.vocab_size
+            if first < 0 or self.vocab_size < 1 or first + self.vocab_size > n_ids:
+                raise OptionError(
+                    f"images: expected (first id, count) within {n_ids} ids, received {images}; "
+                    "None for canvases of text"
+                )
+        most = getattr(passes.config, "max_position_embeddings", None)
+        # as LLaDA's configuration calls it
+        self.max_positions = getattr(passes.config, "max_sequence_length", most)
         self._predecessors: Predecessors | None = None
 
     def check(self) -> None:
@@ -226,15 +222,20 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     def to_canvas(self, ids: Tensor) -> Tensor:
         """Ids of the model, as in a prompt or a layout, in the numbering of canvases."""
-        return ids if self.images is None else ids + self.images.size + 1
+        return ids if self.images is None else ids + self.vocab_size + 1
 
     def to_model(self, tokens: Tensor) -> Tensor:
         """Tokens of a canvas, as the model's ids."""
-        return tokens if self.images is None else self.images.to_model(tokens)
+        if self.images is None:
+            return tokens
+        assert self._open_id is not None
+        size = self.vocab_size
+        other = torch.where(tokens == size, self._open_id, tokens - size - 1)
+        return torch.where(tokens < size, tokens + self.images[0], other)
 
     def take(self, logits: Tensor) -> Tensor:
         """Of logits `[..., V']` of all ids of the model those that may be drawn, `[..., V]`."""
-        first = 0 if self.images is None else self.images.first
+        first = 0 if self.images is None else self.images[0]
         return logits[..., first : first + self.vocab_size]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,10 +288,9 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         """Start an empty cache; see `Denoiser.reserve`.
 
         Raises:
-            OptionError: no rows or no cache, or a model in training mode with dropout.
+            OptionError: a model in training mode with dropout.
             UnsupportedModelError: the number of attention layers is not known.
         """
-        check_capacity(rows, cache_size, None)
         check_mode(self.model)
         open_own_products(self.model)
         if self.supports_kv_cache:
@@ -304,25 +304,19 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
         Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
         the canvas.
-
-        Raises:
-            OptionError: a position beyond `max_positions`.
         """
-        self._check(entries)
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
-        if self.images is not None:
-            entries = replace(entries, tokens=self.to_model(entries.tokens))
+        entries = replace(entries, tokens=self.to_model(entries.tokens))
         with own_products(find_own_products(self.model), entries.tokens):
             if self.supports_kv_cache:
                 return self.take(self.cached.run(entries))
             reads = entries.reads
             if self.block is not None:
-                reads = reads & _block_causal(entries.positions, self.block)
+                reads = reads & seen_blocks(entries.positions, entries.positions, self.block)
             return self.take(self.cached.run_plain(entries, reads))
 
     def prefill(self, entries: CanvasPass) -> None:
-        self._check(entries)
         if self._predecessors is not None:
             self._predecessors.note(entries)
         self.cached.prefill(entries)
@@ -331,49 +325,9 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     def own_logits(self, tokens: Tensor) -> Tensor:
         """See `Denoiser.own_logits`."""
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        reads = _block_causal(index, self.block or tokens.shape[1])
+        reads = seen_blocks(index, index, self.block or tokens.shape[1])
         ids = self.to_model(tokens)
         entries = CanvasPass(
             tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index
         )
         return self.take(self.cached.run_plain(entries, reads).roll(self.shift, 1))
-
-    def _check(self, entries: CanvasPass) -> None:
-        most = self.max_positions
-        if most is not None and entries.reads.shape[-1] > most:
-            check_capacity(1, int(entries.positions.max()) + 1, most)
-
-
-def count_ids(
-    model: Any,
-    mask_token: int | None,
-    shift: int = 0,
-    block: int | None = None,
-    vocab_size: int | None = None,
-    images: tuple[int, int] | None = None,
-) -> tuple[int, int]:
-    """Check the options of a denoiser; V without images, and the ids that its model takes.
-
-    Raises:
-        OptionError: an option outside its domain.
-    """
-    full = int(model.get_output_embeddings().weight.shape[0])
-    n_ids = int(model.get_input_embeddings().weight.shape[0])
-    check_options(shift, block, mask_token, n_ids)
-    first, size = (0, n_ids) if images is None else images
-    if first < 0 or size < 1 or first + size > n_ids:
-        raise OptionError(
-            f"images: expected (first id, count) within {n_ids} ids, received {images}; None for "
-            "canvases of text"
-        )
-    if vocab_size is not None and not 1 <= vocab_size <= full:
-        raise OptionError(
-            f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
-        )
-    return full if vocab_size is None else vocab_size, n_ids
-
-
-def _block_causal(positions: Tensor, block: int) -> Tensor:
-    """`[R, N, N]` bool: entries at `[R, N]` positions read no later block."""
-    group = positions // block
-    return group[:, None] <= group[..., None]

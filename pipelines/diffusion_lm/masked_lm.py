@@ -6,16 +6,12 @@ with a prepared 4-D mask, over the KV cache of `mmaccel.pipelines.diffusion_lm.c
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
+from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
-
-_OPTIONS = MappingProxyType({"return_dict": True})
 
 
 class MaskedLM(CachedDenoiser):
@@ -29,18 +25,13 @@ class MaskedLM(CachedDenoiser):
         block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
         vocab_size: V, if only the first V ids may be drawn.
 
-    Attributes:
-        n_ids: ids of the model.
-
     Raises:
         UnsupportedModelError: no decoder with full attention in every layer, or one that fails its
-            self-check.
+            self-check with and without a cache.
         OptionError: an option outside its domain, or a model in training mode with dropout.
 
     Cost: the self-check, at most nine short passes, once for each model.
     """
-
-    is_self_checked = True
 
     def __init__(
         self,
@@ -57,13 +48,9 @@ class MaskedLM(CachedDenoiser):
                 f"model: expected attention over everything in every layer, received a "
                 f"{type(model).__name__} with sliding windows; use another model"
             )
-        vocab_size, self.n_ids = count_ids(model, mask_token, shift, block, vocab_size)
-        super().__init__(
-            CachedPasses(model, n_layers=len(windows), options=_OPTIONS, plain_options=_OPTIONS),
-            mask_token,
-            vocab_size=vocab_size,
-            max_positions=getattr(text_config(model), "max_position_embeddings", None),
-            shift=shift,
-            block=block,
+        arguments = {"return_dict": True}
+        passes = CachedPasses(
+            model, n_layers=len(windows), options=arguments, plain_options=arguments
         )
-        check_denoiser(self)
+        super().__init__(passes, mask_token, shift=shift, block=block, vocab_size=vocab_size)
+        self.check()

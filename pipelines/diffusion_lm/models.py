@@ -13,17 +13,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from mmaccel.contracts import LAYER_METHODS, CanvasPass
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.llada_passes import LLaDAPasses
-from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_positions
-from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-
-_NO_CACHE = {"use_cache": False}
+from mmaccel.pipelines.diffusion_lm.layer_passes import FastDLLMPasses, LLaDAPasses
 
 
 class ModelDenoiser(CachedDenoiser):
@@ -37,7 +30,6 @@ class ModelDenoiser(CachedDenoiser):
         images: see `CachedDenoiser`.
 
     Attributes:
-        n_ids: ids of the model.
         kv_cache_reason: why the model runs without a KV cache (`supports_kv_cache` is False);
             otherwise empty.
 
@@ -46,7 +38,6 @@ class ModelDenoiser(CachedDenoiser):
         OptionError: an option outside its domain.
     """
 
-    is_self_checked = True
     default_mask_token: ClassVar[int | None] = None
     default_block: ClassVar[tuple[str, int] | None] = None  # field of the configuration, and else
     shifted: ClassVar[int] = 0
@@ -59,31 +50,23 @@ class ModelDenoiser(CachedDenoiser):
         block: int | None = None,
         images: tuple[int, int] | None = None,
     ) -> None:
-        config = model.config
-        mask_token = find_mask_token(model, mask_token, self.default_mask_token)
+        if mask_token is None:
+            own = getattr(model.config, "mask_token_id", None)
+            mask_token = self.default_mask_token if own is None else own
+        if mask_token is None:
+            raise OptionError(
+                "mask_token: expected an id, received None, and the model's configuration has no "
+                "mask_token_id; give the denoiser the tokenizer's"
+            )
         if block is None and self.default_block is not None:
-            block = getattr(config, *self.default_block)
-        vocab_size, self.n_ids = count_ids(model, mask_token, block=block, images=images)
-        super().__init__(
-            self.open_passes(model, block),
-            mask_token,
-            vocab_size=vocab_size,
-            max_positions=find_max_positions(config),
-            shift=self.shifted,
-            block=block,
-            images=images,
-        )
+            block = getattr(model.config, *self.default_block)
+        passes = self.open_passes(model)
+        super().__init__(passes, mask_token, shift=self.shifted, block=block, images=images)
         self.check()
 
     @abstractmethod
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        """Of a model whose blocks have this many positions."""
-
-    def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
-        if word in LAYER_METHODS and self.supports_kv_cache and self.block is not None:
-            return "its layers attend by the code of its checkpoint"
-        return super().lack(word, part)
+    def open_passes(self, model: Any) -> CachedPasses:
+        """Of a model."""
 
 
 class LLaDADenoiser(ModelDenoiser):
@@ -96,8 +79,8 @@ class LLaDADenoiser(ModelDenoiser):
 
     default_mask_token = 126336
 
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return LLaDAPasses(model, options=_NO_CACHE, plain_options=_NO_CACHE)
+    def open_passes(self, model: Any) -> CachedPasses:
+        return LLaDAPasses(model, options={"use_cache": False}, plain_options={"use_cache": False})
 
 
 class DreamDenoiser(ModelDenoiser):
@@ -108,12 +91,12 @@ class DreamDenoiser(ModelDenoiser):
     shifted = 1
     default_mask_token = 151666
 
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
+    def open_passes(self, model: Any) -> CachedPasses:
         return CachedPasses(model, form="bool")
 
 
 class SDARDenoiser(ModelDenoiser):
-    """SDAR and TraDo: block-causal, over a KV cache;
+    """SDAR and TraDo: block-causal;
     `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`.
 
     The published code reads the mask as booleans, whatever its dtype; an additive mask would be
@@ -125,77 +108,33 @@ class SDARDenoiser(ModelDenoiser):
 
     default_block = ("block_size", 4)
 
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return CachedPasses(
-            model,
-            form="bool",
-            spare=1,
-            options={"store_kv": True},
-            plain_options={"store_kv": False},
-        )
-
-
-class RowsByLength(CachedPasses):
-    """Passes of models that take neither masks nor positions, and keep nothing: rows with equally
-    many visible columns go through the model together, without padding.
-
-    Args:
-        model: see above.
-        plain_options: its further arguments.
-
-    Cost: one call of the model for each number of columns.
-    """
-
-    def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
-        """See `CachedPasses`."""
-        visible = entries.reads[:, 0]  # [R, N], columns that are contiguous
-        first = visible.int().argmax(1)
-        count = visible.sum(1)
-        logits: Tensor | None = None
-        for n in count.unique().tolist():
-            rows = (count == n).nonzero()[:, 0]
-            columns = first[rows, None] + torch.arange(n, device=count.device)  # [R', n]
-            at = entries.queries[rows] - first[rows, None]
-            ids = entries.tokens[rows].gather(1, columns)
-            part = queried_logits(  # of hidden columns: any logits
-                self.model, at.clamp(0, n - 1), input_ids=ids, **self._plain_options
-            )
-            if logits is None:
-                logits = part.new_empty(*entries.queries.shape, part.shape[-1])
-            logits[rows] = part
-        assert logits is not None
-        return logits
+    def open_passes(self, model: Any) -> CachedPasses:
+        stores, plain = {"store_kv": True}, {"store_kv": False}
+        return CachedPasses(model, form="bool", spare=1, options=stores, plain_options=plain)
 
 
 class FastDLLMDenoiser(ModelDenoiser):
-    """Fast-dLLM v2: `model(input_ids, block_size=)`, block-causal, shifted logits.
-
-    The model builds its own mask, in blocks from the first column on, and attends to every column.
-    So rows go in without padding, those of one length together, and there is no KV cache. The same
-    weights in transformers' `Qwen2ForCausalLM`, whose layers they fit, can be decoded by
-    `mmaccel.pipelines.diffusion_lm.masked_lm.MaskedLM`, which has a KV cache.
+    """Fast-dLLM v2: `model(input_ids, position_ids, past_key_values, update_past_key_values=)`,
+    block-causal, shifted logits, over the mask of the pass; see `FastDLLMPasses`.
     """
 
-    supports_kv_cache = False
     shifted = 1
     default_mask_token = 151665
     default_block = ("bd_size", 32)
 
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return RowsByLength(model, plain_options={"block_size": block, "use_cache": False})
-
-
-class LuminaPasses(RowsByLength, LLaDAPasses):
-    """Over a cache those of LLaDA's layers; without, the model takes every column for a token."""
+    def open_passes(self, model: Any) -> CachedPasses:
+        return FastDLLMPasses(model, form="bool", options={"update_past_key_values": True})
 
 
 class LuminaDenoiser(ModelDenoiser):
-    """Lumina-DiMOO: `model(input_ids, infer=True)`, full attention.
+    """Lumina-DiMOO: `model(input_ids, infer=True)`, full attention, whose layers are LLaDA's.
 
-    Tokens that end a row of the image come from the layout (`to_canvas` of their id).
+    Tokens that end a row of the image come from the layout (`to_canvas` of their id). Without a
+    cache the model takes padding for tokens, so that one whose layers differ is refused.
     """
 
     default_mask_token = 126336
 
-    def open_passes(self, model: Any, block: int | None) -> CachedPasses:
-        return LuminaPasses(model, options={"infer": True}, plain_options={"infer": True})
+    def open_passes(self, model: Any) -> CachedPasses:
+        infer = {"infer": True}
+        return LLaDAPasses(model, takes_bias=False, options=infer, plain_options=infer)

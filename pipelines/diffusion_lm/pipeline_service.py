@@ -7,7 +7,7 @@ family's service says which methods these are and what its policy must not ask f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -122,9 +122,24 @@ def check_inputs(pipe: Any, given: Mapping[str, Any]) -> None:
     pipe.check_inputs(**{name: given[name] for name in names})
 
 
-def decode_texts(decoder: Any, sequences: Tensor, end: int | None) -> list[str]:
-    """Texts of `[B, L]` int64 sequences, each up to and with its first end token."""
-    lengths = count_to_end(sequences, -1 if end is None else end).tolist()
-    rows = [row[:n] for row, n in zip(sequences, lengths)]
-    texts: list[str] = decoder.batch_decode(rows, skip_special_tokens=True)
-    return texts
+def make_output(
+    kind: Callable[..., Any],
+    decoder: Any,
+    sequences: Tensor,
+    end: int | None,
+    given: Mapping[str, Any],
+) -> Any:
+    """What a pipeline's call returns.
+
+    Args:
+        kind: class of the output.
+        decoder: of texts, or None.
+        sequences: `[B, L]` int64; a text is a row up to and with its first end token.
+        given: the call's arguments.
+    """
+    texts = None
+    if given["output_type"] == "text" and decoder is not None:
+        lengths = count_to_end(sequences, -1 if end is None else end).tolist()
+        rows = [row[:n] for row, n in zip(sequences, lengths)]
+        texts = decoder.batch_decode(rows, skip_special_tokens=True)
+    return kind(sequences=sequences, texts=texts) if given["return_dict"] else (sequences, texts)

@@ -9,7 +9,7 @@ passes that must agree, or that must differ.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import own_attention
-from mmaccel.samplers.canvas.layout import Columns
+from mmaccel.samplers.canvas.layout import Columns, seen_blocks
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, same_logits
 
 LENGTHS = (1, 4)  # of the random prompts: the shorter one is padded
@@ -46,17 +46,18 @@ def check_denoiser(model: Any) -> None:
     """
     inner = model if model.model is None else model.model
     attention = own_attention(getattr(inner, "config", None))
-    kind = type(model), model.supports_kv_cache, model.block, model.shift
-    key = (*kind, model.dtype, attention)
-    if key in _passed.get(inner, ()):
+    kind = type(model), model.supports_kv_cache, model.block, model.shift, model.dtype, attention
+    if kind in _passed.get(inner, ()):
         return
-    if model.device.type == "meta":
-        _refuse(inner, "no weights (the model is on the meta device)")
-    reason = find_fault(model)
-    if reason:
-        _refuse(inner, reason)
-    if reason is not None:
-        _passed.setdefault(inner, set()).add(key)
+    is_empty = model.device.type == "meta"
+    fault = "no weights (the model is on the meta device)" if is_empty else find_fault(model)
+    if fault:
+        raise UnsupportedModelError(
+            "model: expected one that follows the masks and positions of a canvas pass, received "
+            f"{fault} from a {type(inner).__name__}; check block and shift, or use another model"
+        )
+    if fault is not None:
+        _passed.setdefault(inner, set()).add(kind)
 
 
 def find_fault(model: Any) -> str | None:
@@ -161,17 +162,17 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
     draw = partial(torch.randperm, generator=generator, device="cpu")
     shuffled = [draw(n + _SPARE)[:n] for _ in range(rows)]
     cache_index = torch.stack(shuffled).to(ids.device)  # [R, N], of a position
-    group = torch.arange(n, device=ids.device) // (block or n)
+    index = torch.arange(n, device=ids.device)
     later = draw(n - 1).add(1).to(ids.device)
     order = torch.cat([later, later.new_zeros(1)])  # all but position 0 are queried
 
     def build(positions: Tensor, hidden: int) -> CanvasPass:
         size = (rows, len(positions), n + _SPARE + 1)
         reads = torch.zeros(size, dtype=torch.bool, device=ids.device)
-        visible = group <= group[positions][:, None]  # [C, N]
+        visible = seen_blocks(index, positions, block or n)  # [C, N]
         visible[:, n - hidden :] = False
-        index = cache_index[:, None].expand(-1, len(positions), -1)
-        reads.scatter_(2, index, visible.expand(rows, -1, -1))
+        written = cache_index[:, None].expand(-1, len(positions), -1)
+        reads.scatter_(2, written, visible.expand(rows, -1, -1))
         queries = (positions > 0).nonzero()[:, 0].expand(rows, -1)
         at = positions.expand(rows, -1)
         return CanvasPass(
@@ -183,11 +184,3 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
         )
 
     return build(order, 0), build(order[: n // 2], 0), build(order[order < n - 1], 1)
-
-
-def _refuse(model: Any, received: str) -> NoReturn:
-    raise UnsupportedModelError(
-        f"model: expected one that follows the masks and positions of a canvas pass, received "
-        f"{received} from a {type(model).__name__}; check block and shift, or use another "
-        "model"
-    )

@@ -39,10 +39,7 @@ from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
-from mmaccel.pipelines.layers.head_parts import join_heads
-from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
-from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import (
@@ -55,6 +52,7 @@ from mmaccel.pipelines.layers.store import (
 
 NAME = "mmaccel_window"
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
+_TILE = 256  # queries of a prompt under a sliding window that attend together
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
@@ -96,19 +94,19 @@ class WindowPass:
         windows: sliding window of every layer, in positions; None where it sees everything.
         stores: of every layer, prepared for the pass.
         by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
-        ragged: see `window_attention`.
+        ragged, num_splits: see `window_attention`.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
-        watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
+        watcher: looks at the layers; None: nobody does.
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
         prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
             index 0 on; None elsewhere.
-        rounds: evict while tokens are generated; None where nothing does.
-        packing: holds entries in fewer bits; None where nothing does.
         prefix: what rows read together before what their stores hold; None where each row's store
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
+        opens: whether every row begins at cache index 0, and torch attends without a mask: half of
+            the products, and under a sliding window a few.
         inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
@@ -117,17 +115,17 @@ class WindowPass:
     stores: Sequence[WindowLayer]
     by_kernel: bool = False
     ragged: bool = False
+    num_splits: int | None = None
     choices: Choices | None = None
     sparse: BlockChooser | None = None
     watcher: Watcher | None = None
     tree: Tensor | None = None
     prompt: Tensor | None = None
     reads: Tensor | None = None
-    rounds: Rounds | None = None
-    packing: Packing | None = None
+    opens: bool = False
     prefix: SharedPrefix | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
-    _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
     def served(self) -> dict[int, int]:
@@ -137,8 +135,6 @@ class WindowPass:
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
-        if self.rounds is not None and self.rounds.reads_hidden:
-            return True
         return self.watcher is not None and self.watcher.reads_hidden
 
     def attend(
@@ -159,22 +155,20 @@ class WindowPass:
             `[R, Hq, W, D]`.
         """
         store = self.stores[layer]
-        layout = store.layout
-        window = self.windows[layer]
         number = self.served.get(layer)  # as methods count
-        if store.parts:
-            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap, hidden=hidden)
+        if self.watcher is not None and number is not None:
+            self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
         if self.reads is not None:
-            return self._attend_to_reads(
-                layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden
-            )
-        start = layout.to_index(self.start).to(query.device)
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+            return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
+        options: dict[str, Any] = {
+            "scale": scale, "softcap": softcap, "window": self.windows[layer]
+        }  # fmt: skip
+        if store.parts:
+            return self._attend_to_parts(store, query, **options)
+        start = store.layout.to_index(self.start).to(query.device)
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
         if number is not None:
-            if self.watcher is not None:
-                self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
             if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
                 lengths = self.prompt.to(key.device)
                 tiles = self.sparse.choose_prompt(number, query, key, lengths, scale=scale)
@@ -182,132 +176,78 @@ class WindowPass:
                     return attend_by_tiles(
                         tiles, query, key, value, by_kernel=self.by_kernel, **options
                     )
-            elif self.sparse is not None and self.watcher is None:
+            elif self.sparse is not None:
                 options["blocks"] = self.sparse.choose(number, query, key, start, scale=scale)
-            changing = self._find_changing(layer, start, query, key, value, hidden)
-            if changing is not None:
-                mask, key, value = changing
-                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
-        if self.prefix is not None and number is not None:
-            return self._attend_behind(self.prefix, layer, query, key, value, start, **options)
-        return self._attend_to_store(layer, query, key, value, start, **options)
+        return self._attend_to_store(store, query, key, value, start, number, **options)
 
     def _attend_to_store(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
-    ) -> Tensor:
-        """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
+        self, store: WindowLayer, query: Tensor, key: Tensor, value: Tensor, start: Tensor,
+        number: int | None = None, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """As `attend`, to what a store holds, or to chosen blocks of it, and of the layer with this
+        number to what rows read together before it.
+        """
+        prefix = None if number is None else self.prefix
+        scale = options["scale"]
+        softcap = options["softcap"]
+        if self.opens and softcap is None:
+            width = query.shape[2]
+            key = key[:, :, :width]
+            value = value[:, :, :width]
+            if options["window"] is None or width <= options["window"]:
+                return grouped_attention(query, key, value, None, scale=scale, is_causal=True)
+            return _attend_in_tiles(query, key, value, window=options["window"], scale=scale)
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
-        if self.by_kernel and not is_deep:
+        if self.by_kernel and not is_deep and not store.is_changing:
             # heads differ in how many blocks they have
             ragged = self.ragged or options.get("blocks") is not None
-            return dispatch.run(
-                window_attention, query, key, value, start, ragged=ragged, **options
-            )[0]
-        if options.get("blocks") is not None:
+            out, lse = dispatch.run(
+                window_attention, query, key, value, start,
+                ragged=ragged, num_splits=self.num_splits, **options,
+            )  # fmt: skip
+        elif options.get("blocks") is not None and not store.is_changing:
             return gathered_attention(query, key, value, start, **options)
-        mask = self._find_mask(self.stores[layer].layout, options["window"], query)
-        scale = options["scale"]
-        softcap = options["softcap"]
-        return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
-
-    def _attend_to_parts(
-        self, layer: int, query: Tensor, *,
-        scale: float, softcap: float | None, hidden: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """As `attend`, of a layer whose heads hold different numbers of entries."""
-        parts = self.stores[layer].parts
-        served = self.served[layer]
-        if self.rounds is not None:
-            self.rounds.record(served, query, self.start, hidden)
-        heads = sum(len(part.heads) for part in parts)
-        by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
-        groups = by_head.shape[2]
-        made = []
-        for number, part in enumerate(parts):
-            key, value = part.store.visible()
-            asking = by_head[:, part.heads].flatten(1, 2)
-            empty = part.find_empty(key.shape[2])[:, :, None]
-            mask = self._find_mask(part.store.layout, None, query)
-            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n, W, S]
-            if self.rounds is not None:
-                gone = self.rounds.find_hidden(served, self.start, asking, key, number)
-                mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
-            out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
-            made.append(out.unflatten(1, (-1, groups)))
-        return join_heads(made, parts).flatten(1, 2)
-
-    def _find_changing(
-        self,
-        layer: int,
-        start: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        states: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The mask `[R, 1 or Hkv, W, S]`, keys and values of a pass whose entries do not all see
-        the same of the store, as its cache changes between two of them; None where they do.
-
-        Args:
-            start: `[R]` int64, cache index of each row's first query in the layer.
-            layer, query, key, value: as for `attend`.
-            states: its `hidden`.
-        """
-        number = self.served[layer]
-        if self.rounds is not None:
-            self.rounds.record(number, query, self.start, states)
-            hidden = self.rounds.find_hidden(number, self.start, query, key)
-            if hidden is None:
-                return None
-            mask = self._find_mask(self.stores[layer].layout, None, query)
-            return mask.masked_fill(hidden, float("-inf")), key, value
-        if self.packing is None:
-            return None
-        group = self.packing.find_next(number, start, query.shape[2], key.shape[2])
-        if group is None:
-            return None
-        mask = self._find_mask(self.stores[layer].layout, None, query)
-        return group.extend(mask, key, value)
-
-    def _attend_behind(
-        self, prefix: SharedPrefix, layer: int, query: Tensor, key: Tensor, value: Tensor,
-        start: Tensor, **options: Any,
-    ) -> Tensor:  # fmt: skip
-        """As `attend`, of entries behind a prefix, all of which they see."""
-        by_kernel = self.by_kernel
-        scale = options["scale"]
-        softcap = options["softcap"]
-        if by_kernel:
-            own, lse = dispatch.run(
-                window_attention, query, key, value, start, ragged=self.ragged, **options
-            )
         else:
-            groups = query.shape[1] // key.shape[1]
-            mask = self._find_mask(self.stores[layer].layout, options["window"], query, groups)
-            packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
-            own, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
-            own = own.unflatten(2, (groups, -1)).flatten(1, 2)
-            lse = lse.unflatten(2, (groups, -1)).flatten(1, 2)
-        number = self.served[layer]
+            mask = self._find_mask(store.layout, options["window"], query)
+            if store.is_changing:
+                entry = torch.arange(query.shape[2], device=self.start.device)
+                position = self.start[:, None] + entry
+                mask, key, value = store.change(mask, key, value, position)
+            if prefix is None:
+                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+            out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
+        if prefix is None or number is None:
+            return out
         return prefix.add(
-            number, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel
+            number, query, out, lse, scale=scale, softcap=softcap, by_kernel=self.by_kernel
         )
+
+    def _attend_to_parts(self, store: WindowLayer, query: Tensor, **options: Any) -> Tensor:
+        """As `attend`, of a layer whose heads hold different numbers of entries."""
+        heads = sum(part.layout.heads for part in store.parts)
+        by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
+        made = []
+        for part in store.parts:
+            asking = part.take_heads(by_head)[:, 0]  # [R n, G, W, D]
+            start = part.layout.to_index(self.start).to(query.device)
+            if self.tree is not None:
+                options["tree"] = part.layout.repeat(self.tree).to(query.device)
+            made.append(self._attend_to_store(part, asking, *part.visible(), start, **options))
+        return store.join_heads(made).flatten(1, 2)
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
-        scale: float, softcap: float | None, hidden: Tensor | None,
+        scale: float, softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """As `attend`, of entries that say what they read."""
         layout = self.stores[layer].layout
         assert self.reads is not None and layout.indices is not None
         blocks = None
-        if self.watcher is not None:
-            self.watcher.keep(layer, query, key, mask=None, scale=scale, hidden=hidden)
-        elif isinstance(self.sparse, SparseBlocks):
+        if isinstance(self.sparse, SparseBlocks):
             reads = layout.shift(self.reads).to(key.device)
             indices = layout.indices.to(key.device)
             # entries of the last cache index are padding, which asks for no blocks
@@ -324,13 +264,9 @@ class WindowPass:
         mask = self._find_mask(layout, None, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
-    def _find_mask(
-        self, layout: KVCacheLayout, window: int | None, query: Tensor, groups: int = 1
-    ) -> Tensor:
-        """The mask `[R, 1, G W, S]` of a layer, G times the same; layers that share a cache share
-        it.
-        """
-        name = id(layout), window, groups
+    def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
+        """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
+        name = id(layout), window
         if name not in self._masks:
             assert layout.indices is not None
             if self.reads is not None:
@@ -340,9 +276,7 @@ class WindowPass:
                 span = None if self.tree is not None else window
                 mask = make_mask(layout.indices, layout.visible_length, span, query.dtype)
             if self.tree is not None:
-                mask = _hide_branches(mask, layout.indices, self.tree, window)
-            if groups > 1:
-                mask = mask.repeat(1, 1, groups, 1)
+                mask = _hide_branches(mask, layout.indices, layout.repeat(self.tree), window)
             self._masks[name] = mask.to(query.device)
         return self._masks[name]
 
@@ -395,11 +329,30 @@ def _attend_under(
     """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hkv, W, S]`, by torch."""
     if softcap is None:
         return grouped_attention(query, key, value, mask, scale=scale)
-    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
-    scores = (packed @ key[:, :, None].mT).float() * scale
-    scores = softcap * (scores / softcap).tanh() + mask[:, :, None]
-    weights = scores.softmax(-1).to(value.dtype)
-    return (weights @ value[:, :, None]).flatten(1, 2)
+    return attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)[0]
+
+
+def _attend_in_tiles(
+    query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
+) -> Tensor:
+    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most.
+
+    A tile of queries is multiplied by the keys that one of them sees, and not by all W.
+    """
+    width = query.shape[2]
+    made = []
+    for first in range(0, width, _TILE):
+        end = min(first + _TILE, width)
+        begin = max(first - window + 1, 0)
+        asking = torch.arange(first, end, device=query.device)[:, None]
+        entry = torch.arange(begin, end, device=query.device)
+        seen = (entry <= asking) & (entry > asking - window)
+        tile = query[:, :, first:end]
+        keys = key[:, :, begin:end]
+        made.append(
+            grouped_attention(tile, keys, value[:, :, begin:end], seen[None, None], scale=scale)
+        )
+    return torch.cat(made, 2)
 
 
 @dataclass(frozen=True)
@@ -431,9 +384,11 @@ _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
 
 @contextmanager
 def window_attention_in(
-    configs: Sequence[Any], this: WindowPass, attending: Sequence[nn.Module] = ()
+    configs: Sequence[Any],
+    this: WindowPass | WatchedPass,
+    attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations run the kernel.
+    """Inside the block, layers with these configurations attend by the function of this module.
 
     Args:
         configs: of `find_configs`.
@@ -466,15 +421,10 @@ def watched(
     if not watchers and tiles is None:
         yield
         return
-    _register()
     this = WatchedPass(watchers, tiles, served)
-    token = _running.set(this)
     attending = find_attending(model) if this.reads_hidden else []
-    try:
-        with attention_named(find_configs(model), NAME), this.inputs.listening(attending):
-            yield
-    finally:
-        _running.reset(token)
+    with window_attention_in(find_configs(model), this, attending):
+        yield
 
 
 @cache

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.reduction.ranking import choose_highest
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 
 if TYPE_CHECKING:

@@ -1,29 +1,23 @@
-"""Eviction carried out: what a method looks at of a prompt, and the entries that stay.
+"""What a method of eviction looks at of a prompt: queries, attention that is added up, states.
 
-While the prompt is processed an `Observer` keeps the queries of each row's last entries, and adds
-up the attention of all where a method wants it. When the prompt is in the cache, `evict` asks the
-method layer by layer, moves what stays together and frees the rest. Position and cache index differ
-from then on, by as many entries as a row lost in a layer; the layer's `KVCacheLayout` alone knows.
+`mmaccel.pipelines.layers.rounds` asks the method when the prompt is in the cache.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmaccel.checks import check_answer
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.layers.head_parts import split_heads
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.pipelines.layers.store import fit, take
+from mmaccel.reduction.kv_cache.contract import CacheMethod
 
 _PIECE = 64  # queries whose attention is added up at a time
 
@@ -38,26 +32,23 @@ class Observed:
     rated: Tensor | None = None
     turn: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def take(self, keep: Tensor) -> Observed:
+    def look(self, index: Tensor) -> Observed:
         """With what is known of these entries `[R, 1 or H, K]`, of which negative ones are none."""
-        return replace(self, total=_take(self.total, keep), rated=_take(self.rated, keep))
+        return self._map(lambda known: take(known[..., None], index)[..., 0].where(index >= 0, 0))
 
-    def fill(self, size: int) -> Observed:
-        """With what is known of `size` entries; see `fill`."""
-        return replace(self, total=fill(self.total, size), rated=fill(self.rated, size))
+    def fit(self, size: int) -> Observed:
+        """With what is known of `size` entries; 0 of those behind."""
+        return self._map(lambda known: fit(known, size))
 
     def keep(self, rows: Tensor) -> Observed:
         """Of these rows alone, `[n]` int64."""
-        total = None if self.total is None else self.total[rows]
-        rated = None if self.rated is None else self.rated[rows]
-        return replace(self, queries=self.queries[rows], total=total, rated=rated)
+        return replace(self._map(lambda known: known[rows]), queries=self.queries[rows])
 
-
-def _take(known: Tensor | None, keep: Tensor) -> Tensor | None:
-    if known is None:
-        return None
-    keep = keep.expand(-1, known.shape[1], -1)
-    return known.gather(2, keep.clamp(min=0)).where(keep >= 0, 0)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Observed:
+        """With what is known of entries, `[R, H, S]`, changed."""
+        total = None if self.total is None else change(self.total)
+        rated = None if self.rated is None else change(self.rated)
+        return replace(self, total=total, rated=rated)
 
 
 class Observer:
@@ -111,7 +102,7 @@ class Observer:
             before = self.layers[layer]
             queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
             if total is not None and before.total is not None:
-                total = total + pad(before.total, (0, total.shape[2] - before.total.shape[2]))
+                total = total + fit(before.total, total.shape[2])
             if rated is not None and before.rated is not None:
                 rated = torch.cat([before.rated, rated], 2)
         self.layers[layer] = Observed(queries, scale, total, rated)
@@ -227,156 +218,3 @@ def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale
     attention = scores.softmax(-1)
     attention.masked_fill_(counts.mT == 0, 0)  # queries that see nothing are NaN
     return (counts @ attention).squeeze(2)
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """What an eviction has done.
-
-    Attributes:
-        n_dropped: entries that a layer dropped in the mean of layers and heads, rounded up.
-        n_entries: entries that there were, over all rows of a layer.
-        kept: of each layer, `[R, 1 or H, K]` int64, entries that stayed; empty where all did.
-    """
-
-    n_dropped: int
-    n_entries: int
-    kept: tuple[Tensor, ...] = ()
-
-
-def evict(
-    method: CacheMethod,
-    layers: Sequence[WindowLayer],
-    lengths: Tensor,
-    observer: Observer,
-    branches: int,
-    begins: Tensor | None = None,
-) -> Eviction:
-    """Let every layer keep what a method chooses.
-
-    Rows of one item under guidance that have equally long prompts keep the same entries, by the
-    mean of their scores: the branches then go on from the same context.
-
-    Args:
-        method: chooses.
-        layers: of the cache, which share a layout; they get others.
-        lengths: `[R]` int64, entries of every row; branch-major.
-        observer: what the layers asked with.
-        branches: G, guidance branches.
-        begins: `[R]` int64, the cache index that later passes count each row's first entry by; it
-            stands at 0 all the same. None: 0.
-
-    Cost: a host synchronisation a layer.
-    """
-    layout = layers[0].layout
-    if int(lengths.max()) <= method.budget and method.every is None:
-        return Eviction(0, 0)
-    first = torch.zeros_like(lengths) if begins is None else begins
-    is_paired = find_pairs(lengths, branches)
-    shorter: dict[tuple[int, ...], KVCacheLayout] = {}
-    kept: list[Tensor] = []
-    n_kept_in_all = 0.0
-    stays = None
-    if method.pools_layers:
-        scores = [
-            method.ask("score", look(observer.layers[index], layer, index, len(layers), lengths))
-            for index, layer in enumerate(layers)
-        ]
-        joined = [join_branches(one, is_paired) for one in scores]
-        stays = method.share_out(torch.stack(joined, 1), lengths)
-    for index, layer in enumerate(layers):
-        seen = observer.layers[index]
-        context = look(seen, layer, index, len(layers), lengths)
-        if stays is not None:
-            context = replace(context, stays=stays[:, index])
-        if method.remembers:
-            context = replace(context, total=method.ask("remember", context))
-            observer.layers[index] = replace(seen, total=context.total)
-        if index % method.shared_layers == 0:
-            keep = choose(method, context, is_paired)
-        kept.append(keep)
-        if method.is_headwise:
-            # until the second round begins, and a window that reaches into it
-            n_next = None if method.every is None else 2 * method.every
-            n_stay = split_heads(
-                layer, keep, lengths, first + lengths, surplus=method.repeated, n_next=n_next
-            )
-            n_kept_in_all += n_stay / keep.shape[1]
-            continue
-        n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
-        room = find_room(method, context, keep.shape[-1] + (method.every or 0))
-        counts = (*n_kept.tolist(), room)
-        if counts not in shorter:
-            shorter[counts] = layout.shorten(first + lengths - n_kept, room)
-        merged = method.merge(context, keep) if method.merges else None
-        layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
-        if merged is not None:
-            _write(layer, *merged)
-        n_kept_in_all += int(n_kept.sum())
-    n_entries = int(lengths.sum())
-    n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
-    return Eviction(n_dropped, n_entries, tuple(kept))
-
-
-def _write(layer: WindowLayer, keys: Tensor, values: Tensor) -> None:
-    """Let the first K entries of a layer be others `[R, H, K, D]`; passes overwrite those that a
-    shorter row lacks.
-    """
-    for held, made in zip(layer.held(), (keys, values), strict=True):
-        held[:, :, : made.shape[2]].copy_(made)
-
-
-def find_pairs(lengths: Tensor, branches: int) -> Tensor:
-    """`[1, B, 1, 1]` bool, whether all rows of an item have `lengths` `[R]` alike."""
-    per_item = lengths.view(branches, -1)
-    return (per_item == per_item[:1]).all(0)[None, :, None, None]
-
-
-def look(
-    seen: Observed, layer: WindowLayer, index: int, depth: int, lengths: Tensor
-) -> CachedLayer:
-    """What a method may look at of a layer of which each row has `lengths` `[R]` entries."""
-    keys, values = layer.held()
-    size = keys.shape[2]
-    return CachedLayer(
-        index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
-        total=fill(seen.total, size), rated=fill(seen.rated, size), turn=seen.turn,
-    )  # fmt: skip
-
-
-def fill(known: Tensor | None, size: int) -> Tensor | None:
-    """What is known `[R, H, S]` of the entries of a store of `size` indices; 0 of the others."""
-    return None if known is None else pad(known, (0, size - known.shape[2]))
-
-
-def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
-    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.plan`.
-
-    Args:
-        is_paired: see `find_pairs`.
-    """
-    return method.plan(layer, join_branches(method.ask("score", layer), is_paired))
-
-
-def join_branches(scores: Tensor, is_paired: Tensor) -> Tensor:
-    """Scores `[R, H, S]`, those of rows that are paired in the mean; see `find_pairs`."""
-    branches = len(scores) // is_paired.shape[1]
-    if branches == 1:
-        return scores
-    each = scores.unflatten(0, (branches, -1))
-    return torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-
-
-def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:
-    """How many cache indices a layer needs from now on, however long its rows become; None where
-    every new entry stays.
-
-    Args:
-        n_next: the most entries that a row has at the end of its round.
-    """
-    if method.every is None:
-        return None
-    endless = replace(layer, lengths=torch.full_like(layer.lengths, 2**40))
-    most = max(int(method.count(endless).max()), method.budget)
-    # what is dropped stays for a round, a pass is not wider than one, and the last is scratch
-    return max(n_next, most + 2 * method.every) + method.every + 1

@@ -50,24 +50,23 @@ def gathered_attention(
     begin = blocks.index * blocks.size  # [R, H, NB]
     # whole blocks are copied: the last one may begin before its first entry
     first = begin.clamp(0, capacity - size)
-    at = first[..., None] + torch.arange(size, device=k.device, dtype=torch.int32)
-    rank = torch.arange(at.shape[2], device=k.device)
-    is_listed = (rank < blocks.count[..., None])[..., None] & (at >= begin[..., None])
-    is_listed &= at < begin[..., None] + blocks.size
-    index = at.flatten(2).long()
-    at = at.masked_fill(~is_listed, _NOWHERE).flatten(2)  # [R, H, M]
+    offset = torch.arange(size, device=k.device, dtype=torch.int32)
+    rank = torch.arange(begin.shape[2], device=k.device)
+    begin = begin.masked_fill(rank >= blocks.count[..., None], _NOWHERE)
+    at = first[..., None] + offset  # [R, H, NB, P]
+    at = at.masked_fill(at < begin[..., None], _NOWHERE).flatten(2)  # [R, H, M]
 
     # a query sees listed keys up to its own position
-    ahead = (at - start[:, None, None].int())[:, :, None]  # [R, H, 1, M], positions after the first
-    entry = torch.arange(width, device=k.device, dtype=torch.int32)[:, None]  # [W, 1]
-    hidden = ahead > entry
+    own = start.int()[:, None] + torch.arange(width, device=k.device, dtype=torch.int32)
+    own = own[:, None, :, None]  # [R, 1, W, 1]
+    hidden = at[:, :, None] > own
     if window is not None:
-        hidden = hidden | (ahead <= entry - window)
+        hidden = hidden | (at[:, :, None] <= own - window)
     if reads is not None:
-        wide = index[:, :, None].expand(-1, -1, reads.shape[1], -1)  # [R, H, 1 or W, M]
-        hidden = (at == _NOWHERE)[:, :, None] | ~reads[:, None].expand(-1, heads, -1, -1).gather(
-            3, wide
-        )
+        index = (first[..., None] + offset).flatten(2).long()
+        index = index[:, :, None].expand(-1, -1, reads.shape[1], -1)  # [R, H, 1 or W, M]
+        seen = reads[:, None].expand(-1, heads, -1, -1).gather(3, index)
+        hidden = (at == _NOWHERE)[:, :, None] | ~seen
     keys = _gather(k, first, size)  # [R, H, M, D]
     packed = q.unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -80,7 +79,7 @@ def gathered_attention(
     )
     weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)  # [R, H, G W, M]
     if packed.shape[2] == 1 and _stand_together(v):
-        return _add_up(v, index, weights)
+        return _add_up(v, (first[..., None] + offset).flatten(2), weights)
     return (weights @ _gather(v, first, size)).unflatten(2, (groups, width)).flatten(1, 2)
 
 

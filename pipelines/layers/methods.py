@@ -57,17 +57,6 @@ class LayerMethods:
         return " and ".join(name for name, method in given.items() if method is not None)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the cache changes while tokens are generated."""
-        is_repeated = self.evictor is not None and self.evictor.every is not None
-        return is_repeated or self.quantizer is not None
-
-    @property
-    def is_headwise(self) -> bool:
-        """Whether heads hold different numbers of entries."""
-        return self.evictor is not None and self.evictor.is_headwise
-
-    @property
     def repeated(self) -> int:
         """How many entries of a prompt are fed a second time behind it at once; 0: none are."""
         return 0 if self.evictor is None else self.evictor.repeated
@@ -82,12 +71,6 @@ class LayerMethods:
         """Whether states are moved to other positions: kept keys, or queries that are looked at."""
         return self.evictor is not None and (self.evictor.rerotates or self.evictor.turns_queries)
 
-    @property
-    def shortens_steps(self) -> bool:
-        """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
-        is_chosen = self.attention is not None and not self.attention.chooses_prompts
-        return self.evictor is not None or is_chosen
-
     def describe(self, model: ReducedLayers) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.
 
@@ -97,9 +80,11 @@ class LayerMethods:
         parts = []
         found = model.layer_counts
         n_evicted, n_entries = found.n_evicted
+        evictor = self.evictor
+        goes_on = self.quantizer is not None or (evictor is not None and evictor.every is not None)
         if self.quantizer is not None and found.packed_bytes[0]:
             parts.append(f"the cached entries as {self.quantizer!r} holds them")
-        elif self.goes_on and n_evicted:
+        elif goes_on and n_evicted:
             parts.append(f"the cached entries that {self.kv_cache!r} keeps")
         elif n_evicted:
             kept = n_entries - n_evicted
@@ -132,7 +117,12 @@ class LayerMethods:
                 f"{n_held}"
             )
         step = found.step_bytes
-        if self.shortens_steps and step is not None and step.cache < step.weights:
+        is_chosen = self.attention is not None and not self.attention.chooses_prompts
+        if (
+            (self.evictor is not None or is_chosen)
+            and step is not None
+            and step.cache < step.weights
+        ):
             stats.notes.append(
                 f"{self.slots}: weights dominate: a step reads {step.weights / 2**20:.3g} MiB of "
                 f"weights and {step.cache / 2**20:.3g} MiB of keys and values; where it takes as "

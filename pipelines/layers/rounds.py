@@ -1,14 +1,21 @@
-"""Eviction that goes on while tokens are generated, in rounds of n tokens.
+"""Eviction carried out: of prompts, and in rounds of n tokens while tokens are generated.
+
+When a prompt is in the cache, the method is asked layer by layer; what stays is moved together, and
+the rest is freed. Position and cache index differ from then on, by as many entries as a row, or a
+head of it, lost in a layer; the layer's `KVCacheLayout` alone knows.
 
 Round k of a row is decided when k n of its generated tokens are in the cache: the method looks at
 the entries before that boundary, and at the queries of the last ones. What it drops is hidden from
-entries that stand n positions behind the boundary or later, and is freed when a pass begins there.
-So what an entry attends to follows from its position and the accepted tokens alone, whatever was
-drafted: a window that reaches across a boundary attends under a mask, and no window is wider than
-n. Until then the cache holds the budget, two rounds and a window.
+entries that stand n positions behind the boundary or later (`Going`), and is freed when a pass
+begins there. So what an entry attends to follows from its position and the accepted tokens alone,
+whatever was drafted: a window that reaches across a boundary attends under a mask, and no window is
+wider than n. Until then the cache holds the budget, two rounds and a window.
 
-Passes begin with `Rounds.advance`, which reads from `start` what was accepted. Queries are kept by
-position and overwritten as the cache is, so that a rollback needs no work.
+Passes begin with `Eviction.advance`, which reads from `start` what was accepted. Queries are kept
+by position and overwritten as the cache is, so that a rollback needs no work.
+
+Where heads keep different numbers of entries, a head is a row of one head to the method in rounds,
+so that each has a length of its own, and who shares memory changes with every round.
 """
 
 from __future__ import annotations
@@ -20,85 +27,122 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.layers.eviction import (
-    Observed,
-    Observer,
-    choose,
-    fill,
-    find_pairs,
-    find_room,
-    look,
-)
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.pipelines.layers.eviction import Observed, Observer
+from mmaccel.pipelines.layers.store import Going, KVCacheLayout, WindowLayer, fit
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
 
 Layouts: TypeAlias = dict[tuple[int, ...], KVCacheLayout]
-"""Those that layers of a round have got, by their old layout and the entries that rows keep."""
+"""Those that layers have got, by the entries that rows keep and by what they have room for."""
 
 
-class Rounds:
-    """The rounds of one run, whose prompt is in the cache and was evicted once.
+class Eviction:
+    """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts.
+
+    Rows of one item under guidance that have equally long prompts keep the same entries, by the
+    mean of their scores: the branches then go on from the same context.
 
     Args:
         method: chooses; its `every` is n.
-        layers: of the cache.
-        layout: of whole rows.
-        lengths: `[R]` int64, entries of the prompt; branch-major.
-        observer: what the prompt's layers asked with.
-        kept: what stayed of each layer's prompt, see `Eviction`.
-        branches: G, guidance branches.
+        layers: of the cache, which share a layout; they get others.
+        branches: G, guidance branches of the rows.
 
     Attributes:
-        n_dropped: entries that rounds have dropped, over all rows, of a layer in the mean, rounded
-            up.
-        n_entries: entries of all rows that rounds have looked at.
+        n_entries: entries of all rows that the method has looked at.
     """
 
     def __init__(
-        self,
-        method: CacheMethod,
-        layers: Sequence[WindowLayer],
-        layout: KVCacheLayout,
-        lengths: Tensor,
-        *,
-        observer: Observer,
-        kept: Sequence[Tensor],
-        branches: int,
+        self, method: CacheMethod, layers: Sequence[WindowLayer], branches: int = 1
     ) -> None:
-        assert method.every is not None
-        self.n_entries = int(lengths.sum())
+        self.n_entries = 0
         self._n_dropped = 0.0  # over all layers, in the mean of heads
         self._method = method
         self._layers = layers
-        self._whole = layout
-        self._every = method.every
-        self._is_paired = find_pairs(lengths, branches)
-        self._boundary = lengths + method.every  # [R], of each row's next round
-        self._hidden: dict[int, Tensor] = {}  # by layer, [R, 1 or H, S] bool, to go next
-        n_wanted = max(method.observed, self._every if _remembers(method) else 0)
+        self._branches = branches
+        self._whole = layers[0].layout
+        self._every = method.every or 0
+        self._is_paired = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # [1, B, 1, 1], each item
+        self._boundary: Tensor | None = None  # [R], of each row's next round
+        n_wanted = max(method.observed, self._every if self._remembers else 0)
         self._size = n_wanted + self._every  # positions whose queries are kept
         self._seen: list[Observed] = []
         self._queries: list[Tensor] = []  # by layer, [R, Hq, size, D]; position modulo size
-        self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n]; position modulo 2 n
-        for index, keep in enumerate(kept):
-            seen = observer.layers[index]
-            self._seen.append(seen.take(keep))
-            rows, heads, _, width = seen.queries.shape
-            self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
-            self._write(index, seen.queries, lengths - method.observed)
+        self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n, 1]; position modulo 2 n
 
     @property
     def n_dropped(self) -> int:
-        """See the class."""
+        """Entries that were dropped, over all rows, of a layer in the mean, rounded up."""
         return math.ceil(self._n_dropped / len(self._layers) - 1e-9)
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether rounds go on."""
+        return self._boundary is not None
+
+    @property
     def reads_hidden(self) -> bool:
-        """See `WindowPass`."""
+        """See `Watcher`."""
         return self._method.reads_hidden
+
+    def evict(
+        self, lengths: Tensor, observer: Observer, begins: Tensor | None = None
+    ) -> list[Tensor]:
+        """Let every layer keep what the method chooses of the prompt.
+
+        Args:
+            lengths: `[R]` int64, entries of every row; branch-major.
+            observer: what the layers asked with.
+            begins: `[R]` int64, the cache index that later passes count each row's first entry by;
+                it stands at 0 all the same. None: 0.
+
+        Returns:
+            Of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
+
+        Cost: a host synchronisation a layer.
+        """
+        method = self._method
+        kept: list[Tensor] = []
+        if int(lengths.max()) <= method.budget and method.every is None:
+            return kept
+        self.n_entries = int(lengths.sum())
+        per_item = lengths.view(self._branches, -1)
+        self._is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]
+        self._whole.max_length -= method.repeated  # what repeated a prompt is no longer needed
+        ends = lengths if begins is None else lengths + begins
+        if method.every is not None:
+            self._boundary = lengths + method.every
+            self._start = lengths  # [R], position of each row's first query of a pass
+        self._seen = [observer.layers[index] for index in range(len(self._layers))]
+        counts = lengths[:, None]
+        stays = None
+        if method.pools_layers:
+            scores = [self._score(self._look(i, counts)) for i in range(len(self._layers))]
+            stays = method.share_out(torch.stack(scores, 1), lengths)
+        layouts: Layouts = {}
+        for index, layer in enumerate(self._layers):
+            context = self._look(index, counts)
+            if stays is not None:
+                context = replace(context, stays=stays[:, index])
+            if method.remembers:
+                context = replace(context, total=method.ask("remember", context))
+                self._seen[index] = replace(self._seen[index], total=context.total)
+            if index % method.shared_layers == 0:
+                keep = method.plan(context, self._score(context))
+            kept.append(keep)
+            self._n_dropped += self.n_entries - float((keep >= 0).sum()) / keep.shape[1]
+            merged = method.merge(context, keep) if method.merges else None
+            self._drop(layer, context, keep, ends, layouts)
+            if merged is not None:
+                layer.hold(*merged)
+        if method.every is None:
+            self._seen = []
+        for index, seen in enumerate(self._seen):  # rounds begin
+            rows, heads, _, width = seen.queries.shape
+            self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
+            _put(self._queries[index], seen.queries, lengths - self._method.observed)
+            self._seen[index] = seen.look(kept[index])
+        return kept
 
     def advance(self, start: Tensor) -> None:
         """Carry out what has become due, before a pass.
@@ -108,40 +152,35 @@ class Rounds:
 
         Cost: a host synchronisation, and in a round a copy of the cache.
         """
-        due = start >= self._boundary
+        self._start = start
+        boundary = self._boundary
+        assert boundary is not None
+        due = start >= boundary
         if not bool(due.any()):
             return
-        boundary = self._boundary
         self.n_entries += self._every * int(due.sum())
         self._boundary = torch.where(due, boundary + self._every, boundary)
         layouts: Layouts = {}
         for index, layer in enumerate(self._layers):
-            self._carry_out(index, layer, start, due, layouts)
+            self._carry_out(index, start, due, layouts)
             first = index - index % self._method.shared_layers
             if first == index:
-                self._decide(index, layer, boundary, due)
-            else:
-                self._hidden[index] = self._hidden[first]
+                going = self._decide(index, boundary, due)
+            layer.hide(Going(going, self._boundary))
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order; there are no branches."""
+        assert self._boundary is not None
         self._boundary = self._boundary[rows]
-        self._is_paired = self._is_paired[:, rows]
-        self._hidden = {layer: hidden[rows] for layer, hidden in self._hidden.items()}
         self._queries = [queries[rows] for queries in self._queries]
         self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
         self._seen = [seen.keep(rows) for seen in self._seen]
 
-    def record(
-        self, layer: int, query: Tensor, start: Tensor, hidden: Tensor | None = None
-    ) -> None:
-        """Keep what a pass asks with.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            start: `[R]` int64, position of each row's first query.
-            hidden: see `WindowPass.attend`.
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Keep what a pass asks with; see `Watcher.keep`.
 
         Raises:
             OptionError: a pass that is wider than a round.
@@ -152,163 +191,178 @@ class Rounds:
                 f"{self._method.name}.every: expected at least the {width} entries of a pass, "
                 f"received {self._every}; give a larger every or a narrower window"
             )
-        self._write(layer, query, start)
+        _put(self._queries[layer], query, self._start)
         if not self.reads_hidden:
             return
         assert hidden is not None
-        rated = self._method.rate(layer, hidden)  # [R, H, W]
+        rated = self._method.rate(layer, hidden)[..., None]  # [R, H, W, 1]
         if layer not in self._rated:
-            self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every)
-        at = start[:, None] + torch.arange(width, device=start.device)
-        at = (at % (2 * self._every)).to(rated.device)[:, None].expand_as(rated)
-        self._rated[layer].scatter_(2, at, rated)
+            self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every, 1)
+        _put(self._rated[layer], rated, self._start)
 
-    def find_hidden(
-        self, layer: int, start: Tensor, query: Tensor, key: Tensor, part: int = 0
-    ) -> Tensor | None:
-        """What a pass must not see of the store, `[R, 1 or Hkv, W, S]` bool; None: all is seen.
+    @property
+    def _remembers(self) -> bool:
+        """Whether the method is asked what it remembers of a round."""
+        return self._method.accumulates or self._method.remembers
 
-        Args:
-            layer: its number.
-            start: `[R]` int64, position of each row's first query.
-            query: `[R, Hq, W, D]`.
-            key: `[R, Hkv, S, D]`.
-            part: number of the layer's part whose heads these are.
-        """
-        hidden = self._hidden.get(layer)
-        return None if hidden is None else self._hide(hidden, start, query, key)
-
-    def _hide(self, hidden: Tensor, start: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Hide entries `[R, 1 or Hkv, S]` bool from queries behind the boundary."""
-        width = query.shape[2]
-        position = start[:, None] + torch.arange(width, device=start.device)
-        is_behind = (position >= self._boundary[:, None]).to(query.device)  # [R, W]
-        n_seen = min(hidden.shape[2], key.shape[2])
-        found = hidden[..., :n_seen].to(query.device)
-        found = pad(found, (0, key.shape[2] - n_seen))
-        return found[:, :, None] & is_behind[:, None, :, None]
-
-    def _write(self, layer: int, query: Tensor, first: Tensor) -> None:
-        """Keep queries `[R, Hq, n, D]` of the positions from `first` `[R]` on."""
-        n = query.shape[2]
-        position = first[:, None] + torch.arange(n, device=first.device)
-        at = (position % self._size).to(query.device)[:, None, :, None].expand_as(query)
-        self._queries[layer].scatter_(2, at, query)
-
-    def _read(self, layer: int, end: Tensor, n: int) -> Tensor:
-        """The queries `[R, Hq, n, D]` of the n positions before `end` `[R]`."""
-        queries = self._queries[layer]
-        position = end[:, None] - n + torch.arange(n, device=end.device)
-        at = (position % self._size).to(queries.device)[:, None, :, None]
-        return queries.gather(2, at.expand(-1, queries.shape[1], -1, queries.shape[3]))
-
-    def _carry_out(
-        self,
-        index: int,
-        layer: WindowLayer,
-        start: Tensor,
-        due: Tensor,
-        layouts: Layouts,
-    ) -> None:
-        """Free what a layer's rows were to drop next, where that is due."""
-        hidden = self._hidden.get(index)
-        if hidden is None or not bool((hidden & due[:, None, None]).any()):
-            return
-        old = layer.layout
-        size = layer.held()[0].shape[2]
-        hidden = pad(hidden, (0, size - hidden.shape[2]))
-        ends = old.to_index(start)[:, None, None]  # [R, 1, 1], accepted entries
-        entry = torch.arange(size, device=hidden.device)
-        is_kept = (entry < ends) & ~(hidden & due[:, None, None])
-        n_kept = is_kept.sum(-1).amin(1)  # [R], alike in all heads
-        most = int(n_kept.max())
-        keep = entry.where(is_kept, size).sort(-1).values[..., :most]
-        keep = keep.where(keep < size, -1)
-        context = look(self._seen[index], layer, index, len(self._layers), n_kept)
-        n_next = int((n_kept + self._boundary - start).max())
-        room = find_room(self._method, context, n_next)
-        assert room is not None
-        name = (id(old), room, *n_kept.tolist())
-        if name not in layouts:
-            layouts[name] = self._whole.shorten(start - n_kept, room)
-        layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, layouts[name])
-        self._seen[index] = self._seen[index].fill(size).take(keep)
-
-    def _decide(self, index: int, layer: WindowLayer, boundary: Tensor, due: Tensor) -> None:
-        """Choose what a layer's rows drop next.
+    def _look(self, index: int, counts: Tensor, queries: Tensor | None = None) -> CachedLayer:
+        """What the method may look at of a layer.
 
         Args:
             index: the layer's number.
-            layer: its store.
+            counts: `[R, 1 or H]` int64, entries before the boundary; with one a head, each head is
+                a row of one head.
+            queries: of the last entries; None: those of the prompt.
+        """
+        keys, values = self._layers[index].held()
+        seen = self._seen[index].fit(keys.shape[2])
+        context = CachedLayer(
+            index, len(self._layers), keys, values, lengths=counts[:, 0],
+            queries=seen.queries if queries is None else queries, scale=seen.scale,
+            total=seen.total, rated=seen.rated, turn=seen.turn,
+        )  # fmt: skip
+        if not self._layers[index].parts:
+            return context
+        return replace(
+            context,
+            keys=keys.flatten(0, 1)[:, None],
+            values=values.flatten(0, 1)[:, None],
+            lengths=counts.flatten(),
+            queries=context.queries.unflatten(1, (keys.shape[1], -1)).flatten(0, 1),
+            total=_to_heads(seen.total),
+            rated=_to_heads(seen.rated),
+        )
+
+    def _score(self, context: CachedLayer) -> Tensor:
+        """What the method says of entries, `[R, 1 or H, S]`; in paired rows the mean."""
+        scores = self._method.ask("score", context)
+        if self._branches == 1:
+            return scores
+        each = scores.view(self._branches, self._is_paired.shape[1], -1, scores.shape[2])
+        joined = torch.where(self._is_paired, each.mean(0, keepdim=True), each)
+        return joined.reshape(scores.shape)
+
+    def _drop(
+        self, layer: WindowLayer, context: CachedLayer, keep: Tensor, ends: Tensor, layouts: Layouts
+    ) -> None:
+        """Let a layer keep chosen entries.
+
+        Args:
+            context: what the method looked at.
+            keep: `[R, 1 or H, K]` int64, cache indices in ascending order; shorter lists end in -1.
+            ends: `[R]` int64, positions of the entries that passes write next.
+        """
+        method = self._method
+        counts = (keep >= 0).sum(-1)  # [R, 1 or H]
+        n_kept = counts.amax(1)  # [R], alike in all heads unless the method is headwise
+        room = None
+        if self._boundary is not None:
+            n_next = self._boundary - ends  # [R], until the next round begins
+            most = int((n_kept + n_next).max())
+            if method.is_headwise:
+                most = int(n_next.max())
+            else:  # however long rows become: what is dropped stays for a round
+                endless = replace(context, lengths=torch.full_like(context.lengths, 2**40))
+                budget = max(int(method.count(endless).max()), method.budget)
+                most = max(most, budget + 2 * self._every)
+            room = most + self._every + 1  # a pass is not wider than a round; the last is scratch
+        if method.is_headwise:
+            if room is not None or int(counts.sum()) < self.n_entries * counts.shape[1]:
+                layer.split(keep, ends, self._whole, room)
+            return
+        name = (room or 0, *n_kept.tolist())
+        if name not in layouts:
+            layouts[name] = self._whole.shorten(ends - n_kept, room)
+        layer.evict(keep, layouts[name])
+
+    def _carry_out(self, index: int, start: Tensor, due: Tensor, layouts: Layouts) -> None:
+        """Free what a layer's rows were to drop next, where that is due."""
+        layer = self._layers[index]
+        going = None if layer.going is None else layer.going.entries & due[:, None, None]
+        if not layer.parts and (going is None or not bool(going.any())):
+            return
+        counts = layer.count(start)  # [R, 1 or H], accepted entries
+        size = int(counts.max())
+        is_kept = torch.arange(size, device=counts.device) < counts[..., None]
+        if going is not None:
+            is_kept = is_kept & ~fit(going, size)
+        keep = list_entries(is_kept, int(is_kept.sum(-1).max()))
+        context = self._look(index, counts)
+        self._drop(layer, context, keep, start, layouts)
+        self._seen[index] = self._seen[index].fit(size).look(keep)
+
+    def _decide(self, index: int, boundary: Tensor, due: Tensor) -> Tensor:
+        """Choose what a layer's rows drop next, `[R, 1 or H, S]` bool.
+
+        Args:
+            index: the layer's number.
             boundary: `[R]` int64, positions before which entries are looked at.
             due: `[R]` bool, the rows that choose; others keep their choice.
         """
         method = self._method
+        layer = self._layers[index]
         rows = due[:, None, None]
+        counts = layer.count(boundary).where(due[:, None], 0)  # [R, 1 or H]
+        shape = (len(due), -1)  # of a head each, or of a row of heads
         if method.reads_hidden:
-            self._take_rated(index, layer, boundary, due)
-        if _remembers(method):
-            newest = self._read(index, boundary, self._every)
-            context = self._look(index, layer, newest, boundary, due)
+            self._take_rated(index, counts, boundary, due)
+        if self._remembers:
+            newest = _get(self._queries[index], boundary, self._every)
+            context = self._look(index, counts, newest)
             assert context.total is not None
-            total = self._to_rows(method.ask("remember", context))
-            total = torch.where(rows, total, self._to_rows(context.total))
+            total = torch.where(
+                rows,
+                method.ask("remember", context).reshape(*shape, context.keys.shape[2]),
+                context.total.reshape(*shape, context.keys.shape[2]),
+            )
             self._seen[index] = replace(self._seen[index], total=total)
-        asking = self._read(index, boundary, method.observed)
-        keep = self._choose(self._look(index, layer, asking, boundary, due))
-        lengths = self._count(layer, boundary, due)[..., None]  # [R, 1 or H, 1]
-        size = int(lengths.max())
+        asking = _get(self._queries[index], boundary, method.observed)
+        context = self._look(index, counts, asking)
+        keep = method.plan(context, self._score(context))
+        keep = keep.reshape(*shape, keep.shape[2])
+        size = int(counts.max())
         is_kept = torch.zeros(*keep.shape[:2], size + 1, dtype=torch.bool, device=keep.device)
         is_kept.scatter_(2, keep.where(keep >= 0, size), True)
-        entry = torch.arange(size, device=keep.device)
-        hidden = ~is_kept[..., :size] & (entry < lengths)
-        self._n_dropped += float(hidden.sum(-1).float().mean(1).sum())
-        before = self._hidden.get(index)
-        if before is not None:
-            longest = max(size, before.shape[2])
-            hidden = pad(hidden, (0, longest - size))
-            before = pad(before, (0, longest - before.shape[2]))
-            hidden = torch.where(rows, hidden, before)
-        self._hidden[index] = hidden
+        is_entry = torch.arange(size, device=keep.device) < counts[..., None]
+        going = ~is_kept[..., :size] & is_entry
+        self._n_dropped += float(going.sum(-1).float().mean(1).sum())
+        if layer.going is None:
+            return going
+        before = layer.going.entries
+        longest = max(size, before.shape[2])
+        return torch.where(rows, fit(going, longest), fit(before, longest))
 
-    def _count(self, layer: WindowLayer, boundary: Tensor, due: Tensor) -> Tensor:
-        """`[R, 1 or H]` int64, entries before the boundary; 0 in rows that are not due."""
-        return layer.layout.to_index(boundary).where(due, 0)[:, None]
+    def _take_rated(self, index: int, counts: Tensor, boundary: Tensor, due: Tensor) -> None:
+        """Put what was said of the last round's entries behind that of those before.
 
-    def _look(
-        self, index: int, layer: WindowLayer, queries: Tensor, boundary: Tensor, due: Tensor
-    ) -> CachedLayer:
-        """What the method may look at of a layer; rows that are not due have no entries."""
-        seen = replace(self._seen[index], queries=queries)
-        lengths = self._count(layer, boundary, due)[:, 0]
-        return look(seen, layer, index, len(self._layers), lengths)
-
-    def _to_rows(self, found: Tensor) -> Tensor:
-        """`[R, 1 or H, S]` of what the method says of what it looked at."""
-        return found
-
-    def _choose(self, context: CachedLayer) -> Tensor:
-        """The entries `[R, 1 or H, K]` that stay; see `choose`."""
-        return choose(self._method, context, self._is_paired)
-
-    def _take_rated(self, index: int, layer: WindowLayer, boundary: Tensor, due: Tensor) -> None:
-        """Put what was said of the last round's entries behind that of those before."""
-        counts = self._count(layer, boundary, due)  # [R, 1 or H]
-        newest = self._rated[index]
-        round_ = torch.arange(-self._every, 0, device=counts.device)
-        position = boundary[:, None] + round_  # [R, n]
-        at = (position % newest.shape[2]).to(newest.device)[:, None].expand(-1, newest.shape[1], -1)
-        size = int(counts.max())
+        Args:
+            counts: `[R, 1 or H]` int64, entries before the boundary.
+        """
+        newest = _get(self._rated[index], boundary, self._every)[..., 0]  # [R, H, n]
         known = self._seen[index].rated
         assert known is not None
-        known = fill(known, max(size, known.shape[2]))
-        assert known is not None
-        entry = (counts[..., None] + round_).clamp(min=0).expand(-1, newest.shape[1], -1)
-        put = known.scatter(2, entry.to(known.device), newest.gather(2, at))
+        known = fit(known, max(int(counts.max()), known.shape[2]))
+        last = torch.arange(-self._every, 0, device=counts.device)
+        entry = (counts[..., None] + last).clamp(min=0).expand_as(newest)
+        put = known.scatter(2, entry.to(known.device), newest)
         rated = torch.where(due[:, None, None].to(known.device), put, known)
         self._seen[index] = replace(self._seen[index], rated=rated)
 
 
-def _remembers(method: CacheMethod) -> bool:
-    """Whether a method is asked what it remembers of a round."""
-    return method.accumulates or method.remembers
+def _put(ring: Tensor, states: Tensor, first: Tensor) -> None:
+    """Keep states `[R, H, n, D]` of the positions from `first` `[R]` on, modulo the ring's size."""
+    position = first[:, None] + torch.arange(states.shape[2], device=first.device)
+    at = (position % ring.shape[2]).to(states.device)[:, None, :, None]
+    ring.scatter_(2, at.expand_as(states), states)
+
+
+def _get(ring: Tensor, end: Tensor, n: int) -> Tensor:
+    """The states `[R, H, n, D]` of the n positions before `end` `[R]`."""
+    position = end[:, None] - n + torch.arange(n, device=end.device)
+    at = (position % ring.shape[2]).to(ring.device)[:, None, :, None]
+    return ring.gather(2, at.expand(-1, ring.shape[1], -1, ring.shape[3]))
+
+
+def _to_heads(known: Tensor | None) -> Tensor | None:
+    """`[R H, 1, S]` of `[R, H, S]`."""
+    return None if known is None else known.flatten(0, 1)[:, None]

@@ -21,19 +21,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
-from mmaccel.pipelines.layers.packed_entries import PackedEntries, Workspace
-from mmaccel.reduction.kv_cache.contract import CacheQuantizer
+from mmaccel.pipelines.layers.packing import PackedEntries
 
 MASK_FORMS = ("additive", "bool", "zero-one")
 """Of the masks that models take: added to scores, True where something is seen, or 1 there."""
 
+_STEPS = 8  # of how many entries the heads of a layer keep
+
 
 class KVCacheLayout:
-    """Which cache indices the current pass writes and reads; all layers of a cache share it.
+    """Which entries the rows of a store hold, and which of them the current pass writes and reads.
+
+    All layers that hold entries at the same cache indices share one.
 
     Args:
         rows: rows the cache holds.
@@ -54,15 +58,22 @@ class KVCacheLayout:
         selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
         write_index: `[R * W]` int64, flat indices that the current pass writes.
         indices: `[R, W]` int64, the cache indices of the current pass.
+        heads: n, of which each is a row here, so that they hold different numbers of entries:
+            row r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
         dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
             that passes write from then on; None: nothing was.
         packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: the
             memory of cache indices begins behind them, and is all allocated. None: nothing is.
+        reads_next: `[R, W]` bool, which entries of the current pass read the group behind those in
+            fewer bits, too; None: none do.
     """
 
-    def __init__(self, rows: int, max_length: int, reports_past_only: bool = False) -> None:
+    def __init__(
+        self, rows: int, max_length: int, reports_past_only: bool = False, heads: int = 1
+    ) -> None:
         self.rows = self.max_rows = self.pass_rows = rows
         self.max_length = self.visible_length = self.reported_length = max_length
+        self.heads = heads
         self._reports_past_only = reports_past_only
         self.allocated_length = 0
         self.selected_rows: Tensor | None = None
@@ -70,17 +81,23 @@ class KVCacheLayout:
         self.indices: Tensor | None = None
         self.dropped: Tensor | None = None
         self.packed: Tensor | None = None
+        self.reads_next: Tensor | None = None
 
     def to_index(self, positions: Tensor) -> Tensor:
-        """Cache indices `[R, ...]` of new entries that would stand at `positions` `[R, ...]` if
-        nothing had been evicted.
+        """Cache indices of new entries that would stand at `positions` `[R, ...]` if nothing had
+        been evicted; of each head of a row where these are rows here.
         """
         if self.dropped is None:
             return positions
         dropped = self.dropped
         if self.selected_rows is not None:
             dropped = dropped[self.selected_rows.to(dropped.device)]
+        positions = self.repeat(positions)
         return positions - dropped.view(-1, *[1] * (positions.ndim - 1))
+
+    def repeat(self, states: Tensor) -> Tensor:
+        """What is known of rows `[R, ...]`, for each of their heads where these are rows here."""
+        return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
 
     def shift(self, reads: Tensor) -> Tensor:
         """What entries read of the layer, `[R, 1 or W, visible length]` bool.
@@ -96,35 +113,42 @@ class KVCacheLayout:
         index = index.clamp(max=reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1)
         return reads.gather(2, index) & is_inside
 
-    def shorten(self, dropped: Tensor, room: int | None = None) -> KVCacheLayout:
+    def shorten(self, dropped: Tensor, room: int | None = None, heads: int = 1) -> KVCacheLayout:
         """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
 
         Args:
             room: cache indices that a row needs at most; None: all that are left.
+            heads: see the class; rows are those of this layout times so many.
 
         Cost: a host synchronisation.
         """
         length = self.max_length - int(dropped.min())
         length = length if room is None else min(length, room)
-        shorter = KVCacheLayout(self.max_rows, length, self._reports_past_only)
+        rows = self.max_rows * heads
+        shorter = KVCacheLayout(rows, length, self._reports_past_only, heads)
         shorter.dropped = dropped
         return shorter
 
-    def pack(self, packed: Tensor, room: int) -> KVCacheLayout:
-        """The layout of layers that hold `packed` `[R]` int64 entries of each row in fewer bits.
+    def pack(self, packed: Tensor, room: int) -> None:
+        """Count the first entries of each row as held in fewer bits from now on.
 
         Args:
-            packed: see above; the caller may raise the numbers in place.
+            packed: `[R]` int64, how many.
             room: cache indices of each row behind them that have memory.
         """
-        other = KVCacheLayout(self.max_rows, self.max_length, self._reports_past_only)
-        other.dropped = self.dropped
-        other.packed = packed
-        other.allocated_length = room
-        return other
+        self.packed = packed
+        self.allocated_length = room
+
+    def list_rows(self, rows: Tensor) -> Tensor:
+        """The numbers here of `rows` `[n]` int64 of the cache, those of all their heads."""
+        if self.heads == 1:
+            return rows
+        head = torch.arange(self.heads, device=rows.device)
+        return (rows[:, None] * self.heads + head).flatten()
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order."""
+        rows = self.list_rows(rows)
         self.rows = self.max_rows = len(rows)
         if self.dropped is not None:
             self.dropped = self.dropped[rows.to(self.dropped.device)]
@@ -161,11 +185,29 @@ class KVCacheLayout:
             at = at - self.packed[rows.to(self.packed.device), None].to(at.device)
         self.write_index = (at.clamp(max=length - 2) + rows[:, None] * length).flatten()
 
+    def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
+        """Let the prepared pass write further entries of a row, behind its others: those that would
+        stand from one cache index on, before another, if nothing had been evicted.
+
+        Returns:
+            The layout of a pass over these entries alone.
+        """
+        assert self.write_index is not None
+        own = KVCacheLayout(1, self.max_length, self._reports_past_only)
+        own.dropped = None if self.dropped is None else self.dropped[row : row + 1]
+        own.allocated_length = self.allocated_length
+        index = torch.arange(first, last, device=self.write_index.device)[None]
+        own.prepare(own.to_index(index), min(last, self.visible_length))
+        assert own.write_index is not None
+        others = own.write_index + row * self.allocated_length
+        self.write_index = torch.cat([self.write_index, others])
+        return own
+
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
         """Inside the block, passes are of these rows, `[n]` int64, in their order."""
-        self.rows = len(rows)
-        self.selected_rows = rows
+        self.selected_rows = self.list_rows(rows)
+        self.rows = len(self.selected_rows)
         try:
             yield
         finally:
@@ -173,26 +215,49 @@ class KVCacheLayout:
             self.selected_rows = None
 
 
+@dataclass(frozen=True)
+class Going:
+    """Entries that a layer drops next.
+
+    Attributes:
+        entries: `[R, 1 or H, S]` bool, by their cache indices.
+        boundary: `[R]` int64, the position from which on queries do not see them.
+    """
+
+    entries: Tensor
+    boundary: Tensor
+
+
 class WindowLayer:
     """Keys and values of one attention layer, with the interface of transformers' cache layers.
 
     Memory: `rows * allocated length * heads * (key width + value width)` numbers.
 
+    Args:
+        layout: of all heads.
+        heads: `[n]` int64, the heads of a layer that this part holds, each as a row of one head;
+            None: all of them.
+
     Attributes:
-        layout, keys, values: of all heads; the memory is None in a layer of parts.
+        layout, heads: see above.
+        keys, values: `[R S, H, D]`; None before the first pass, and in a layer of parts.
         parts: where heads hold different numbers of entries, stores of some heads each.
+        packed: the first entries, in fewer bits; None: all are as they were written.
+        going: what is dropped next; None: nothing is.
     """
 
     is_sliding = False
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, layout: KVCacheLayout) -> None:
+    def __init__(self, layout: KVCacheLayout, heads: Tensor | None = None) -> None:
         self.layout = layout
+        self.heads = heads
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.parts: tuple[HeadPart, ...] = ()
+        self.parts: tuple[WindowLayer, ...] = ()
         self.packed: PackedEntries | None = None
+        self.going: Going | None = None
         self.is_initialized = False
 
     def update(
@@ -209,12 +274,12 @@ class WindowLayer:
         """
         if self.parts:
             for part in self.parts:
-                part.store.update(key_states[:, part.heads], value_states[:, part.heads])
+                part.update(part.take_heads(key_states), part.take_heads(value_states))
             return key_states, value_states
         layout = self.layout
         rows, _, width, _ = key_states.shape
         index = layout.write_index
-        if index is None or rows != layout.pass_rows or rows * width != index.shape[0]:
+        if index is None or rows * width != index.shape[0]:
             raise ShapeError(
                 f"window cache: expected keys of {layout.pass_rows} rows at the cache indices of "
                 f"the pass, received {list(key_states.shape)}; run the model through the forward "
@@ -227,10 +292,19 @@ class WindowLayer:
             store.index_copy_(0, self.write_index(store.device), flat)
         return self.visible()
 
-    @property
-    def n_bytes(self) -> int:
-        """Of keys and values."""
-        return sum(store.nbytes for store in (self.keys, self.values) if store is not None)
+    def take_heads(self, states: Tensor) -> Tensor:
+        """Of `[R, H, ...]` those of this part's heads, which are its rows: `[R n, 1, ...]`."""
+        assert self.heads is not None
+        return states[:, self.heads.to(states.device)].flatten(0, 1)[:, None]
+
+    def join_heads(self, made: Sequence[Tensor]) -> Tensor:
+        """`[R, H, ...]` of what was made of each part, `[R n, ...]`."""
+        heads = torch.cat([part.heads for part in self.parts if part.heads is not None])
+        found = [
+            one.unflatten(0, (-1, part.layout.heads))
+            for part, one in zip(self.parts, made, strict=True)
+        ]
+        return torch.cat(found, 1)[:, heads.argsort().to(made[0].device)]
 
     @property
     def has_room(self) -> bool:
@@ -245,9 +319,9 @@ class WindowLayer:
             key_states, value_states: `[R, H, W, D]` of the pass, whose heads and dtype they take.
         """
         self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         if not self.has_room:
-            self.keys, self.values = _grow(self.layout, self.keys), _grow(self.layout, self.values)
+            self.hold(*self.held())
+        assert self.keys is not None and self.values is not None
         return self.keys, self.values
 
     def write_index(self, device: torch.device) -> Tensor:
@@ -259,40 +333,74 @@ class WindowLayer:
     def visible(self) -> tuple[Tensor, Tensor]:
         """Views `[R, H, visible length, D]` of what the current pass reads."""
         layout = self.layout
-        assert self.keys is not None and self.values is not None
-        if self.packed is None:
-            return _view(layout, self.keys), _view(layout, self.values)
-        assert layout.packed is not None
-        keys, values = self.packed.join(*self.held(), layout.packed, layout.visible_length)
-        return keys[: layout.pass_rows], values[: layout.pass_rows]
+        keys, values = self.held()
+        if self.packed is not None:
+            assert layout.packed is not None
+            keys, values = self.packed.join(keys, values, layout.packed, layout.visible_length)
+        rows: slice | Tensor = slice(layout.pass_rows)
+        if layout.selected_rows is not None:
+            rows = layout.selected_rows.to(keys.device)
+        return keys[rows, :, : layout.visible_length], values[rows, :, : layout.visible_length]
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the entries of the current pass may not all see the same of the store."""
+        return self.going is not None or self.layout.reads_next is not None
+
+    def change(
+        self, mask: Tensor, key: Tensor, value: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the entries of a pass see of a store that changes between two of them.
+
+        Args:
+            mask: `[R, 1, W, S]` of numbers that are added.
+            key, value: `[R, H, S, D]`, what the pass reads.
+            position: `[R, W]` int64, of the entries.
+
+        Returns:
+            A mask `[R, 1 or H, W, S]`, keys and values, longer where a group is read twice.
+        """
+        if self.going is not None:
+            entries = fit(self.going.entries, key.shape[2]).to(mask.device)
+            boundary = self.going.boundary.to(mask.device)
+            is_behind = self.layout.repeat(position).to(mask.device) >= boundary[:, None]
+            hidden = entries[:, :, None] & is_behind[:, None, :, None]
+            mask = mask.masked_fill(hidden, float("-inf"))
+        if self.layout.reads_next is not None:
+            assert self.packed is not None and self.layout.packed is not None
+            return self.packed.extend(
+                mask, key, value, self.held(), self.layout.packed, self.layout.reads_next
+            )
+        return mask, key, value
 
     def held(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, S, D]` of all keys and values that have memory; not of packed ones."""
+        """Keys and values `[R, H, S, D]` that have memory, but for packed ones: views, or a copy of
+        parts, whose heads have anything behind what they hold.
+        """
+        if self.parts:
+            held = [part.held() for part in self.parts]
+            size = max(keys.shape[2] for keys, _ in held)
+            keys, values = (
+                self.join_heads([pad(one[:, 0], (0, 0, 0, size - one.shape[2])) for one in states])
+                for states in zip(*held, strict=True)
+            )
+            return keys, values
         assert self.keys is not None and self.values is not None
         rows = self.layout.max_rows
         keys = self.keys.view(rows, -1, *self.keys.shape[1:])
         values = self.values.view(rows, -1, *self.values.shape[1:])
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def read(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, H, N, D]` at cache indices `[B, N]` of the first B rows.
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        """Hold these `[R, H, S, D]` from the first cache index that has memory on, in a copy."""
+        self.keys = _make_store(keys, self.layout.allocated_length)
+        self.values = _make_store(values, self.layout.allocated_length)
 
-        Zeros at negative indices.
-        """
-        assert self.keys is not None and self.values is not None
-        assert self.packed is None, "entries in fewer bits are read by passes alone"
-        index = index.to(self.keys.device)
-        rows = torch.arange(len(index), device=index.device)[:, None] * self.layout.allocated_length
-        flat = (rows + index.clamp(min=0)).flatten()
-        is_known = (index >= 0)[:, None, :, None]
-        found = (store[flat].unflatten(0, index.shape) for store in (self.keys, self.values))
-        keys, values = (states.transpose(1, 2).where(is_known, 0) for states in found)
-        return keys, values
-
-    def copy_row(self, row: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Copies of a row's keys and values `[H, n, D]` from one cache index on, before another."""
-        keys, values = self.held()
-        return keys[row, :, first:last].clone(), values[row, :, first:last].clone()
+    def count(self, ends: Tensor) -> Tensor:
+        """`[R, 1 or H]` int64, entries that the heads hold before the positions `ends` `[R]`."""
+        if not self.parts:
+            return self.layout.to_index(ends)[:, None]
+        return self.join_heads([part.layout.to_index(ends) for part in self.parts])
 
     def write_row(self, row: int, keys: Tensor, values: Tensor) -> None:
         """Write keys and values `[H, n, D]` to the first cache indices of a row."""
@@ -300,15 +408,26 @@ class WindowLayer:
         for store, states in zip(self.held(), (keys, values), strict=True):
             store[row, :, : states.shape[1]] = states
 
+    def hide(self, going: Going) -> None:
+        """Let queries behind a boundary see some entries no more; see `Going`."""
+        self.going = going
+        for part in self.parts:
+            boundary = part.layout.repeat(going.boundary)
+            part.going = Going(part.take_heads(going.entries), boundary)
+
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, `[n]` int64, in their order."""
+        """Drop all rows but these, `[n]` int64, in their order; the layout is told afterwards."""
         for part in self.parts:
             part.keep(rows)
-        for name in ("keys", "values"):
-            store = getattr(self, name)
-            if store is not None:
-                by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])
-                setattr(self, name, _copy(by_row.transpose(1, 2)[rows.to(store.device)]))
+        rows = self.layout.list_rows(rows)
+        if self.going is not None:
+            entries = self.going.entries[rows.to(self.going.entries.device)]
+            boundary = self.going.boundary[rows.to(self.going.boundary.device)]
+            self.going = Going(entries, boundary)
+        if self.keys is not None:
+            keys, values = self.held()
+            self.keys = _make_store(keys[rows.to(keys.device)], keys.shape[2])
+            self.values = _make_store(values[rows.to(values.device)], values.shape[2])
         if self.packed is not None:
             self.packed.keep(rows)
 
@@ -316,96 +435,86 @@ class WindowLayer:
         """Keep chosen entries, moved to the front, in memory of their own.
 
         Args:
-            keep: `[R, K]` or `[R, H, K]` int64, cache indices in ascending order; shorter lists end
-                in -1.
+            keep: `[R, 1 or H, K]` int64, cache indices in ascending order; shorter lists end in -1.
             layout: of the layer from now on; see `KVCacheLayout.shorten`.
         """
-        assert self.keys is not None and self.values is not None
-        layout.allocated_length = layout.max_length + 1
-        self.keys = _move(self.layout, self.keys, keep, layout)
-        self.values = _move(self.layout, self.values, keep, layout)
+        keys, values = self.held()
+        layout.allocate()
         self.layout = layout
+        self.hold(take(keys, keep), take(values, keep))
 
-    def take_heads(self, heads: Tensor) -> WindowLayer:
-        """A store with a copy of some heads, `[n]` int64."""
-        assert self.keys is not None and self.values is not None
-        store = WindowLayer(self.layout)
-        store.keys = self.keys[:, heads]
-        store.values = self.values[:, heads]
-        return store
+    def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
+        """Let each head keep entries of its own, in parts of those that keep about equally many, in
+        eighths of what the longest one keeps: so a part has room for little more than it holds.
 
-    def split(self, parts: Sequence[HeadPart]) -> None:
-        """Hold stores of some heads each from now on; see `mmaccel.pipelines.layers.head_parts`."""
+        Args:
+            keep: `[R, H, K]` int64, cache indices in ascending order; shorter lists end in -1.
+            ends: `[R]` int64, positions of the entries that passes write next.
+            whole: the layout of layers that hold everything.
+            room: cache indices that heads need behind those of the longest in their part; None: all
+                that are left.
+
+        Cost: host synchronisations, and a copy of what stays.
+        """
+        keys, values = self.held()
+        counts = (keep >= 0).sum(-1)  # [R, H]
+        most = counts.amax(0)
+        step = ((most * _STEPS).float() / most.max()).ceil()
+        parts = []
+        for one in step.unique().flip(0):
+            heads = (step == one).nonzero()[:, 0]
+            dropped = (ends[:, None] - counts[:, heads].to(ends.device)).flatten()
+            longest = int(most[heads].max())
+            most_needed = None if room is None else longest + room
+            layout = whole.shorten(dropped, most_needed, len(heads))
+            layout.allocate()
+            part = WindowLayer(layout, heads)
+            own = part.take_heads(keep)[..., :longest]
+            part.hold(take(part.take_heads(keys), own), take(part.take_heads(values), own))
+            parts.append(part)
         self.parts = tuple(parts)
         self.keys = self.values = None
-        self.layout = parts[0].store.layout
-
-    def join(self, keys: Tensor, values: Tensor, layout: KVCacheLayout) -> None:
-        """Hold all heads together again: keys and values `[R, H, S, D]`, in a copy."""
-        self.keys = _copy(keys)
-        self.values = _copy(values)
-        self.parts = ()
-        self.layout = layout
+        self.layout = whole
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
         """Its layout, or those of its parts."""
-        return [part.store.layout for part in self.parts] or [self.layout]
+        return [part.layout for part in self.parts] or [self.layout]
 
-    def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout, workspace: Workspace) -> None:
-        """Hold the first entries of each row in fewer bits.
-
-        Args:
-            quantizer: packs them.
-            layout: of the layer from now on; see `KVCacheLayout.pack`.
-        """
-        assert layout.packed is not None
-        keys, values = self.held()
-        n_packed = int(layout.packed.max())
-        self.packed = PackedEntries(
-            quantizer, keys[:, :, :n_packed], values[:, :, :n_packed], workspace
-        )
-        self._move_up(layout.packed, layout.allocated_length)
-        self.layout = layout
-
-    def pack_next(self, due: Tensor) -> None:
-        """Hold one group more in fewer bits.
+    def pack(self, due: Tensor) -> None:
+        """Hold the next groups of entries in fewer bits.
 
         Args:
-            due: `[R]` bool, the rows that do; the caller counts it in their layout afterwards.
+            due: `[R]` int64, how many groups of each row; the caller counts them in the layout
+                afterwards.
         """
         assert self.packed is not None and self.layout.packed is not None
-        self.packed.append(*self.held(), self.layout.packed, due)
-        n_moved = torch.where(due, self.packed.quantizer.group, 0)
-        self._move_up(n_moved, self.layout.allocated_length)
-
-    def _move_up(self, first: Tensor, room: int) -> None:
-        """Let memory of `room` entries a row begin with what stands at `first` `[R]`."""
         keys, values = self.held()
-        at = first.to(keys.device)[:, None] + torch.arange(room, device=keys.device)
-        index = at.clamp(max=keys.shape[2] - 1)[:, None, :, None]  # [R, 1, room, 1]
-        self.keys = _copy(keys.gather(2, index.expand(-1, keys.shape[1], -1, keys.shape[3])))
-        self.values = _copy(
-            values.gather(2, index.expand(-1, values.shape[1], -1, values.shape[3]))
-        )
+        self.packed.append(keys, values, self.layout.packed, due)
+        room = torch.arange(self.layout.allocated_length, device=due.device)
+        index = (due * self.packed.quantizer.group)[:, None, None] + room
+        moved = take(keys, index), take(values, index)
+        if not self.packed.is_reserved:
+            self.hold(*moved)
+            return
+        for store, states in zip((keys, values), moved, strict=True):  # in the same memory
+            store.copy_(states)
 
     @property
-    def nbytes(self) -> int:
+    def n_bytes(self) -> int:
         """Bytes of all keys and values, as they are allocated."""
-        if self.parts:
-            return sum(part.store.nbytes for part in self.parts)
-        assert self.keys is not None and self.values is not None
-        n_packed = 0 if self.packed is None else self.packed.nbytes
-        return self.keys.nbytes + self.values.nbytes + n_packed
+        n_packed = 0 if self.packed is None else self.packed.n_bytes
+        n_whole = sum(store.nbytes for store in (self.keys, self.values) if store is not None)
+        return n_packed + n_whole + sum(part.n_bytes for part in self.parts)
 
     @property
     def bytes_an_index(self) -> int:
         """Bytes of all heads' keys and values at a cache index, as they were written; 0 before the
         first pass.
         """
-        if self.parts:
-            return sum(part.store.bytes_an_index for part in self.parts)
-        return sum(store[:1].nbytes for store in (self.keys, self.values) if store is not None)
+        stores = [store for store in (self.keys, self.values) if store is not None]
+        own = self.layout.heads * sum(store[:1].nbytes for store in stores)
+        return own + sum(part.bytes_an_index for part in self.parts)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the last pass to the front of what it wrote.
@@ -415,12 +524,12 @@ class WindowLayer:
             path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
         """
         for part in self.parts:
-            part.store.commit(start, path)
+            part.commit(start, path)
         if self.parts:
             return
         assert self.keys is not None and self.values is not None
         start = self.layout.to_index(start).to(self.keys.device)
-        path = path.to(self.keys.device)
+        path = self.layout.repeat(path).to(self.keys.device)
         keep = torch.where(path >= 0, start[:, None] + path, -1)
         for store in (self.keys, self.values):
             by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])[: len(path)]
@@ -429,7 +538,7 @@ class WindowLayer:
     def clear(self) -> None:
         """Zero all keys and values, in the same memory."""
         for part in self.parts:
-            part.store.clear()
+            part.clear()
         for store in (self.keys, self.values):
             if store is not None:
                 store.zero_()
@@ -437,8 +546,10 @@ class WindowLayer:
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate keys and values of this shape at the first call."""
         if self.keys is None:
-            self.keys = _allocate(self.layout, key_states)
-            self.values = _allocate(self.layout, value_states)
+            room = self.layout.max_rows * self.layout.allocated_length
+            heads = key_states.shape[1]
+            self.keys = key_states.new_zeros(heads, room, key_states.shape[3]).transpose(0, 1)
+            self.values = value_states.new_zeros(heads, room, value_states.shape[3]).transpose(0, 1)
             self.is_initialized = True
 
     def get_seq_length(self) -> int:
@@ -452,45 +563,6 @@ class WindowLayer:
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys a mask has to cover."""
         return self.layout.visible_length, 0
-
-
-@dataclass
-class HeadPart:
-    """Some heads of a layer.
-
-    Attributes:
-        heads: `[n]` int64, their numbers.
-        store: their keys and values.
-        counts: `[R, n]` int64, entries that a head holds of those before what passes write; a row's
-            others hold more, and what is between stays empty.
-    """
-
-    heads: Tensor
-    store: WindowLayer
-    counts: Tensor
-
-    def find_empty(self, size: int) -> Tensor:
-        """`[R, n, S]` bool, those of the first S indices that hold nothing in a head."""
-        index = torch.arange(size, device=self.counts.device)
-        ends = self.counts.amax(1)[:, None, None]
-        return (index >= self.counts[..., None]) & (index < ends)
-
-    def count(self, ends: Tensor) -> Tensor:
-        """`[R, n]` int64, entries that each head holds before the positions `ends` `[R]`."""
-        index = self.store.layout.to_index(ends).to(self.counts.device)
-        return self.counts + (index - self.counts.amax(1))[:, None]
-
-    def to_index(self, entry: Tensor) -> Tensor:
-        """`[R, n, S]` int64, where the entries `[S]` of each head stand; they are numbered without
-        what is empty.
-        """
-        n_empty = self.counts.amax(1, keepdim=True) - self.counts
-        return torch.where(entry < self.counts[..., None], entry, entry + n_empty[..., None])
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, `[n]` int64, in their order."""
-        self.store.keep(rows)
-        self.counts = self.counts[rows.to(self.counts.device)]
 
 
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
@@ -512,48 +584,26 @@ def _layer_class() -> type[WindowLayer]:
     return type("WindowCacheLayer", (WindowLayer, CacheLayerMixin), {})
 
 
-def _allocate(layout: KVCacheLayout, states: Tensor) -> Tensor:
-    heads, width = states.shape[1], states.shape[3]
-    return _make_store(states, layout.max_rows * layout.allocated_length, heads, width)
+def take(states: Tensor, index: Tensor) -> Tensor:
+    """Entries `[R, H, K, D]` of `[R, H, S, D]` at indices `[R, 1 or H, K]`; some entry where an
+    index is beyond them.
+    """
+    at = index.to(states.device).clamp(0, states.shape[2] - 1)[..., None]
+    return states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[3]))
 
 
-def _make_store(like: Tensor, n_indices: int, heads: int, width: int) -> Tensor:
-    """`[N, H, D]` in memory `[H, N, D]`."""
+def fit(known: Tensor, size: int) -> Tensor:
+    """What is known `[R, H, S]` of the entries of a store, of `size` of them; 0 of those behind."""
+    return pad(known, (0, size - known.shape[2]))
+
+
+def _make_store(states: Tensor, room: int) -> Tensor:
+    """A store `[R room, H, D]` that begins with states `[R, H, S, D]`, row by row."""
+    rows, heads, length, width = states.shape
     # zeros: an index that was never written is masked, but NaN would come through a mask
-    return like.new_zeros(heads, n_indices, width).transpose(0, 1)
-
-
-def _copy(states: Tensor) -> Tensor:
-    """A store with the content `[R, H, S, D]`."""
-    store = states.transpose(0, 1).contiguous()  # [H, R, S, D]
-    return store.flatten(1, 2).transpose(0, 1)
-
-
-def _grow(layout: KVCacheLayout, store: Tensor) -> Tensor:
-    """A store of `layout.allocated_length` indices per row that begins with another's content."""
-    old = store.view(layout.max_rows, -1, *store.shape[1:])
-    new = _make_store(store, layout.max_rows * layout.allocated_length, *store.shape[1:])
-    new.view(layout.max_rows, -1, *store.shape[1:])[:, : old.shape[1]] = old
-    return new
-
-
-def _move(layout: KVCacheLayout, store: Tensor, keep: Tensor, shorter: KVCacheLayout) -> Tensor:
-    """A store of `shorter.allocated_length` entries per row that begins with chosen ones."""
-    old = store.view(layout.max_rows, -1, *store.shape[1:])
-    dispatch.run(compact, old, keep.to(store.device))
-    new = _make_store(store, layout.max_rows * shorter.allocated_length, *store.shape[1:])
-    n_kept = min(keep.shape[-1], shorter.allocated_length)
-    new.view(layout.max_rows, -1, *store.shape[1:])[:, :n_kept] = old[:, :n_kept]
-    return new
-
-
-def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
-    """A view of what the current pass reads of a store."""
-    by_row = store.view(layout.max_rows, layout.allocated_length, *store.shape[1:])
-    if layout.selected_rows is None:
-        return by_row[: layout.pass_rows, : layout.visible_length].transpose(1, 2)
-    rows = layout.selected_rows.to(store.device)
-    return by_row[rows, : layout.visible_length].transpose(1, 2)
+    memory = states.new_zeros(heads, rows, room, width)
+    memory[:, :, :length] = states.transpose(0, 1)[:, :, :room]
+    return memory.flatten(1, 2).transpose(0, 1)
 
 
 def number_served(windows: Sequence[int | None]) -> dict[int, int]:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.model_parts import LayerCounts
-from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.attention import Watcher, WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks
-from mmaccel.pipelines.layers.eviction import Observer, evict
-from mmaccel.pipelines.layers.head_rounds import HeadRounds
+from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import Packing
-from mmaccel.pipelines.layers.rounds import Rounds
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served, take
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.turning import KeyTurner
@@ -42,6 +42,7 @@ class LayerStores:
         windows: sliding window of every layer, in positions; None where it sees everything. None:
             all do.
         drafts: the source by which the model drafts for itself; None: it does not.
+        reads_back: see `SparseBlocks`.
         turner: moves states to other positions, for a method that asks for it; None: none does.
 
     Attributes:
@@ -66,38 +67,48 @@ class LayerStores:
         windows: Sequence[int | None] | None = None,
         drafts: SelfDrafting | None = None,
         turner: KeyTurner | None = None,
+        reads_back: bool = True,
     ) -> None:
         self.layers = layers
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
         self.numbers = number_served(self.windows)
-        self._n_evicted = (0, 0)
         self._lengths: Tensor | None = None  # of prompts whose last part is still to come
         self._observer: Observer | None = None  # of those
         self._n_seen = 0  # entries of those that were in passes
-        self.rounds: Rounds | None = None
+        self._eviction: Eviction | None = None
         self.packing: Packing | None = None
         self.prefix: SharedPrefix | None = None
         self._methods = methods
+        self._n_positions = layout.max_length + 1 - methods.repeated
         self._branches = branches
         self._turner = turner
+        self._reads_back = reads_back
         sparse = methods.attention
-        self.sparse = None if sparse is None else SparseBlocks(sparse)
+        self.sparse = None if sparse is None else SparseBlocks(sparse, reads_back)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
 
     @property
     def counts(self) -> LayerCounts:
-        """What methods have left out in the run."""
+        """What methods have left out in the run. Cost: a host synchronisation."""
         blocks = None if self.sparse is None else self.sparse.counts
-        return LayerCounts(self.n_evicted, self.packed_bytes, block_counts=blocks)
+        n_bytes = 0, 0  # held, and if all positions were held as they are
+        if self.packing is not None and self.packing.has_packed:
+            n_bytes = self.n_bytes, self.whole_bytes
+        return LayerCounts(self.n_evicted, n_bytes, block_counts=blocks)
 
     @property
     def n_evicted(self) -> tuple[int, int]:
         """See the class."""
-        n_dropped, n_entries = self._n_evicted
-        if self.rounds is None:
-            return n_dropped, n_entries
-        return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
+        if self._eviction is None:
+            return 0, 0
+        return self._eviction.n_dropped, self._eviction.n_entries
+
+    @property
+    def rounds(self) -> Eviction | None:
+        """See the class."""
+        eviction = self._eviction
+        return None if eviction is None or not eviction.is_repeated else eviction
 
     @property
     def served(self) -> list[WindowLayer]:
@@ -133,21 +144,11 @@ class LayerStores:
         return any(one.dropped is not None or one.packed is not None for one in layouts)
 
     @property
-    def packed_bytes(self) -> tuple[int, int]:
-        """Bytes of keys and values of all layers, and what they would be if all positions were held
-        as they are; zeros where nothing is in fewer bits. Cost: a host synchronisation.
-        """
-        if self.packing is None or not self.packing.has_packed:
-            return 0, 0
-        return sum(layer.nbytes for layer in self.layers), self.whole_bytes
-
-    @property
     def whole_bytes(self) -> int:
         """Bytes of keys and values of all layers if all positions were held as they are, but for
         those of a prompt's repetition; 0 before the first pass.
         """
-        n_positions = self.layout.max_length + 1 - self._methods.repeated
-        n_indices = self.layout.max_rows * n_positions
+        n_indices = self.layout.max_rows * self._n_positions
         return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
@@ -181,50 +182,59 @@ class LayerStores:
                 visible = -(-(int(at.max()) + 1) // stride) * stride
             layout.prepare(at, visible)
 
-    def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
+    def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
+        """See `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
+        added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
+        return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
+
+    def open_pass(
+        self, indices: Tensor, reads: Tensor | None = None, watcher: Watcher | None = None,
+        **fields: Any,
+    ) -> WindowPass:  # fmt: skip
         """Prepare the stores for a pass, and say what their layers need to know of it.
 
         Args:
             indices, reads: see `prepare`.
+            watcher: looks at the layers; None: rounds of eviction, where there are some.
             fields: further fields of `WindowPass`.
         """
         self.prepare(indices, reads)
         start = indices[:, 0].contiguous()  # once, and not by the kernel in every layer
-        return WindowPass(start, self.windows, self.layers, reads=reads, **fields)
+        watcher = self.rounds if watcher is None else watcher
+        return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.
-
-        Zeros at negative indices.
+        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of the first B
+        rows; zeros at negative indices.
         """
-        if self.prefix is None:
-            return [layer.read(index) for layer in self.layers]
-        found = []
-        for number, layer in enumerate(self.layers):
-            dropped = layer.layout.dropped
-            own = index
-            if dropped is not None:
-                own = index - dropped[: len(index), None].to(index.device)
-            keys, values = layer.read(own)
-            if number in self.numbers:
-                self.prefix.fill(self.numbers[number], index, keys, values)
-            found.append((keys, values))
-        return found
+        end = int(index.max()) + 1
+        by_row = []
+        for row, at in enumerate(index):
+            pairs = self.copy_row(row, 0, end)
+            by_row.append([_read(states, at) for pair in pairs for states in pair])
+        both = [torch.cat(states) for states in zip(*by_row, strict=True)]
+        return [*zip(both[::2], both[1::2], strict=True)]
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
         """See `mmaccel.model_parts.CopiedEntries.copy_entries`."""
-        shared = [] if self.prefix is None else self.prefix.read(row)
+        shared = () if self.prefix is None else self.prefix.read(row)
         found = []
         for number, layer in enumerate(self.layers):
-            if not shared or number not in self.numbers:
-                found.append(layer.copy_row(row, first, last))
-                continue
-            before = shared[self.numbers[number]]
-            n_shared = before[0].shape[1]
-            own = layer.copy_row(row, max(first - n_shared, 0), max(last - n_shared, 0))
-            pairs = zip(before, own, strict=True)
-            both = [torch.cat([states[:, first:last], behind], 1) for states, behind in pairs]
-            found.append((both[0], both[1]))
+            held = [states[row] for states in layer.held()]
+            dropped = layer.layout.dropped
+            before: Sequence[Tensor] = [states[:, :0] for states in held]
+            if shared and number in self.numbers:
+                before = shared[self.numbers[number]]
+            elif dropped is not None:  # what a layer with a sliding window does not see any more
+                n_unseen = int(dropped[row])
+                before = [pad(states[:, :0], (0, 0, n_unseen, 0)) for states in held]
+            n_before = before[0].shape[1]
+            own = slice(max(first - n_before, 0), max(last - n_before, 0))
+            keys, values = (
+                torch.cat([past[:, first:last], states[:, own]], 1)
+                for past, states in zip(before, held, strict=True)
+            )
+            found.append((keys, values))
         return found
 
     def write_row(
@@ -232,15 +242,14 @@ class LayerStores:
     ) -> None:
         """See `mmaccel.model_parts.CopiedEntries.write_entries`."""
         prefix = self.prefix
-        if prefix is not None:
-            prefix.leave(row)
         if key is not None:
             if prefix is None:
                 device = entries[0][0].device
-                prefix = SharedPrefix(
-                    torch.zeros(self.layout.max_rows, dtype=torch.int64).to(device)
-                )
-            prefix.join(row, key, [entries[layer] for layer in self.numbers])
+                none = torch.zeros(self.layout.max_rows, dtype=torch.int64, device=device)
+                prefix = SharedPrefix(none)
+            prefix = prefix.join(row, key, [entries[layer] for layer in self.numbers])
+        elif prefix is not None:
+            prefix = prefix.leave(row)
         self.prefix = prefix if prefix is not None and prefix.is_read else None
         self.layout.dropped = None if self.prefix is None else self.prefix.lengths
         shared = self.numbers if key is not None else {}
@@ -277,9 +286,9 @@ class LayerStores:
         if self.sparse is not None:
             self.sparse.keep(rows)
         if self.rounds is not None:
-            self.rounds.keep(rows)
+            self.rounds.keep_rows(rows)
         if self.prefix is not None:
-            self.prefix.keep(rows)
+            self.prefix = self.prefix.select(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
@@ -299,7 +308,10 @@ class LayerStores:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
         if quantizer is not None:
-            self.packing = Packing(quantizer, self.served, lengths)
+            self.packing = Packing(quantizer, self.served, lengths, self._reads_back)
+        if self.sparse is not None:
+            for number, layer in enumerate(self.served):
+                self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
         """As `observe`, of a pass over the next entries of prompts; `end_part` comes after it.
@@ -320,8 +332,7 @@ class LayerStores:
         """As `end_prompt`, where the parts that were observed are whole prompts."""
         lengths = self._lengths
         assert lengths is not None, "observe_part comes first"
-        is_changed = self._methods.evictor is not None or self._methods.quantizer is not None
-        if is_changed and self._n_seen < int(lengths.max()):
+        if self._methods and self._n_seen < int(lengths.max()):
             return
         observer = self._observer
         self._lengths = None
@@ -329,16 +340,12 @@ class LayerStores:
         self._n_seen = 0
         self.end_prompt(lengths, observer)
 
-    def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
+    def keep_all(self, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
-        shorter = self.layout.shorten(begins)
-        index = torch.arange(self.layout.visible_length, device=lengths.device)
-        keep = torch.where(index < lengths[:, None], index, -1)
-        for layer in self.layers:
-            layer.evict(keep, shorter)
+        self.layout.dropped = begins
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
-        """Let the layers drop entries of the prompt that an observer has seen; see `evict`."""
+        """Let the layers drop entries of the prompt that an observer has seen; see `Eviction`."""
         method = self._methods.evictor
         assert method is not None
         turner = self._turner
@@ -347,16 +354,10 @@ class LayerStores:
             for number, seen in observer.layers.items():
                 turn = partial(turner.turn, layers[number])
                 observer.layers[number] = replace(seen, turn=turn)
-        made = evict(method, self.served, lengths, observer, self._branches, begins=begins)
-        self._n_evicted = made.n_dropped, made.n_entries
-        if method.rerotates and turner is not None and made.kept:
-            self._turn_keys(turner, made.kept)
-        if method.every is not None:
-            kind = HeadRounds if method.is_headwise else Rounds
-            self.rounds = kind(
-                method, self.served, self.layout, lengths, observer=observer, kept=made.kept,
-                branches=self._branches,
-            )  # fmt: skip
+        self._eviction = Eviction(method, self.served, self._branches)
+        kept = self._eviction.evict(lengths, observer, begins)
+        if method.rerotates and turner is not None and kept:
+            self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
         """Move keys to positions behind which new entries go on: those that stayed to their own
@@ -374,3 +375,9 @@ class LayerStores:
                 turner.turn_(index, keys, kept[self.numbers[index]][:, 0])
             else:  # all by as many, since attention sees differences of positions alone
                 keys.copy_(turner.turn(index, keys, -dropped[:, None]))
+
+
+def _read(states: Tensor, index: Tensor) -> Tensor:
+    """Entries `[1, H, N, D]` of `[H, S, D]` at `[N]`; zeros at negative indices."""
+    index = index.to(states.device)
+    return take(states[None], index[None, None]).where((index >= 0)[:, None], 0)

@@ -158,7 +158,7 @@ class JanusCodes(CausalLMWindow):
         assert self._lengths is not None, "begin comes first"
         tokens = inputs.pop("input_ids")
         inner = self.model.model
-        is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
+        is_text = inputs["position_ids"] < self._lengths.view(len(tokens), -1)  # [R, W]
         codes = tokens.masked_fill(is_text, 0)
         embedded = torch.where(
             is_text[..., None],

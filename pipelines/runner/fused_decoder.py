@@ -114,6 +114,13 @@ class FusedDecoder:
         if same_bits:
             self.products.reorder(of_any_size=True)
 
+    @property
+    def takes_causal(self) -> bool:
+        """Whether prompts may be attended to without a mask: not where bits or another attention
+        of the model's are kept.
+        """
+        return not self.same_bits and self._implementation != "eager"
+
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
         self.products.unpack()

@@ -30,7 +30,7 @@ from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
 
-_OF_OWN_PROMPTS = {"captured steps", "copied entries", "draft canvas", "draft passes"}
+_OF_OWN_PROMPTS = {"copied entries", "draft canvas", "draft passes"}
 
 
 class StaticModelBuffers(
@@ -85,8 +85,26 @@ class StaticModelBuffers(
         self.__setstate__(state)
         forget_opened(self)
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether passes of the next run may read tensors on the host: on a CPU, where that costs
+        nothing, unless they are captured.
+        """
+        runner = self.setup.runner
+        return self.device.type == "cpu" and (runner is None or not runner.is_static)
+
+    @property
+    def serves_later_runs(self) -> bool:
+        """Not where prompts decide how long the stores are."""
+        return self.methods.kv_cache is None and self.setup.prefixes is None
+
+    @property
+    def captures_prompts(self) -> bool:
+        """Not where methods look at them."""
+        return not self.methods
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
-        return self.model, model_state(self.model), self.graph_options()
+        return self.model, model_state(self.model), (self.graph_options(), self.methods)
 
     def graph_options(self) -> Hashable:
         """What a captured pass depends on in addition to the weights."""
@@ -116,8 +134,11 @@ class StaticModelBuffers(
                 static.copy_(self.fit(own, static))
         for name, value in buffers.items():
             setattr(self, name, value)
-        for layer in self.cache_layers():
+        stores = self._reserved()
+        for layer in stores.layers:
             layer.clear()
+        if stores.sparse is not None:
+            stores.sparse.forget()
 
     def prompt_width(self, width: int) -> int:
         return width

@@ -20,7 +20,6 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_model
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -73,22 +72,12 @@ class AdaptiveBlock(SelectorPolicy):
         run.canvas.blocks_are_adjacent = bool(self.delimiters)
         return run
 
-    def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
-        state = SelectorState.of(run)
-        selector = self.full_selector(run, state)
-        with run.interruptible():
-            while run.sync():
-                predictions = run.forward()
-                if self.delimiters:
-                    predictions = self._shorten_new_blocks(run, predictions, state)
-                run.commit(predictions, state.choose(selector, predictions))
-        return run.generation()
-
-    def _shorten_new_blocks(
+    def narrow(
         self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
     ) -> SlotPredictions:
         """End blocks after their first pass's delimiter; the slots after it are not open now."""
+        if not self.delimiters:
+            return predictions
         canvas = run.canvas
         is_first = canvas.start != state.block_start
         canvas.shorten_block(torch.where(is_first, self.block_end(predictions), canvas.end))

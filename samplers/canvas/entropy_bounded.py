@@ -18,6 +18,7 @@ left for later ones.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -60,15 +61,13 @@ class EntropyBounded(SelectorPolicy):
                 f"{self.budget_nats!r}; a bound per pass or a budget per row"
             )
 
-    @property
-    def _given_rule(self) -> EntropyBound | BudgetBound | None:
+    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         if self.budget_nats is not None:
             return BudgetBound(self.budget_nats)
-        return None if self.gamma is None else EntropyBound(self.gamma)
-
-    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+        if self.gamma is not None:
+            return EntropyBound(self.gamma)
         is_image = run.layout is not None and run.layout.columns > 0
-        return self._given_rule or (RelativeBound() if is_image else EntropyBound())
+        return RelativeBound() if is_image else EntropyBound()
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
@@ -83,63 +82,68 @@ class EntropyBounded(SelectorPolicy):
 
 
 @dataclass(frozen=True)
-class EntropyBound(LogitsOnly):
-    """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
-
-    gamma: float = 0.1
+class LowestEntropies(LogitsOnly):
+    """The longest prefix of the open slots, by entropy, that costs at most a bound; one slot costs
+    nothing and is always taken.
+    """
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         index, costs = prefix_costs(predictions)
-        n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
-        return predictions.is_open & (index < n)
+        n = torch.arange(1, index.shape[1] + 1, device=index.device)
+        fits = costs <= self.bound(predictions, state, n)
+        return predictions.is_open & (index < (fits * n).amax(1, keepdim=True).clamp(min=1))
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         return -predictions.entropy
 
+    @abstractmethod
+    def bound(
+        self, predictions: SlotPredictions, state: SelectorState, n: Tensor
+    ) -> Tensor | float:
+        """Nats that the first n slots `[Q]` may cost, broadcast to `[B, Q]`."""
+
 
 @dataclass(frozen=True)
-class RelativeBound(LogitsOnly):
-    """`EntropyBound` by `share` times the mean entropy of the slots that are open at a row's first
-    pass; with blocks, of its first block.
+class EntropyBound(LowestEntropies):
+    """The longest prefix that costs at most `gamma`."""
+
+    gamma: float = 0.1
+
+    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> float:
+        return self.gamma
+
+
+@dataclass(frozen=True)
+class RelativeBound(LowestEntropies):
+    """`share` times the mean entropy of the slots that are open at a row's first pass; with blocks,
+    of its first block.
     """
 
     share: float = SHARE
 
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> Tensor:
         is_open = predictions.is_open
         is_first = state.run.bound.row_passes == 0
         total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
         mean = total / is_open.sum(1).clamp(min=1)  # [B]
         bound = torch.where(is_first, self.share * mean, state.saved.get(self, mean))
         state.saved[self] = bound
-        index, costs = prefix_costs(predictions)
-        n = (costs <= bound[:, None]).sum(1, keepdim=True)  # costs never fall
-        return is_open & (index < n)
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return -predictions.entropy
+        return bound[:, None]
 
 
 @dataclass(frozen=True)
-class BudgetBound(LogitsOnly):
-    """The largest prefix, by entropy, that keeps the pace of the budget. One slot costs nothing and
-    is always taken, so that a budget below what two slots cost commits one slot a pass.
+class BudgetBound(LowestEntropies):
+    """What keeps the pace of a budget, less what was spent. A budget below what two slots cost
+    commits one slot a pass.
     """
 
     nats: float
 
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        index, costs = prefix_costs(predictions)
-        more = torch.arange(1, index.shape[1] + 1, device=index.device)
-        more = torch.minimum(more, predictions.is_open.sum(1, keepdim=True))
+    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> Tensor:
+        more = torch.minimum(n, predictions.is_open.sum(1, keepdim=True))
         total = state.n_slots[:, None].clamp(min=1).double()
         share = (state.n_committed[:, None] + more) / total
-        fits = state.spent[:, None] + costs <= self.nats * share
-        n = (fits * more).amax(1, keepdim=True).clamp(min=1)
-        return predictions.is_open & (index < n)
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return -predictions.entropy
+        return self.nats * share - state.spent[:, None]
 
 
 def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
@@ -147,7 +151,7 @@ def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
 
     Returns:
         Index of each slot in that order, `[B, Q]` int64, and `[B, Q]` float64: nats that the first
-        k + 1 of them cost at most; closed slots come last and add nothing.
+        k + 1 of them cost at most, never less than fewer; closed slots come last and add nothing.
     """
     index = ranked(-predictions.entropy, predictions.is_open)
     spread = torch.where(predictions.is_open, predictions.entropy.double(), 0.0)

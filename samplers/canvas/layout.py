@@ -16,6 +16,13 @@ from torch import Tensor
 from mmaccel.contracts import CanvasPass, Prompt
 
 
+def seen_blocks(keys: Tensor, queries: Tensor, block: int) -> Tensor:
+    """Which positions `[..., K]` an entry at each of `queries` `[..., Q]` may attend to under a
+    block-causal model, `[..., Q, K]` bool: those in no later block.
+    """
+    return keys[..., None, :] // block <= queries[..., None] // block
+
+
 class ColumnSets(NamedTuple):
     """Columns of a pass as entries, `[R, N]` bool each."""
 
@@ -60,7 +67,6 @@ class Columns:
         source = (self.index[:longest] - self.pad[:, None]).clamp(min=0)
         self._prompt = prompt.tokens.gather(1, source)  # [R, T]
         self._block = block
-        self._blocks = None if block is None else self.positions // block
 
     def tokens(self, canvases: Tensor) -> Tensor:
         """Prompts followed by canvases `[K, B, L]`, `[G, K, B, N]`."""
@@ -92,8 +98,8 @@ class Columns:
         copies = canvases.shape[0]
         tokens = self.tokens(canvases).flatten(0, 2)  # [G * K * B, N]
         reads = visible[:, None]  # [R, 1, N]
-        if self._blocks is not None:
-            reads = reads & (self._blocks[:, None] <= self._blocks[..., None])  # [R, N, N]
+        if self._block is not None:
+            reads = reads & seen_blocks(self.positions, self.positions, self._block)  # [R, N, N]
         return CanvasPass(
             tokens=tokens,
             positions=self._repeat(self.positions, copies),
@@ -159,13 +165,13 @@ class Columns:
         reads.scatter_(2, scratch, True)
         reads[..., -1] = False
         reads[..., : self.n] = cached[:, None]
-        if self._blocks is None:
+        if self._block is None:
             return reads[:, :, None]
-        blocks = self._blocks.new_zeros(rows, copies, self.cache_size)
-        own = self._blocks.gather(1, columns)  # [R, C]
-        blocks.scatter_(2, scratch, own[:, None].expand(-1, copies, -1))
-        blocks[..., : self.n] = self._blocks[:, None]
-        return reads[:, :, None] & (blocks[:, :, None] <= own[:, None, :, None])
+        at = self.positions.new_zeros(rows, copies, self.cache_size)  # position at a cache index
+        own = self.positions.gather(1, columns)[:, None]  # [R, 1, C]
+        at.scatter_(2, scratch, own.expand(-1, copies, -1))
+        at[..., : self.n] = self.positions[:, None]
+        return reads[:, :, None] & seen_blocks(at, own, self._block)
 
     def logits_as_rows(self, logits: Tensor, copies: int) -> Tensor:
         """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""

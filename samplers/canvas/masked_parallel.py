@@ -77,7 +77,8 @@ class MaskedParallel(SelectorPolicy):
         """Relaxed, but for exactly one slot a pass that is chosen before anything is drawn."""
         chooses_first = self.choose == "first" or self.order != "confidence"
         sees_all = as_plan(self.cache).is_exact and not self.drop_suffix
-        is_exact = self.steps is None and chooses_first and sees_all and not self.early_ends
+        ends_early = (self.end_threshold, self.settled) != (None, None)
+        is_exact = self.steps is None and chooses_first and sees_all and not ends_early
         return "distribution" if is_exact else "relaxed"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:

@@ -203,13 +203,15 @@ class ModelPass:
             is_real = columns.is_real.unflatten(0, (columns.branches, -1))
             is_real = is_real if self.live is None else is_real[:, self.live]
             return columns.as_rows(tokens, visible, slots), is_real.sum() * tokens.shape[0]
+        is_live = columns.to_pass_rows(canvas.is_live[:batch])  # the others compute nothing
+        ongoing = visible & is_live[:, None]
         if self.cache.kind == "block":
             base = columns.to_pass_rows(canvas.base[:batch]) + columns.first
-            computed = visible & (columns.index >= self._first_unwritten[:, None])
+            computed = ongoing & (columns.index >= self._first_unwritten[:, None])
             written = computed & (columns.index < base[:, None])
             self._first_unwritten = base
         elif not self.cache.reuses:
-            computed = visible
+            computed = ongoing
             written = torch.zeros_like(visible)
         else:
             refreshes = self._needs_refresh(canvas)[:batch]
@@ -219,11 +221,12 @@ class ModelPass:
             if self.cache.kind == "sub-block":
                 low, high = columns.own_block(start)
                 visible = visible & (columns.index < high[:, None])
+                ongoing = ongoing & visible
                 unwritten = columns.index >= self._first_unwritten[:, None]
                 self._first_unwritten = torch.where(everything[:, 0], low, self._first_unwritten)
                 everything = everything & unwritten  # [R, N]
-            computed = visible & (window | everything)
-            written = visible & everything
+            computed = ongoing & (window | everything)
+            written = ongoing & everything
             self._refreshed_at = torch.where(
                 refreshes, canvas.block_commits[:batch], self._refreshed_at
             )

@@ -20,6 +20,7 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
+from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
@@ -123,16 +124,6 @@ class SelectorPolicy(RunPolicy):
 
     exactness: ClassVar[Exactness] = "relaxed"
 
-    @property
-    def early_ends(self) -> list[Selector]:
-        """Selectors of what is committed in addition to what the policy's own selector takes."""
-        found: list[Selector] = []
-        if self.end_threshold is not None:
-            found.append(EosThreshold(self.end_threshold))
-        if self.settled is not None:
-            found.append(ConvergedBlock(self.settled))
-        return found
-
     @abstractmethod
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """What chooses the slots."""
@@ -140,8 +131,10 @@ class SelectorPolicy(RunPolicy):
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """What is committed at a pass: what the selector takes, and early ends."""
         chosen = self.selector(run, state)
-        for end in self.early_ends:
-            chosen = Or(chosen, end)
+        if self.end_threshold is not None:
+            chosen = Or(chosen, EosThreshold(self.end_threshold))
+        if self.settled is not None:
+            chosen = Or(chosen, ConvergedBlock(self.settled))
         return chosen
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
@@ -162,19 +155,22 @@ class SelectorPolicy(RunPolicy):
         run.canvas.drop_suffix = self.drop_suffix
         return run
 
+    def narrow(
+        self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
+    ) -> SlotPredictions:
+        """The predictions of a pass that are chosen from."""
+        return predictions
+
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
+        """Fill the canvas of a run of this policy. One whose selector depends on the tokens that
+        were drawn is relaxed.
+        """
         state = SelectorState.of(run)
         selector = self.full_selector(run, state)
-        downgrade_exactness(run, selector)
+        if selector.sees_samples:
+            run.stats.exactness = "relaxed"
         with run.interruptible():
             while run.sync():
-                predictions = run.forward()
+                predictions = self.narrow(run, run.forward(), state)
                 run.commit(predictions, state.choose(selector, predictions))
         return run.generation()
-
-
-def downgrade_exactness(run: CanvasRun, selector: Selector) -> None:
-    """Report a run as relaxed whose selector depends on the tokens that were drawn."""
-    if selector.sees_samples:
-        run.stats.exactness = "relaxed"

@@ -40,7 +40,11 @@ from mmaccel.samplers.canvas.selector import (
     top,
 )
 
-_DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
+_REVISERS: dict[str, tuple[type[Reviser], float]] = {  # and `least` by default
+    "shadow": (ShadowReviser, 0.9),
+    "edit": (EditReviser, 0.5),
+    "redo": (RedoReviser, 0.9),
+}
 _OF_SHADOWS = frozenset({"kept entries", "mask token"})
 
 
@@ -63,7 +67,7 @@ class RevisedParallel(SelectorPolicy):
     """
 
     threshold: float = within(0.6, 0, 1, "0.6 is usual")
-    revise: str = one_of("shadow", tuple(_DEFAULTS))
+    revise: str = one_of("shadow", tuple(_REVISERS))
     least: float | None = within(None, 0, 1, "0.9 is usual, 0.5 for edit")
     budget: int = within(16, hint="16 is usual")
 
@@ -83,16 +87,9 @@ class RevisedParallel(SelectorPolicy):
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, RevisedRun)
-        run.set_reviser(self._reviser(run))
+        kind, least = _REVISERS[self.revise]
+        run.set_reviser(kind(run, least if self.least is None else self.least, self.budget))
         return super().decode(run)
-
-    def _reviser(self, run: RevisedRun) -> Reviser:
-        least = _DEFAULTS[self.revise] if self.least is None else self.least
-        if self.revise == "shadow":
-            return ShadowReviser(run, least)
-        if self.revise == "edit":
-            return EditReviser(run, least, self.budget)
-        return RedoReviser(run, least)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return Threshold(self.threshold)

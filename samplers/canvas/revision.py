@@ -29,7 +29,8 @@ passes. Source: a practice of users, no paper.
 from __future__ import annotations
 
 import time
-from typing import ClassVar, Protocol
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,24 +43,6 @@ from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import top
 from mmaccel.samplers.canvas.state import Canvas
-
-
-class Reviser(Protocol):
-    """Revises one run; its state is kept per row."""
-
-    def restart(self, batch_slots: Tensor) -> None:
-        """Forget the rows of `batch_slots`, `[n]` int64: other rows begin there."""
-
-    def max_commits(self, predictions: SlotPredictions) -> Tensor:
-        """`[B]` int64, slots that may be committed at this pass."""
-
-    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        """Change what is committed in the active blocks.
-
-        Args:
-            run: its canvas holds the pass's commits; its blocks are still those of the pass.
-            new: `[B, Q]` bool, what it committed.
-        """
 
 
 class RevisedRun(CanvasRun):
@@ -83,7 +66,7 @@ class RevisedRun(CanvasRun):
         """Revise, then see `CanvasRun.finish_pass`."""
         new = (self.canvas.is_committed & ~self._before).gather(1, self._predictions.slots)
         new = new & (self.slots < self.canvas.end[:, None])
-        self.reviser.revise(self, self._predictions, new)
+        self.reviser.revise(self._predictions, new)
         super().finish_pass()
 
     def revisable(self) -> Tensor:
@@ -104,31 +87,49 @@ class RevisedRun(CanvasRun):
         return ~canvas.active().any(1) & (canvas.start < canvas.limit)
 
 
-class EditReviser:
-    """Replaces tokens where another has a probability above `least`.
+class Reviser:
+    """Revises one run; its state is kept per row.
 
     Args:
         run: of B rows.
-        least: probability.
+        least: probability, see `RevisedParallel`.
         budget: passes over a block once it is full.
     """
 
-    def __init__(self, run: RevisedRun, least: float, budget: int) -> None:
-        self._least, self._budget = least, budget
-        self._start = torch.full_like(run.canvas.start, -1)
-        self._extra = torch.zeros_like(run.canvas.start)  # passes over the block, once full
+    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+        self._run, self._least, self._budget = run, least, budget
+        self._start = torch.full_like(run.canvas.start, -1)  # the block of the last pass
 
     def restart(self, batch_slots: Tensor) -> None:
-        """See `Reviser`: the next block counts as new."""
+        """Forget the rows of `batch_slots`, `[n]` int64: other rows begin there, whose block counts
+        as new.
+        """
         self._start = self._start.index_fill(0, batch_slots, -1)
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
-        """All open slots; see `Reviser`."""
+        """`[B]` int64, slots that may be committed at this pass."""
         return predictions.is_open.sum(1)
 
-    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        canvas = run.canvas
-        slots = run.slots
+    @abstractmethod
+    def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
+        """Change what is committed in the active blocks.
+
+        The run's canvas holds the pass's commits; its blocks are still those of the pass.
+
+        Args:
+            new: `[B, Q]` bool, what it committed.
+        """
+
+
+class EditReviser(Reviser):
+    """Replaces tokens where another has a probability above `least`."""
+
+    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+        super().__init__(run, least, budget)
+        self._extra = torch.zeros_like(run.canvas.start)  # passes over the block, once full
+
+    def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
+        run, canvas, slots = self._run, self._run.canvas, self._run.slots
         self._extra = torch.where(canvas.start == self._start, self._extra, 0)
         self._start = canvas.start
         probability, best = predictions.logits.softmax(-1).max(-1)  # [B, Q]
@@ -142,34 +143,21 @@ class EditReviser:
         self._extra = self._extra + canvas.stays_in_block
 
 
-class RedoReviser:
-    """Opens slots again that were committed with less than `least`, and their neighbours.
+class RedoReviser(Reviser):
+    """Opens slots again that were committed with less than `least`, and their neighbours."""
 
-    Args:
-        run: of B rows.
-        least: probability of the likeliest token.
-    """
-
-    def __init__(self, run: RevisedRun, least: float) -> None:
-        self._run, self._least = run, least
-        self._start = torch.full_like(run.canvas.start, -1)
+    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+        super().__init__(run, least, budget)
         self._is_redoing = torch.zeros_like(run.canvas.stays_in_block)
-        self._confidence = torch.ones(
-            run.canvas.tokens.shape, device=self._start.device, dtype=torch.float32
-        )
-
-    def restart(self, batch_slots: Tensor) -> None:
-        """See `Reviser`: the next block counts as new."""
-        self._start = self._start.index_fill(0, batch_slots, -1)
+        self._confidence = torch.ones_like(run.canvas.tokens, dtype=torch.float32)
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """One in a block that is redone; see `Reviser`."""
         is_redoing = self._is_redoing & (self._run.canvas.start == self._start)
         return torch.where(is_redoing, 1, predictions.is_open.sum(1))
 
-    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        canvas = run.canvas
-        slots = run.slots
+    def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
+        run, canvas, slots = self._run, self._run.canvas, self._run.slots
         self._is_redoing = self._is_redoing & (canvas.start == self._start)
         self._start = canvas.start
         is_new = canvas.spread(slots, new, False)
@@ -183,37 +171,27 @@ class RedoReviser:
         self._is_redoing = self._is_redoing | due
 
 
-class ShadowReviser:
-    """Takes back tokens whose probability without them is below `least`.
+class ShadowReviser(Reviser):
+    """Takes back tokens whose probability without them is below `least`."""
 
-    Args:
-        run: of B rows.
-        least: probability.
-    """
-
-    def __init__(self, run: RevisedRun, least: float) -> None:
-        self._least = least
-        self._start = torch.full_like(run.canvas.start, -1)
+    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+        super().__init__(run, least, budget)
         self._last = torch.ones_like(run.canvas.start)  # slots that the last pass committed
-
-    def restart(self, batch_slots: Tensor) -> None:
-        """See `Reviser`. Nothing has to be forgotten: before a row's first pass there is no token
-        that could be taken back.
-        """
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
         return (0.7 * predictions.is_open.sum(1)).long().clamp(5, 20)
 
-    def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        assert isinstance(run, ShadowRun)
-        canvas = run.canvas
+    def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
+        run, canvas = self._run, self._run.canvas
+        assert isinstance(run.model_pass, ShadowPass)
+        left_out = run.model_pass.left_out
         n_new = new.sum(1)
         most = torch.where(canvas.start == self._start, self._last - 1, 0)
         most = torch.where(n_new > 1, most, 0)
         candidates = run.revisable() & ~new
-        run.mark_invalid((candidates & run.left_out.isnan()).any(1))
-        back = top(-run.left_out, candidates & (run.left_out < self._least), most)
+        run.mark_invalid((candidates & left_out.isnan()).any(1))
+        back = top(-left_out, candidates & (left_out < self._least), most)
         canvas.reopen(canvas.spread(run.slots, back, False))
         self._start = canvas.start
         self._last = n_new
@@ -259,12 +237,6 @@ class ShadowRun(RevisedRun):
     """`RevisedRun` whose passes compute shadows too; layout "entries"."""
 
     pass_type: ClassVar[type[ModelPass]] = ShadowPass
-
-    @property
-    def left_out(self) -> Tensor:
-        """`[B, Q]` float32, see `ShadowPass`."""
-        assert isinstance(self.model_pass, ShadowPass)
-        return self.model_pass.left_out
 
 
 def with_shadows(

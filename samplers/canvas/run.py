@@ -274,63 +274,49 @@ class CanvasRun:
         try:
             yield
         except KeyboardInterrupt as stop:
-            generation = self.generation()
-            raise CanvasInterrupt(generation, self._committed(generation.lengths)) from stop
+            raise CanvasInterrupt(*self._result()) from stop
 
     def generation(self) -> Generation:
         """The result of all rows."""
-        canvas = self.canvas
-        tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
-        lengths = canvas.limit.clone()
-        passes = self.bound.report(self.stats, canvas.lengths)
-        if self.scheduler is not None:
-            tokens, lengths, passes = self._of_all_rows(self.scheduler, tokens, lengths, passes)
-        self.stats.positions += self.model_pass.n_prefilled
-        self.stats.use_dtype(self.model_pass.formats.name)
-        self.stats.forward_seconds = self.model_pass.seconds
-        self.stats.seconds = time.perf_counter() - self._began
-        return Generation(tokens, lengths, passes, self.stats)
+        return self._result()[0]
 
-    def _of_all_rows(
-        self, scheduler: Scheduler, tokens: Tensor, limit: Tensor, passes: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, lengths and passes of finished rows, of those in the batch slots, and of those
-        that were never admitted.
+    def _result(self) -> tuple[Generation, Tensor]:
+        """The result of all rows, and what of it is committed, `[B, L]` bool: of finished rows, of
+        those in the batch slots, and of those that were never admitted.
         """
-        if scheduler.is_endless:  # `on_finish` has had them
+        canvas, stats, scheduler = self.canvas, self.stats, self.scheduler
+        tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
+        lengths, is_committed = canvas.limit.clone(), canvas.is_committed
+        passes = self.bound.report(stats, canvas.lengths)
+        if scheduler is not None and scheduler.is_endless:  # `on_finish` has had them
             totals = scheduler.totals
-            self.stats.tokens = totals.tokens
-            self.stats.accepted = totals.accepted
-            self.stats.row_passes = totals.row_passes
-            self.stats.nats = totals.nats
-            return tokens[:0], limit[:0], limit[:0]
-        batch_slots = [k for k, is_one in enumerate(scheduler.is_open) if is_one]
-        rows = limit.new_tensor([scheduler.rows[k] for k in batch_slots])
-        open_slots = limit.new_tensor(batch_slots)
-        blank = self._blank(scheduler.whole)
-        all_tokens = blank.tokens.index_copy(0, rows, tokens[open_slots])
-        lengths = blank.limit.index_copy(0, rows, limit[open_slots])
-        all_passes = torch.zeros_like(lengths).index_copy(0, rows, passes[open_slots])
-        for row, ended in scheduler.ended.items():
-            lengths[row], all_passes[row] = len(ended.tokens), ended.passes
-            all_tokens[row] = 0
-            all_tokens[row, : len(ended.tokens)] = ended.tokens
-        n_ended = sum(len(ended.tokens) for ended in scheduler.ended.values())
-        self.stats.tokens = n_ended + int(self.canvas.lengths[open_slots].sum())
-        return all_tokens, lengths, all_passes
-
-    def _committed(self, lengths: Tensor) -> Tensor:
-        """`[B, L]` bool of all rows."""
-        scheduler = self.scheduler
-        canvas = self.canvas
-        if scheduler is None:
-            return canvas.is_committed
-        found = self._blank(scheduler.whole).is_committed
-        for batch_slot, row in enumerate(scheduler.rows):
-            found[row] = canvas.is_committed[batch_slot]
-        for row in scheduler.ended:
-            found[row] = canvas.slots < lengths[row]
-        return found
+            stats.tokens, stats.accepted = totals.tokens, totals.accepted
+            stats.row_passes, stats.nats = totals.row_passes, totals.nats
+            tokens, lengths, passes = tokens[:0], lengths[:0], lengths[:0]
+            is_committed = is_committed[:0]
+        elif scheduler is not None:
+            batch_slots = [k for k, is_one in enumerate(scheduler.is_open) if is_one]
+            rows = lengths.new_tensor([scheduler.rows[k] for k in batch_slots])
+            open_slots = lengths.new_tensor(batch_slots)
+            whole = self._blank(scheduler.whole)
+            of_all = whole.tokens, whole.limit, torch.zeros_like(whole.limit), whole.is_committed
+            of_open = tokens, lengths, passes, is_committed
+            tokens, lengths, passes, is_committed = (
+                every.index_copy(0, rows, some[open_slots])
+                for every, some in zip(of_all, of_open, strict=True)
+            )
+            stats.tokens = int(canvas.lengths[open_slots].sum())
+            for row, ended in scheduler.ended.items():
+                lengths[row], passes[row] = len(ended.tokens), ended.passes
+                tokens[row] = 0
+                tokens[row, : len(ended.tokens)] = ended.tokens
+                is_committed[row] = canvas.slots < len(ended.tokens)
+                stats.tokens += len(ended.tokens)
+        stats.positions += self.model_pass.n_prefilled
+        stats.use_dtype(self.model_pass.formats.name)
+        stats.forward_seconds = self.model_pass.seconds
+        stats.seconds = time.perf_counter() - self._began
+        return Generation(tokens, lengths, passes, stats), is_committed
 
 
 def blank_canvas(

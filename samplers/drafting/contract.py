@@ -239,6 +239,8 @@ class DraftSource(Checked, Capable):
         found = {} if self.is_capturable else dict(NO_GRAPHS)
         if self.other_model is not None:
             found |= {"copied entries": "has a model that processes whole prompts"}
+        if self.needs_layers:
+            found |= {"mixed passes": "drafts behind prompts that are in the cache"}
         return found
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import OutOfMemoryError, Tensor
 
-from mmaccel.contracts import Pass, TokenModel
-from mmaccel.model_parts import CapturedBuffers, TreePasses
+from mmaccel.contracts import Pass, PromptPiece, TokenModel
+from mmaccel.model_parts import CapturedBuffers, MixedPasses, TreePasses
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
@@ -35,6 +36,7 @@ class ModelCalls:
         has_own_prompt: whether the model itself has processed the prompt.
         knows_first: whether the logits behind the prompt were computed with it.
         n_behind: entries of all rows that the last pass had beside its window.
+        pieces: of prompts, which the next pass processes, too.
     """
 
     def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
@@ -45,6 +47,7 @@ class ModelCalls:
         self.has_own_prompt = False
         self.knows_first = False
         self.n_behind = 0
+        self.pieces: Sequence[PromptPiece] = ()
         self._has_chunks = False  # whether prompts are processed in chunks
         self._spare = spare
         self._runner = runner
@@ -117,7 +120,7 @@ class ModelCalls:
         def step() -> None:
             start = lengths.new_zeros(1).expand_as(lengths)
             tokens = short_prompt[:, :width].clamp(min=0)
-            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left))
+            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left, opens=True))
 
         self._runner.run_step(Once("prompt", width), step)
         return 1
@@ -125,9 +128,15 @@ class ModelCalls:
     def forward(self, entries: Pass) -> Tensor:
         """Raw logits `[R, W, V]` of a pass."""
         began = time.perf_counter()
-        self.n_behind = 0
+        pieces = self.pieces
+        self.pieces = ()
+        self.n_behind = sum(len(piece.tokens) for piece in pieces)
         with self.formats.passing():
-            logits = self.model.forward(entries).detach()
+            if pieces:
+                assert isinstance(self.model, MixedPasses)
+                logits = self.model.forward_mixed(entries, pieces).detach()
+            else:
+                logits = self.model.forward(entries).detach()
         self.formats.note(logits)
         self._stats.forward_seconds += time.perf_counter() - began
         return logits
@@ -152,7 +161,7 @@ class ModelCalls:
         setup.spare = 0
         route = self.model.route
         if self._has_chunks and self._runner.is_static:
-            stats.notes.append("prefill_chunk_size: chunks ran eagerly, beside captured passes")
+            stats.notes.append("prefill_chunk_size: passes with chunks ran eagerly")
         if route.attention is not None:
             reason = route.attention
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"
@@ -258,7 +267,7 @@ class ScorePasses:
         logits = self._calls.forward(
             Pass(entries, inputs.start, parents=parents.repeat(branches, 1))
         )
-        self._calls.n_behind = behind.numel()
+        self._calls.n_behind += behind.numel()
         processed = self.params.to_processed_scores(
             logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
         )

@@ -16,7 +16,7 @@ synchronises once (`sync`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 import torch
@@ -273,8 +273,12 @@ class WindowRun(StaticPart):
         """
         has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
         n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
-        key = self.width if has_begun else Once("first pass", self.width)
-        if self.is_retry:
+        key: Hashable | None = self.width
+        if not has_begun:  # logits of the prompt are no pass's own tensors
+            key = None if self.calls.knows_first else Once("first pass", self.width)
+        has_pieces = bool(self.calls.pieces)
+        if self.is_retry or has_pieces:
+            key = None
             n_passes = 1
         moves_here = self.runner.is_static or n_passes > 1  # otherwise `_begin_step` has done it
 
@@ -285,11 +289,10 @@ class WindowRun(StaticPart):
                 self.buffer.move_window(self.width)
             step_fn()
 
-        graph_key = None if self.is_retry else key
-        self.calls.n_behind = self.graphs.buffers.n_behind.get(graph_key, 0)  # of a replayed pass
-        is_usual = self.graphs.run_steps(step, graph_key, n_passes, self.state)
-        self.graphs.buffers.n_behind[graph_key] = self.calls.n_behind
-        self.sync(n_passes, is_usual)
+        self.calls.n_behind = self.graphs.buffers.n_behind.get(key, 0)  # of a replayed pass
+        is_usual = self.graphs.run_steps(step, key, n_passes, self.state)
+        self.graphs.buffers.n_behind[key] = self.calls.n_behind
+        self.sync(n_passes, is_usual and not has_pieces)
 
     def propose(self) -> Drafts:
         """What the drafter proposes for all draft slots of the window, `[B, W-1]`; in a pass that

@@ -51,7 +51,9 @@ class RunGraphs(StaticPart):
             return
         self.capacity = self._key.capacity
         origin = self.capacity.origin
-        if run.scheduler is None and len(prompt.tokens) * origin <= _SHORT:
+        model = run.model
+        is_captured = isinstance(model, CapturedBuffers) and model.captures_prompts
+        if is_captured and run.scheduler is None and len(prompt.tokens) * origin <= _SHORT:
             self.short_prompt = pad(prompt.tokens, (0, origin - prompt.tokens.shape[1]))
 
     def load(self, parts: Mapping[str, StaticPart], noise: Noise, state: StepState) -> Noise:
@@ -127,8 +129,9 @@ def static_tensors(parts: Mapping[str, StaticPart], noise: Noise) -> dict[str, T
 def make_graph_key(run: WindowRun) -> GraphKey | None:
     """The key of a run; None where its graphs cannot serve another one.
 
-    That is so without a cache, with a logits processor, for a model without `CapturedBuffers`, and
-    for a policy or layout that is no frozen dataclass of hashable fields.
+    That is so without a cache, with a logits processor, for a model without `CapturedBuffers` or
+    whose buffers serve this run alone, and for a policy or layout that is no frozen dataclass of
+    hashable fields.
     """
     runner = run.runner
     model = run.model
@@ -137,7 +140,7 @@ def make_graph_key(run: WindowRun) -> GraphKey | None:
     drafter = run.drafter
     if not runner.has_cache or run.params.processor is not None:
         return None
-    if not isinstance(model, CapturedBuffers):
+    if not isinstance(model, CapturedBuffers) or not model.serves_later_runs:
         return None
     if not (_is_frozen(run.policy) and (layout is None or _is_frozen(layout))):
         return None

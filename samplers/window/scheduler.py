@@ -9,8 +9,9 @@ with it.
 
 Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), an admitted row is held
 in its batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they
-write there begins at its cursor, where the next chunk overwrites it. It begins to decode when its
-prompt is whole, as a row does that was prefilled in one pass. Where there is a prefix tree
+write there begins at its cursor, where the next chunk overwrites it. It begins to decode in the
+pass that processes the last of its prompt: models with `MixedPasses` take chunks along with the
+windows of all rows, others in a pass before it. Where there is a prefix tree
 (`mmaccel.samplers.window.prefix_reader`), the cursor begins behind what the tree holds.
 """
 
@@ -24,18 +25,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import ContinuousBatching, FinishedRow, Pass, Prompt, TokenModel
+from mmaccel.capabilities import Option, explain
+from mmaccel.contracts import (
+    ContinuousBatching,
+    FinishedRow,
+    Pass,
+    Prompt,
+    PromptPiece,
+    TokenModel,
+)
 from mmaccel.model_parts import SelectedRows
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
+from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.contract import DraftSource
     from mmaccel.samplers.window.run import WindowRun
+
+
+CHUNKS = Option("prefill_chunk_size", frozenset({"mixed passes"}))
+"""Chunks beside windows as a part of a run."""
 
 
 class WindowScheduler(Scheduler):
@@ -71,6 +84,10 @@ class WindowScheduler(Scheduler):
         self.chunk_size = None if model.takes_whole_prompts else model.setup.prefill_chunk_size
         self.feeds_all = self.chunk_size is not None or self._reader is not None
         self._feed = PromptFeed(self.chunk_size)
+        self._planned: list[Part] = []  # a chunk that the next pass processes, or the last one did
+        self._apart = ""  # why chunks have passes of their own
+        if self.chunk_size is not None:
+            self._apart = "; ".join(each.short for each in explain(CHUNKS, source, model))
         self._models: list[TokenModel] = []
         self._inputs: list[tuple[SelectedRows, Any]] = []  # of models that have such rows
 
@@ -115,6 +132,7 @@ class WindowScheduler(Scheduler):
         self._add_cursors(batch_slots)
         self._hold(run, batch_slots)
         self._go_on(run)
+        run.calls.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
         """Finish the rows that have ended, admit others into their batch slots, and process what
@@ -123,6 +141,7 @@ class WindowScheduler(Scheduler):
         Returns:
             How many rows begin to decode.
         """
+        self._keep_prompts()
         ended = run.rows.ended.tolist()
         is_cut = run.rows.take_cut()
         for batch_slot, is_open in enumerate(self.is_open):
@@ -139,6 +158,7 @@ class WindowScheduler(Scheduler):
         is_smaller = 0 < self.n_open < len(self.rows) and not self.n_waiting
         if is_smaller and self._can_resize(run):
             self._keep(run, [k for k, is_open in enumerate(self.is_open) if is_open])
+        run.calls.pieces = self._find_pieces()
         return n_begun
 
     def _go_on(self, run: WindowRun) -> int:
@@ -206,18 +226,22 @@ class WindowScheduler(Scheduler):
         Returns:
             How many begin.
         """
-        left = self.chunk_size
-        while left is None or left > 0:
+        mixes = self.chunk_size is not None and not self._apart
+        while True:
             if self._reader is not None:
                 self._reader.read(self._feed, self._find_row)
-            chunk = self._feed.plan(left)
-            if chunk is None:
+            self._planned = self._feed.plan()
+            if not self._planned:
                 break
-            self._prefill(run, chunk)
-            self._feed.advance(chunk)
-            if self._reader is not None:
-                self._reader.keep(self._feed, chunk, self._find_row)
-            left = None if left is None else left - chunk.n_tokens
+            for model in self._models:
+                if model is not run.model or not mixes:
+                    self._prefill(run, model)
+            self._feed.advance(self._planned)
+            if mixes:
+                break
+            self._keep_prompts()
+            if self.chunk_size is not None:
+                break
         whole = self._feed.take_whole()
         begun = [k for k, row in enumerate(self.rows) if self.is_open[k] and row in whole]
         if begun:
@@ -226,7 +250,28 @@ class WindowScheduler(Scheduler):
         held = self._held()
         if held:
             self._hold(run, held)
+        if not self.n_decoding:  # there is no window to go with
+            self._prefill(run, run.model)
+            self._keep_prompts()
         return len(begun)
+
+    def _keep_prompts(self) -> None:
+        """Leave prompts in the tree that are whole now that the planned chunk was processed."""
+        if self._reader is not None:
+            self._reader.keep(self._planned, self._find_row)
+        self._planned = []
+
+    def _find_pieces(self) -> list[PromptPiece]:
+        """The planned chunk as pieces of the next pass."""
+        if not self._planned:
+            return []
+        tokens = super().prompt().tokens.clamp(min=0)
+        pieces = []
+        for part in self._planned:
+            row = self._find_row(part.row, part.branch)
+            own = tokens[row, part.start : part.start + part.n]
+            pieces.append(PromptPiece(row, part.start, own))
+        return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Fill in the statistics of all rows.
@@ -241,6 +286,8 @@ class WindowScheduler(Scheduler):
         stats.total_variation = totals.total_variation
         if self._reader is not None:
             self._reader.describe(stats)
+        if self._apart:
+            stats.notes.append(f"prefill_chunk_size: chunks had passes of their own: {self._apart}")
         ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)
         for own, row in zip(tokens, ended):
@@ -281,25 +328,28 @@ class WindowScheduler(Scheduler):
         return slots[0] + branch * len(self.rows)
 
     @as_called()
-    def _prefill(self, run: WindowRun, chunk: Chunk) -> None:
-        """Process a chunk of prompts in all models."""
-        tokens = super().prompt().tokens
-        parts = sorted((self._find_row(row, branch), start) for row, branch, start in chunk.parts)
-        rows, start = torch.tensor(parts, device=tokens.device, dtype=torch.int64).unbind(1)
-        if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
-            start = start[:1].expand_as(start)
-        index = torch.arange(chunk.width, device=tokens.device)
-        for model in self._models:
+    def _prefill(self, run: WindowRun, model: TokenModel) -> None:
+        """Process the planned chunk in a model, in passes of its own: one for each number of
+        tokens.
+        """
+        tokens = super().prompt().tokens.clamp(min=0)
+        for width in sorted({part.n for part in self._planned}):
             began = time.perf_counter()
+            parts = [part for part in self._planned if part.n == width]
+            places = sorted((self._find_row(part.row, part.branch), part.start) for part in parts)
+            rows, start = torch.tensor(places, device=tokens.device, dtype=torch.int64).unbind(1)
+            if len({start for _, start in places}) == 1:  # one number expanded: one mask for all
+                start = start[:1].expand_as(start)
+            index = torch.arange(width, device=tokens.device)
             if isinstance(model, SelectedRows):
                 at = (start[:, None] + index).clamp(max=tokens.shape[1] - 1)
-                model.prefill_rows(tokens[rows].gather(1, at).clamp(min=0), start, rows)
+                model.prefill_rows(tokens[rows].gather(1, at), start, rows)
             else:
                 # the other rows process tokens where their next pass begins, which overwrites them
                 begins = run.rows.next_positions().index_copy(0, rows, start)
                 first = torch.zeros_like(begins).index_copy(0, rows, start)
                 at = (first[:, None] + index).clamp(max=tokens.shape[1] - 1)
-                model.prefill(Pass(tokens.gather(1, at).clamp(min=0), begins))
+                model.prefill(Pass(tokens.gather(1, at), begins))
             if model is run.model:
                 run.stats.forward_seconds += time.perf_counter() - began
                 run.stats.prefill_passes += 1

@@ -13,6 +13,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel import Jacobi
 from mmaccel.contracts import Pass, Prompt
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures import llada2
@@ -48,7 +49,7 @@ def test_prompts_and_outputs_beyond_ids(case: str) -> None:
                 given["input_ids"] = torch.cat([made.sequences, more], 1)
                 ones = torch.ones(2, given["input_ids"].shape[1] - 4, dtype=torch.int64)
                 mask = torch.cat([inputs["attention_mask"], ones], 1).to(device)
-                given |= {"attention_mask": mask, "past_key_values": made.past_key_values}
+                given |= {"attention_mask": mask, CACHE: getattr(made, CACHE)}
                 made = model.generate(**given, **wanted)
         scores = torch.stack(made.scores).argmax(-1).T
         return torch.cat([made.sequences, scores], 1)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import mmaccel
+from mmaccel.pipelines.transformers_release import CACHE, OLD_CACHE
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
 from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm, left_padded
@@ -147,12 +148,13 @@ def _next_turn(out: Any, mask: torch.Tensor, said: list[list[int]]) -> dict[str,
     """The prompt of a chat's next turn: all that was said, and the cache."""
     ids = torch.cat([out.sequences, torch.tensor(said)], 1)
     grown = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
-    return {"input_ids": ids, "attention_mask": grown, "past_key_values": out.past_key_values}
+    return {"input_ids": ids, "attention_mask": grown, CACHE: getattr(out, CACHE)}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "mistral", "gemma3"])
 @pytest.mark.parametrize("only_new", [False, True])
 @pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_chat_pays_its_prompt_once(name: str, only_new: bool, policy: str) -> None:
     model = build_lm(name)
     options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
@@ -162,24 +164,25 @@ def test_a_chat_pays_its_prompt_once(name: str, only_new: bool, policy: str) -> 
         ours = model.generate(**first, **options)
     said = [[7, 8, 9], [9, 9, 6], [4, 8, 4]]
     turns = [_next_turn(out, RAGGED["attention_mask"], said) for out in (plain, ours, ours)]
-    assert turns[1]["past_key_values"].get_seq_length() == 4 + 6 - 1
+    assert turns[1][CACHE].get_seq_length() == 4 + 6 - 1
     if only_new:
         for turn in turns:
             turn["input_ids"] = turn["input_ids"][:, 9:]
-    turns[2]["past_key_values"] = copy.deepcopy(turns[1]["past_key_values"])
+    cache = copy.deepcopy(turns[1][CACHE])
+    del turns[2][CACHE]
+    turns[2][OLD_CACHE if only_new else "cache"] = cache  # both names, with every release
     options["max_new_tokens"] = LENGTH
     expected = model.generate(**turns[0], **options, **SCORES)
     crossed = model.generate(**turns[1], **options, **SCORES)  # plain, from our cache
-    cache = turns[2]["past_key_values"]
     with mmaccel.attach(model, POLICIES[policy], strict=True) as run:
         found = model.generate(**turns[2], **options, **SCORES)
     for out in (crossed, found):
         assert torch.equal(out.sequences, expected.sequences)
         assert_alike(out.scores, expected.scores)
-    assert found.past_key_values is cache  # as transformers, which goes on in the caller's cache
+    assert getattr(found, CACHE) is cache  # as transformers, which goes on in the caller's cache
     n_columns = RAGGED["input_ids"].shape[1] + 6 + 3
     assert cache.get_seq_length() == n_columns + len(found.scores) - 1
-    assert_alike(read_cache(cache), read_cache(expected.past_key_values))
+    assert_alike(read_cache(cache), read_cache(getattr(expected, CACHE)))
     stats = run.stats
     assert stats is not None
     assert stats.tokens_processed <= 3 * (n_columns - 9) + stats.passes * 3 * 8
@@ -211,7 +214,7 @@ def test_a_chat_replays_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None
         talk(turns["ours"])
     for ours, plain in zip(turns["ours"], turns["plain"]):
         assert torch.equal(ours.sequences, plain.sequences)
-        assert_alike(read_cache(ours.past_key_values), read_cache(plain.past_key_values))
+        assert_alike(read_cache(getattr(ours, CACHE)), read_cache(getattr(plain, CACHE)))
     assert [runner.captures for runner in runners] == [1, 0]  # the second replays the first's
 
 
@@ -221,12 +224,12 @@ def test_static_caches(name: str) -> None:
     ours, _ = _compare(model, RAGGED | {"cache_implementation": "static"}, POLICIES["jacobi"])
     from transformers import StaticCache
 
-    assert isinstance(ours.past_key_values, StaticCache)
+    assert isinstance(getattr(ours, CACHE), StaticCache)
     cache = StaticCache(config=model.config, max_cache_len=40)
     ids = RAGGED["input_ids"]
     with torch.no_grad():
-        model(**{k: v[:, :2] for k, v in RAGGED.items()}, past_key_values=cache)
-    _compare(model, RAGGED | {"past_key_values": cache, "input_ids": ids}, POLICIES["jacobi"])
+        model(**{k: v[:, :2] for k, v in RAGGED.items()}, **{CACHE: cache})
+    _compare(model, RAGGED | {CACHE: cache, "input_ids": ids}, POLICIES["jacobi"])
 
 
 def test_a_static_cache_that_is_too_short() -> None:

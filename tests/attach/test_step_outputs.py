@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import build_lm, left_padded
 
 ALONE = {"input_ids": torch.tensor([[5, 6, 9]])}
@@ -65,7 +66,7 @@ def test_greedy_scores_and_cache(name: str, batch: str, policy: str, early: bool
     assert_alike(ours.scores, plain.scores)
     assert_alike(ours.logits, plain.logits)
     assert ours.hidden_states is None and ours.attentions is None
-    assert_alike(read_cache(ours.past_key_values), read_cache(plain.past_key_values))
+    assert_alike(read_cache(getattr(ours, CACHE)), read_cache(getattr(plain, CACHE)))
 
 
 def test_rows_end_early_in_the_cases_above() -> None:
@@ -119,7 +120,7 @@ def test_states_without_a_cache(name: str) -> None:
     ours = _generate(model, POLICIES["jacobi"], **options)
     for field in ("sequences", "scores", "logits", "hidden_states", "attentions"):
         assert_alike(getattr(ours, field), getattr(plain, field))
-    assert ours.past_key_values is None
+    assert getattr(ours, CACHE) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

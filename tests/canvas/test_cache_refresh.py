@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
-from tests.canvas.test_state import Given
 from tests.fixtures import canvas as fixtures
 from tests.fixtures.joints import families
 from tests.fixtures.kv_reference import KVReference
@@ -67,28 +64,6 @@ def test_entries_of_every_pass_by_hand(
     assert model.widths == widths and made.stats.positions == sum(widths)
 
 
-@pytest.mark.parametrize("refresh", [2, 3, 4])
-def test_drafts_refresh_when_stepwise_does(refresh: int) -> None:
-    """And not more often: passes between two refreshes compute several canvases."""
-    for name in ("markov", "copy pairs"):
-        plan = CachePlan("dual", refresh=refresh)
-        plain = decode(Stepwise(cache=plan), KVReference(JOINTS[name]), ROWS)
-        model = Counted(JOINTS[name])
-        made = decode(LosslessUnmask(4, cache=plan), model, ROWS)
-        assert torch.equal(made.tokens, plain.tokens)
-        assert model.widths.count(1 + LENGTH) <= ROWS * -(-LENGTH // refresh)
-        assert made.stats.passes < plain.stats.passes + ROWS
-
-
-def test_a_far_field_by_hand() -> None:
-    end = torch.tensor([2, 4, 6])
-    for kind in ("none", "prefix", "dual", "vicinity"):
-        for far, wanted in ((0, [2, 4, 6]), (1, [3, 5, 7]), (4, [6, 8, 10])):
-            assert CachePlan(kind, far=far).visible_end(end, LENGTH).tolist() == wanted
-        assert CachePlan(kind).visible_end(end, LENGTH).tolist() == [LENGTH] * 3
-    assert CachePlan("block").visible_end(end, LENGTH).tolist() == [2, 4, 6]
-
-
 @pytest.mark.parametrize(
     "far, n_read",
     [(0, [3, 3, 5, 5, 7, 7]), (1, [4, 4, 6, 6, 7, 7]), (3, [6, 6, 7, 7, 7, 7]), (None, [7] * 6)],
@@ -101,17 +76,3 @@ def test_how_many_slots_a_pass_attends_to_after_its_block(
     model = Counted(JOINTS["markov"])
     decode(Stepwise("left", 2, CachePlan(kind, margin=0, far=far)), model)
     assert model.n_read == n_read
-
-
-LAST = Given([-1] * (LENGTH - 1) + [2])  # a token far away
-
-
-def test_the_far_field_matters() -> None:
-    """A token that the pass does not attend to is not copied."""
-    joint, made = JOINTS["copy pairs"], {}  # slots 2 and 5 agree but for noise
-    for far in (0, 1, 2, None):
-        plan = CachePlan("none", far=far)
-        made[far] = decode(Stepwise("left", 2, plan), KVReference(joint), 64, layout=LAST).tokens
-    agree = {far: float((tokens[:, 2] == 2).float().mean()) for far, tokens in made.items()}
-    assert torch.equal(made[2], made[None]) and agree[None] > 0.9
-    assert agree[0] == agree[1] < 0.7  # slot 5 is the second one after the block of slot 2

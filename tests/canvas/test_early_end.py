@@ -13,19 +13,13 @@ import mmaccel
 from mmaccel.contracts import CanvasPass
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.results import Generation, add_stats
-from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
 from mmaccel.samplers.canvas.selector import SelectorState
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures import canvas as fixtures
 from tests.fixtures.canvas import (
-    PROMPTS,
     independent,
-    masked,
     open_run,
     predictions_of,
-    prompt_of,
     taken,
 )
 
@@ -63,24 +57,6 @@ def test_the_first_sure_end_is_committed_and_slots_after_it_left_out() -> None:
     assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a cache
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        mmaccel.EntropyBounded(0.0, end_threshold=0.9, drop_suffix=True),
-        mmaccel.RevisedParallel(1.0, "edit", end_threshold=0.9, drop_suffix=True),
-        mmaccel.AdaptiveBlock((3,), threshold=1.0, block=6, end_threshold=0.9, drop_suffix=True),
-        mmaccel.LocalLeap(1.0, end_threshold=0.9, drop_suffix=True),
-        mmaccel.KLStable(1.0, end_threshold=0.9, drop_suffix=True),
-    ],
-    ids=lambda p: type(p).__name__,
-)
-def test_every_policy_that_selects_cuts(policy: Any) -> None:
-    model = Recording(ending_at(2, sure=0.95, coin=0.99))  # the most confident slots do not end it
-    made = decode(policy, model)
-    assert made.lengths.tolist() == [3]
-    assert model.n_read[0] == 7 and set(model.n_read[1:]) == {4}
-
-
 @pytest.mark.parametrize("threshold, found", [(0.9, [4]), (0.98, [])])
 def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> None:
     run = open_run()
@@ -92,22 +68,6 @@ def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> Non
     assert taken(EosThreshold(threshold), seen, SelectorState.of(run)) == [
         found
     ]  # 0.4 + 0.56, both end it
-
-
-def test_slots_after_an_end_are_attended_to_by_default() -> None:
-    """A model trained on one length never saw a canvas that is cut."""
-    model = Recording(ending_at(2, sure=0.95, coin=0.99))
-    made = decode(mmaccel.ConfidentParallel(1.0, end_threshold=0.9), model)
-    assert made.lengths.tolist() == [3] and set(model.n_read) == {7}
-
-
-def test_the_first_of_two_sure_ends_is_committed() -> None:
-    run = open_run(2)
-    run.canvas.stop_tokens = torch.tensor([END])
-    own = torch.full((2, 6, 3), 0.001)
-    own[0, 2:, END] = own[1, 5, END] = 1.0
-    seen = predictions_of([[0.9] * 6] * 2, logits=own.log())
-    assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]
 
 
 def test_a_converged_block_is_taken_whole() -> None:
@@ -145,35 +105,6 @@ def test_a_converged_run_takes_two_passes_and_is_charged() -> None:
     assert fast.stats.nats > 0 == slow.stats.nats
 
 
-def test_a_block_causal_cache_goes_with_it() -> None:
-    prompt = replace(prompt_of(PROMPTS), stop_tokens=torch.arange(0, 40, 6))
-    found = []
-    for cache in ("none", "block"):
-        policy = mmaccel.EntropyBounded(0.5, cache=cache, end_threshold=0.05, drop_suffix=True)
-        noise = Noise.from_seed(3, len(PROMPTS))
-        found.append(
-            policy.sample(masked(block=4), prompt, 12, params=SamplingParams(), noise=noise)
-        )
-    assert torch.equal(found[0].tokens, found[1].tokens)
-    assert torch.equal(found[0].passes, found[1].passes)
-    assert found[1].stats.positions < found[0].stats.positions
-
-
-@pytest.mark.parametrize("far", [None, 2])
-def test_computed_positions_count_though_nothing_attends_to_them(far: int | None) -> None:
-    model = masked()
-    stops = torch.arange(0, 40, 3)
-    prompt = replace(prompt_of(PROMPTS[:1]), stop_tokens=stops)
-    policy = mmaccel.EntropyBounded(
-        0.5, block=6, cache=CachePlan(far=far), end_threshold=0.05, settled=3.4
-    )
-    noise = Noise.from_seed(3, 1)
-    made = policy.sample(model, prompt, 12, params=SamplingParams(), noise=noise)
-    assert (
-        made.stats.positions == model.tokens_processed == made.stats.passes * (len(PROMPTS[0]) + 12)
-    )
-
-
 def test_a_budget_that_buys_nothing_is_noted() -> None:
     joint = ending_at(6)
     broke = decode(mmaccel.EntropyBounded(budget_nats=0.01), ReferenceDenoiser(joint))
@@ -192,3 +123,12 @@ def test_early_ends_are_relaxed() -> None:
     assert replace(exact, settled=0.1).exactness == "relaxed"
     assert replace(exact, drop_suffix=True).exactness == "relaxed"
     assert replace(exact, end_threshold=0.9).exactness == "relaxed"
+
+
+def test_the_first_of_two_sure_ends_is_committed() -> None:
+    run = open_run(2)
+    run.canvas.stop_tokens = torch.tensor([END])
+    own = torch.full((2, 6, 3), 0.001)
+    own[0, 2:, END] = own[1, 5, END] = 1.0
+    seen = predictions_of([[0.9] * 6] * 2, logits=own.log())
+    assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel, NoisyRank
-from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.selector import SelectorState
 from tests.fixtures.canvas import canvases, independent, open_run, predictions_of
 
@@ -53,20 +52,6 @@ def test_the_last_pass_has_no_noise_and_choice_0_never_any(
     assert float(rank_of(done, steps, choice).abs().max()) < 1e-6
 
 
-def test_noise_stays_where_there_is_no_last_pass() -> None:
-    for done in (0, 7):
-        assert float(rank_of(done, None, 2.0).std()) == pytest.approx(2.0 * SPREAD, rel=0.06)
-
-
-def test_every_pass_has_noise_of_its_own() -> None:
-    state, ones = SelectorState.of(open_run()), torch.ones(1, dtype=torch.int64)
-    seen, found = predictions_of([[0.5] * MANY]), []
-    for _ in range(3):
-        found.append(NoisyRank(state, 1.0, None, False).rank(seen)[0])
-        state.run.bound.charge(ones, torch.zeros(1), ones > 0)
-    assert float(torch.corrcoef(torch.stack(found)).triu(1).abs().max()) < 0.08
-
-
 def passes_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
     """`[B, L]`, the pass that committed each slot; lower slots have higher confidence."""
     peaks = [0.97 - 0.05 * k for k in range(LENGTH)]
@@ -86,17 +71,6 @@ def test_choice_noise_moves_slots_and_choice_0_does_not(choose: str) -> None:
     assert off[0] > 4 * off[1] > 0
 
 
-def test_noise_of_the_choice_is_weaker_in_later_passes() -> None:
-    """How often noise keeps the most confident of the open slots from being chosen."""
-    passes = passes_of(MaskedParallel(LENGTH, "linear", choose="first", choice=0.5), rows=200)
-    missed = []
-    for k in range(LENGTH - 1):
-        best = torch.where(passes >= k, torch.arange(LENGTH), LENGTH).amin(1, keepdim=True)
-        missed.append(float((passes.gather(1, best)[:, 0] != k).float().mean()))
-    assert missed[0] > 0.5 and missed[-1] < 0.1
-    assert sum(missed[:3]) > 1.5 * sum(missed[-3:])
-
-
 QUOTAS = {  # of 8 slots in 4 passes: those left open are 8 cos(pi t / 8), 8 arccos(t / 4) 2 / pi
     "cosine": [1, 2, 2, 3],  # 7.4, 5.7, 3.1, 0
     "arccos": [2, 1, 2, 3],  # 6.7, 5.3, 3.7, 0
@@ -112,14 +86,6 @@ def test_every_order_has_its_own_schedule_and_takes_any_other(
     passes = passes_of(MaskedParallel(4, schedule, order))
     own = schedule or ("arccos" if order == "halton" else "cosine")
     assert all(row.bincount().tolist() == QUOTAS[own] for row in passes)
-
-
-def test_the_halton_order_does_not_depend_on_noise() -> None:
-    rank = halton_ranks(LENGTH, 0).long()
-    pass_of = torch.repeat_interleave(torch.arange(4), torch.tensor(QUOTAS["arccos"]))
-    for choice, temperature in ((0.0, 0.0), (4.5, 1.0)):
-        passes = passes_of(MaskedParallel(4, order="halton", choice=choice), temperature)
-        assert passes.tolist() == [pass_of[rank].tolist()] * ROWS
 
 
 def test_the_choice_depends_on_draws_with_choose_last_alone() -> None:

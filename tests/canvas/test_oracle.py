@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import mmaccel
 from benchmarks.canvas import SETUPS, Oracle, measure_text, sum_up
 from mmaccel import Noise, SamplingParams, Stepwise
 from mmaccel.catalog import read_policy
@@ -18,7 +17,6 @@ from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from scripts.training.grammar import describe
 from scripts.training.grammar_tasks import MASK, TASKS
-from tests.fixtures.canvas import independent
 from tests.fixtures.joints import families
 
 LENGTH, ROWS = 5, 40
@@ -57,31 +55,6 @@ def test_it_commits_what_is_right_and_nothing_else(family: str) -> None:
         assert n_open == 0
 
 
-def test_independent_slots_take_one_pass_and_copies_as_many_as_groups() -> None:
-    model = ReferenceDenoiser(independent(*[[0.6, 0.3, 0.1]] * LENGTH))
-    plain = Stepwise("confidence").sample(model, prompt(), LENGTH, **options())  # type: ignore[arg-type]
-    made = Oracle(plain.tokens).sample(model, prompt(), LENGTH, **options())  # type: ignore[arg-type]
-    assert made.stats.passes == 1 and made.stats.tokens_per_pass == LENGTH
-
-
-def test_lossless_decoding_takes_no_fewer_passes() -> None:
-    model = ReferenceDenoiser(families(LENGTH, 3)["markov"])
-    lossless = mmaccel.LosslessUnmask(drafts=4, order="confidence")
-    other = lossless.sample(model, prompt(), LENGTH, **options())  # type: ignore[arg-type]
-    made = Oracle(other.tokens).sample(model, prompt(), LENGTH, **options())  # type: ignore[arg-type]
-    assert torch.equal(made.tokens, other.tokens)
-    assert made.stats.row_passes <= other.stats.row_passes
-
-
-def test_wrong_tokens_are_wanted_one_a_pass() -> None:
-    """Told tokens that are never drawn, it commits them all the same."""
-    model = ReferenceDenoiser(independent(*[[0.6, 0.3, 0.1]] * LENGTH))
-    wanted = torch.ones(ROWS, LENGTH, dtype=torch.int64)
-    greedy = {**options(), "params": SamplingParams(temperature=0.0)}
-    made = Oracle(wanted).sample(model, prompt(), LENGTH, **greedy)  # type: ignore[arg-type]
-    assert made.tokens.eq(1).all() and made.stats.passes == LENGTH
-
-
 def test_rows_of_a_grammar(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -103,7 +76,3 @@ def test_rows_of_a_grammar(tmp_path: Path) -> None:
     assert sum_up([row | {"quality": {"right": 1.0}} for row in rows])[0]["aup"] == pytest.approx(
         100 * plain["tokens_per_pass"]
     )
-
-
-def test_every_setup_is_a_policy() -> None:
-    assert all(read_policy(text).exactness for text in SETUPS.values())

@@ -98,22 +98,6 @@ def test_each_number_is_that_of_its_distribution(params: dict[str, Any]) -> None
         assert float(seen.chance[row, slot]) == pytest.approx(chance, abs=1e-5) and chance > 0
 
 
-def test_these_params_change_the_distributions() -> None:
-    for params in OTHERS:
-        pairs = [(by_hand(r, s), by_hand(r, s, **params)) for r, s in where_open(read())]
-        assert max(abs(entropy(a) - entropy(b)) for a, b in pairs) > 0.1
-        assert max(abs(max(a) - max(b)) for a, b in pairs) > 0.05
-
-
-def test_temperature_0_has_the_models_entropy_and_draws_the_likeliest_token() -> None:
-    seen = read(temperature=0.0, top_k=2)
-    assert seen.drawn is not None
-    for row, slot in where_open(seen):
-        model = by_hand(row, slot)
-        assert float(seen.entropy[row, slot]) == pytest.approx(entropy(model), abs=1e-5)
-        assert int(seen.drawn[row, slot]) == model.index(max(model))
-
-
 def test_a_token_barred_by_the_layout_is_impossible_in_both_distributions() -> None:
     likeliest = by_hand(0, 0)
     barred = likeliest.index(max(likeliest))

@@ -122,11 +122,6 @@ def test_invalid_logits_end_the_run_before_they_are_reported(policy: Any, model:
     assert bool((found[0].tokens[found[0].is_committed] >= 0).all())
 
 
-def test_invalid_logits_of_shadows_that_check_nothing_are_ignored() -> None:
-    policy = RevisedParallel(0.0, "shadow", block=4)
-    assert run(policy, LateShadow(SMOOTH)).stats.passes == 1
-
-
 def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
     class Raised(ReferenceDenoiser):
         def forward(self, entries: CanvasPass) -> Tensor:
@@ -134,14 +129,6 @@ def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
 
     with pytest.raises(NumericsError, match="expected finite logits .*loosen the layout"):
         run(temperature=1e-30, model=Raised(JOINT))
-
-
-def test_a_wrong_draft_may_be_impossible() -> None:
-    """Drafts with tokens that the model gives probability 0 are rejected without an error."""
-    joint = families(4, 3)["shuffle"]
-    plain = run(model=ReferenceDenoiser(joint), rows=40)
-    fast = run(LosslessUnmask(4), model=ReferenceDenoiser(joint), rows=40)
-    assert torch.equal(plain.tokens, fast.tokens)
 
 
 class Best(ByOrder):

@@ -21,7 +21,6 @@ from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
 from mmaccel.samplers.canvas.kl_stable import Stable
-from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -50,17 +49,6 @@ def predicting(slots: list[list[float]]) -> SlotPredictions:
     """One row of given distributions."""
     own = torch.tensor(slots)[None]
     return predictions_of([own.amax(-1)[0].tolist()], logits=own.log())
-
-
-def test_combined_selectors() -> None:
-    seen = predictions_of([[0.95, 0.6, 0.99, 0.7, 0.9, 0.8]], closed=2)
-    high, low = Threshold(0.9), Threshold(0.7)
-    assert taken(high, seen) == [[0, 4]]  # 0.9 itself is in; what is closed is not
-    assert taken(And(low, Local(0.95, 3, 0.0)), seen) == [[0, 3]]
-    assert taken(Or(high, ByOrder(Order("left", -seen.peak))), seen) == [[0, 4]]
-    assert taken(AtLeast(3, high), seen) == [[0, 4, 5]]
-    assert taken(AtLeast(9, high), seen) == [[0, 1, 3, 4, 5]]
-    assert taken(Threshold(1.0), seen) == [[]]
 
 
 def test_ranks_put_the_worst_open_slot_before_closed_ones() -> None:
@@ -100,15 +88,6 @@ def test_the_profile_takes_what_factor_takes(f: float) -> None:
     others = [factor(row, f) for row in peaks]
     assert all(a >= b for a, b in zip(own, others, strict=True))
     assert sum(own) > sum(others)  # and more
-
-
-def test_the_profile_at_its_edge() -> None:
-    equal = predictions_of([[0.75] * 6])
-    assert taken(FrechetProfile(1.0), equal) == [[0, 1, 2]]  # (3 + 1) / 4 is let in
-    assert factor(equal.peak[0], 1.0) == 2
-    assert taken(FrechetProfile(0.0), equal) == [[0]]
-    sure = predictions_of([[1.0, 0.9, 1.0, 0.5, 0.5, 0.5]])
-    assert taken(FrechetProfile(0.0), sure) == [[0, 2]]
 
 
 def test_the_profiles_greedy_tokens_are_the_joint_distributions_likeliest() -> None:
@@ -157,41 +136,6 @@ def test_a_relative_bound_is_that_of_each_rows_first_pass() -> None:
     assert taken(RelativeBound(2.5), seen, state) == [[0, 1, 2, 3, 4], [0, 1]]
     run.bound.row_passes[1] = 0  # another row begins in this batch slot
     assert taken(RelativeBound(2.5), seen, state)[1] == [0, 1, 2]
-
-
-def test_an_entropy_bound_follows_the_model_on_a_grid_only() -> None:
-    """Independent slots of log 3 nats: 4 times that pays for 5 of them, and 0.1 nats for one."""
-    model = ReferenceDenoiser(independent(*[[1 / 3] * 3] * LENGTH))
-    grid = Grid(2, 3, 3)
-    one_by_one = [[slot] for slot in range(LENGTH)]
-    assert commits(mmaccel.EntropyBounded(), model, LENGTH) == one_by_one
-    assert commits(mmaccel.EntropyBounded(), model, LENGTH, layout=grid) == [[0, 1, 2, 3, 4], [5]]
-    assert commits(mmaccel.EntropyBounded(0.1), model, LENGTH, layout=grid) == one_by_one
-    made = decode(mmaccel.EntropyBounded(), model, LENGTH, layout=grid)
-    assert made.stats.nats == pytest.approx(4 * math.log(3), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "before, now, nats",
-    [
-        (SURE, EVEN, 0.510826),  # 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1)
-        (EVEN, SURE, 0.368064),  # 0.9 log 1.8 + 0.1 log 0.2
-        (SURE, SURE, 0.0),
-        ([1.0, 0.0], SURE, 1e6),  # what was impossible diverges without bound
-        (SURE, [1.0, 0.0], 0.105361),  # log(1 / 0.9); an impossible token adds nothing
-    ],
-)
-def test_stability_is_the_divergence_from_the_pass_before(
-    before: list[float], now: list[float], nats: float
-) -> None:
-    """KL(now || before)."""
-    for kl, is_stable in ((nats - 1e-3, False), (nats + 1e-3, nats < 1e6)):
-        if kl < 0:
-            continue
-        state, rule = SelectorState.of(open_run()), Stable(kl, 1)
-        assert taken(rule, predicting([before] * LENGTH), state) == [[]]  # a block's first pass
-        mixed = predicting([now] + [SURE if before == EVEN else EVEN] * (LENGTH - 1))
-        assert (0 in taken(rule, mixed, state)[0]) == is_stable
 
 
 def test_stability_is_forgotten_where_a_block_is_new() -> None:
@@ -262,17 +206,6 @@ def test_a_filter_from_a_file(width: int, tmp_path: Path) -> None:
     assert commits(policy, ReferenceDenoiser(joint), LENGTH, temperature=0.0) == wanted
 
 
-def test_positions_weigh_more_on_the_left() -> None:
-    """Confidence times exp(-0.25 i), i counted from the block's first slot."""
-    seen = predictions_of([[0.3, 0.5, 0.5, 0.9, 0.9, 0.2]])
-    order = Order("position", None)
-    assert order.argsort(seen).tolist() == [[3, 1, 4, 2, 0, 5]]
-    weights = [p * math.exp(-0.25 * k) for k, p in enumerate([0.3, 0.5, 0.5, 0.9, 0.9, 0.2])]
-    assert sorted(range(6), key=lambda k: -weights[k]) == [3, 1, 4, 2, 0, 5]
-    later = replace(seen, slots=seen.slots + 7)  # another block
-    assert order.argsort(later).tolist() == [[3, 1, 4, 2, 0, 5]]
-
-
 SLOTS = {  # distributions of three tokens; tokens 1 and 2 are delimiters, where there are two
     "plain": [0.9, 0.06, 0.04],
     "second": [0.52, 0.46, 0.02],
@@ -338,6 +271,52 @@ def test_the_default_order_suits_what_the_slots_are() -> None:
     assert torch.equal(found.ranks, make_order("halton", 12, noise, grid).ranks)
     assert make_order("auto", 12, noise, None).name == "confidence"
     assert mmaccel.LosslessUnmask().order == mmaccel.Stepwise().order == "auto"
+
+
+def test_an_entropy_bound_follows_the_model_on_a_grid_only() -> None:
+    """Independent slots of log 3 nats: 4 times that pays for 5 of them, and 0.1 nats for one."""
+    model = ReferenceDenoiser(independent(*[[1 / 3] * 3] * LENGTH))
+    grid = Grid(2, 3, 3)
+    one_by_one = [[slot] for slot in range(LENGTH)]
+    assert commits(mmaccel.EntropyBounded(), model, LENGTH) == one_by_one
+    assert commits(mmaccel.EntropyBounded(), model, LENGTH, layout=grid) == [[0, 1, 2, 3, 4], [5]]
+    assert commits(mmaccel.EntropyBounded(0.1), model, LENGTH, layout=grid) == one_by_one
+    made = decode(mmaccel.EntropyBounded(), model, LENGTH, layout=grid)
+    assert made.stats.nats == pytest.approx(4 * math.log(3), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "before, now, nats",
+    [
+        (SURE, EVEN, 0.510826),  # 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1)
+        (EVEN, SURE, 0.368064),  # 0.9 log 1.8 + 0.1 log 0.2
+        (SURE, SURE, 0.0),
+        ([1.0, 0.0], SURE, 1e6),  # what was impossible diverges without bound
+        (SURE, [1.0, 0.0], 0.105361),  # log(1 / 0.9); an impossible token adds nothing
+    ],
+)
+def test_stability_is_the_divergence_from_the_pass_before(
+    before: list[float], now: list[float], nats: float
+) -> None:
+    """KL(now || before)."""
+    for kl, is_stable in ((nats - 1e-3, False), (nats + 1e-3, nats < 1e6)):
+        if kl < 0:
+            continue
+        state, rule = SelectorState.of(open_run()), Stable(kl, 1)
+        assert taken(rule, predicting([before] * LENGTH), state) == [[]]  # a block's first pass
+        mixed = predicting([now] + [SURE if before == EVEN else EVEN] * (LENGTH - 1))
+        assert (0 in taken(rule, mixed, state)[0]) == is_stable
+
+
+def test_positions_weigh_more_on_the_left() -> None:
+    """Confidence times exp(-0.25 i), i counted from the block's first slot."""
+    seen = predictions_of([[0.3, 0.5, 0.5, 0.9, 0.9, 0.2]])
+    order = Order("position", None)
+    assert order.argsort(seen).tolist() == [[3, 1, 4, 2, 0, 5]]
+    weights = [p * math.exp(-0.25 * k) for k, p in enumerate([0.3, 0.5, 0.5, 0.9, 0.9, 0.2])]
+    assert sorted(range(6), key=lambda k: -weights[k]) == [3, 1, 4, 2, 0, 5]
+    later = replace(seen, slots=seen.slots + 7)  # another block
+    assert order.argsort(later).tolist() == [[3, 1, 4, 2, 0, 5]]
 
 
 @pytest.mark.parametrize("name, slot", [("confidence", 1), ("margin", 2), ("entropy", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,10 @@ import mmaccel
 from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.canvas import MASK
-from tests.fixtures.denoisers import TinyDream, TinyLLaDA
+from tests.fixtures.denoisers import TinyLLaDA
 from tests.fixtures.sdar import TinySDAR
 from tests.fixtures.tiny_lms import build_lm
 
@@ -138,20 +139,6 @@ def test_a_block_that_sees_whether_later_slots_are_open_is_refused(
     assert is_refused(Counting(False)) == leaks
 
 
-@pytest.mark.parametrize("leaks", [False, True])
-def test_a_model_that_returns_committed_tokens_is_checked_at_open_slots(leaks: bool) -> None:
-    """As MDLM does: whatever such an entry sees, its own token is certain."""
-
-    class Carries(Blocks):
-        def forward(self, entries: CanvasPass) -> torch.Tensor:
-            logits = super().forward(entries)
-            tokens = entries.tokens.gather(1, entries.queries)[..., None]
-            certain = torch.where(torch.arange(11) == tokens, 0.0, float("-inf"))
-            return torch.where(tokens == 10, logits, certain)
-
-    assert is_refused(Carries(leaks)) == leaks
-
-
 @pytest.mark.parametrize("most", [8, 12, None])
 def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
     class Short(Blocks):
@@ -173,7 +160,17 @@ def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
     [
         ({"attention_mask": causal}, "no later position|in a batch with a longer one"),
         ({"attention_mask": lambda i: i["attention_mask"] * 0}, "in a batch with a longer one"),
-        ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, None),
+    ],
+)
+def test_a_decoder_that_ignores_its_mask_is_refused(changes: Any, words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        MaskedLM(bent(**changes), MASK)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"position_ids": lambda i: torch.zeros_like(i["position_ids"])}, ""),  # it has none
         (
             {"position_ids": lambda i: torch.arange(i["position_ids"].shape[1])[None]},
             "scrambled cache indices|from cached keys",
@@ -181,12 +178,11 @@ def test_a_model_is_checked_within_its_positions(most: int | None) -> None:
         ({CACHE: lambda i: None}, "received a RuntimeError"),
     ],
 )
-def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str | None) -> None:
-    if words is None:  # a model without positions is served
-        MaskedLM(bent(**changes), MASK)
-        return
-    with pytest.raises(UnsupportedModelError, match=words):
-        MaskedLM(bent(**changes), MASK)
+def test_a_decoder_that_ignores_positions_or_cache_is_served_without_one(
+    changes: Any, words: str
+) -> None:
+    model = MaskedLM(bent(**changes), MASK)
+    assert model.supports_kv_cache == (not words) and re.search(words, model.kv_cache_reason)
 
 
 def test_a_causal_model_is_refused() -> None:
@@ -222,15 +218,3 @@ def test_a_model_that_reads_later_blocks_is_refused() -> None:
             MASK,
             block=4,
         )
-
-
-def test_padding_and_positions_of_a_family_are_checked() -> None:
-    class Blind(TinyDream):
-        def forward(self, *args: Any, **inputs: Any) -> SimpleNamespace:
-            return super().forward(*args, **(inputs | {"attention_mask": "full"}))
-
-    with pytest.raises(UnsupportedModelError, match="in a batch with a longer one than alone"):
-        DreamDenoiser(Blind(40), MASK)
-    words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
-    with pytest.raises(UnsupportedModelError, match=words):
-        DreamDenoiser(TinySDAR(40), MASK)

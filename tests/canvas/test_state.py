@@ -10,7 +10,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.state import Canvas
-from mmaccel.samplers.divergence import DivergenceBound, bound_nats
+from mmaccel.samplers.divergence import DivergenceBound
 
 MASK = 9
 
@@ -69,13 +69,6 @@ def test_blocks_follow_each_other_row_by_row() -> None:
     assert made.active()[1].tolist() == [False, True, True, True, True, False]
 
 
-def test_committed_tokens_stay() -> None:
-    made = canvas()
-    assert made.commit(slots(1, 3), torch.full((1, 6), 5)).tolist() == [2]
-    assert made.commit(slots(1, 2), torch.full((1, 6), 7)).tolist() == [1]
-    assert made.tokens.tolist() == [[MASK, 5, 7, 5, MASK, MASK]]
-
-
 def test_given_slots_are_never_reopened_nor_replaced() -> None:
     made = canvas(given=[-1, 4, -1, -1, -1, -1])
     assert made.is_committed.tolist() == [[False, True, False, False, False, False]]
@@ -99,12 +92,6 @@ def test_a_row_ends_after_its_first_stop_token() -> None:
     made.commit(slots(0, 1), torch.full((1, 6), 1))
     made.update_blocks()
     assert not made.is_open.any()
-
-
-def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
-    entropy = torch.tensor([[0.5, 0.25, 1.0], [0.5, 0.25, 1.0], [0.5, 0.25, 1.0]])
-    chosen = torch.tensor([[True, True, True], [False, True, False], [False, False, False]])
-    assert bound_nats(entropy, chosen).tolist() == [0.75, 0.0, 0.0]
 
 
 def test_the_divergence_bound_adds_up() -> None:

@@ -16,11 +16,13 @@ from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm import model as window_model
+from mmaccel.pipelines.causal_lm import passes as causal_passes
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
+from mmaccel.samplers.prompt_chunks import prefill_together
 from tests.fixtures.graph_replay import Replay, list_operations
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
@@ -217,3 +219,38 @@ def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert made["kernel"].tokens.equal(made["model"].tokens) and window.attention_reason == ""
     with pytest.raises(OptionError, match="auto, model, kernel"):
         LlamaGenWindow(model, "flash")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral"])
+def test_a_long_prompt_is_attended_to_without_a_mask(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows end at different entries, and where a second chunk sees the first."""
+    model = build_lm(name)
+    ids = torch.randint(40, (3, 20), generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([20, 3, 11])
+    n_products: list[int] = []
+
+    def attend(query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
+        n_products.append(query.shape[2] * key.shape[2] // (1 + options.get("is_causal", False)))
+        return own(query, key, *args, **options)
+
+    own = attention_module.grouped_attention
+    monkeypatch.setattr(attention_module, "grouped_attention", attend)
+    monkeypatch.setattr(attention_module, "_TILE", 3)
+
+    def decode_behind(first: int) -> Tensor:
+        monkeypatch.setattr(causal_passes, "_CAUSAL_FROM", first)
+        window = CausalLMWindow(model, fused=True)
+        window.reserve(3, 40)
+        prefill_together(window, ids, lengths, 36)
+        return window.forward(Pass(ids[:, :4], lengths))
+
+    expected = decode_behind(99)
+    assert not n_products
+    received = decode_behind(2)
+    # the first chunk has 12 entries, and a tile of 3 sees window - 1 before it
+    windows = CausalLMWindow(model).facts.windows
+    most = [72 if window is None else 12 * (window + 2) for window in windows]
+    assert sum(n_products) <= sum(min(72, one) for one in most)
+    assert torch.allclose(received, expected, rtol=0, atol=1e-5)

@@ -38,6 +38,7 @@ MORE: dict[str, Sequence[Any]] = {  # policies of a row, next to the fast one
     "janus": (mmaccel.SpeculativeJacobi(5),),
     "sdar": (mmaccel.RevisedParallel(0.1), mmaccel.LosslessUnmask(3, cache="block")),
     "MaskedLM": (mmaccel.RevisedParallel(0.1), mmaccel.LosslessUnmask(3, cache="block")),
+    "Fast_dLLM_Qwen": (mmaccel.LosslessUnmask(3, cache="block"),),
     "LLaDA2Pipeline": (mmaccel.EntropyBounded(0.5),),
     "DiffusionGemmaPipeline": (mmaccel.EntropyBounded(0.1),),
 }

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import BusyError
-from mmaccel.samplers.canvas.orders import halton_ranks
 from tests.fixtures.amused import CODES, MASK, SIDE, build_pipe
 
 N = SIDE * SIDE
@@ -63,17 +61,6 @@ def test_stepwise_and_lossless_generate_the_tokens_of_a_plain_loop() -> None:
     assert passes[0] == N > passes[1]
 
 
-def test_halton_order_is_that_of_the_grid() -> None:
-    pipe, policy = build_pipe(), mmaccel.MaskedParallel(steps=None, order="halton")
-    with mmaccel.attach(pipe, policy, seed=1):
-        pipe("abc", guidance_scale=1.0, output_type="latent")
-    open_slots = [int((tokens == MASK).sum()) for tokens in pipe.seen]
-    assert open_slots == list(range(N, 0, -1)) and pipe.seen[0].shape == (1, SIDE, SIDE)
-    ranks = halton_ranks(N, SIDE)
-    for step, tokens in enumerate(pipe.seen):
-        assert ((tokens.flatten() != MASK) == (ranks < step)).all()
-
-
 def test_arguments_of_the_call_stay() -> None:
     pipe, calls, made = build_pipe(), [], []
 
@@ -109,19 +96,6 @@ def test_steps_of_a_call_are_those_of_the_policy() -> None:
             assert handle.stats.passes == passes and f"steps={passes}" in handle.stats.policy
         pipe("abc", None, None, 2, **LATENT)  # by position
         assert handle.stats.passes == 2
-
-
-def test_a_call_after_a_refused_one() -> None:
-    """A callback may look on; policies that fit are named; what was refused harmed nothing."""
-    pipe = build_pipe()
-    calls = mmaccel.supports(pipe).policies
-    assert "lossless-unmask" in calls and "revised-parallel" not in calls
-    with mmaccel.attach(pipe, "stepwise"):
-        with pytest.raises(BusyError):
-            pipe("abc", callback=lambda *given: pipe("abc"))
-        assert pipe("abc", callback=lambda *given: None, **LATENT).images.shape == (1, SIDE, SIDE)
-    with mmaccel.attach(pipe, mmaccel.RevisedParallel(revise="redo")):
-        assert pipe("abc", **LATENT).images.shape == (1, SIDE, SIDE)
 
 
 def test_given_tokens_stay() -> None:

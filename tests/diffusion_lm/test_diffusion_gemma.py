@@ -122,20 +122,6 @@ def test_no_slot_has_the_noise_of_another() -> None:
     assert sum(a == b for a, b in zip(canvases[0], canvases[2])) < 4
 
 
-def test_divergence_stays_within_the_bound() -> None:
-    model = build_model(stability_threshold=0, confidence_threshold=100.0)
-    for policy in (mmaccel.EntropyBounded(gamma=0.3), mmaccel.EntropyBounded(gamma=0)):
-        model.seen.clear()
-        with mmaccel.attach(model, policy, seed=2, strict=True) as handle:
-            model.generate(IDS, max_new_tokens=16)
-        assert handle.stats.nats <= policy.gamma * handle.stats.row_passes
-        assert len(model.seen) == handle.stats.passes and handle.stats.tokens == 32
-        assert (handle.stats.passes == 16) == (policy.gamma == 0)
-    with mmaccel.attach(model, mmaccel.EntropyBounded(budget_nats=1.5), seed=2) as handle:
-        model.generate(IDS, max_new_tokens=16)
-    assert 0 < handle.stats.nats <= 1.5 * 2 * 2  # a row and canvas
-
-
 def test_the_librarys_stop_rule_ends_a_canvas_and_counts_in_nats() -> None:
     model = build_model(stability_threshold=0, confidence_threshold=100.0)
     policy = mmaccel.ConfidentParallel(1.0)
@@ -151,14 +137,6 @@ def test_the_librarys_stop_rule_ends_a_canvas_and_counts_in_nats() -> None:
     assert first.equal(at_once)  # both draw all slots from the first pass
 
 
-def test_a_layout_holds_over_canvases() -> None:
-    model = build_model()
-    layout = mmaccel.Grid(4, 4, vocab_size=VOCAB, row_end=9)
-    with mmaccel.attach(model, "confident-parallel", layout=layout, seed=1):
-        made = model.generate(IDS, max_new_tokens=20).sequences[:, 7:]
-    assert bool((made[:, 4:20:5] == 9).all())
-
-
 def test_a_given_first_canvas_runs_the_original() -> None:
     model = build_model()
     begun: dict[str, Any] = {"max_new_tokens": 8, "decoder_input_ids": torch.full((2, CANVAS), 5)}
@@ -169,12 +147,6 @@ def test_a_given_first_canvas_runs_the_original() -> None:
         with pytest.warns(UserWarning, match="decoder_input_ids"):
             assert model.generate(IDS, **begun).sequences.equal(plain)
         assert "decoder_input_ids" in handle.stats.fallbacks[0] and handle.stats.passes == 48
-
-
-def test_policies_of_a_canvas_without_drafts_are_offered() -> None:
-    known = mmaccel.supports(build_model())
-    assert known and "entropy-bounded" in known.policies
-    assert "lossless-unmask" not in known.policies and "jacobi" not in known.policies
 
 
 class CallAt:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
+from mmaccel.errors import BusyError, NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm import amused
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma import pipeline as gemma
 from mmaccel.pipelines.diffusion_lm.llada2 import service
@@ -28,29 +28,17 @@ def run(pipe: Any, seed: int = 0, **options: Any) -> Any:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "no editing": {"editing_threshold": None},
-    "many edits": {"editing_threshold": 0.02, "max_post_steps": 5},
-    "threshold": {"threshold": 0.2, "editing_threshold": 0.4},
-    "cold": {"temperature": 0.3, "top_k": 12, "top_p": 0.9},
-    "aligned": {"prompt": "eight ok"},
-    "one token": {"prompt": "x", "gen_length": 9},
-    "long prompt": {"prompt": "a prompt that fills more than four blocks"},
+    "no editing": {"editing_threshold": None, "prompt": "eight ok"},
+    "many edits": {"editing_threshold": 0.02, "max_post_steps": 5, "temperature": 0.0},
+    "cold": {"temperature": 0.3, "top_k": 12, "top_p": 0.9, "threshold": 0.2},
     "small blocks": {"block_length": 4, "gen_length": 14},
     "ragged": {"prompt": RAGGED},
     "ragged, end": {"prompt": RAGGED, "eos_token_id": 7, "threshold": 0.1},
-    "end ignored": {"prompt": RAGGED, "eos_token_id": 7, "eos_early_stop": False},
 }
 
 
-@pytest.mark.parametrize(
-    "case, reading",
-    [(case, "blocks") for case in CASES]
-    + [
-        (case, "causal")
-        for case in ("no editing", "many edits", "cold", "small blocks", "ragged, end")
-    ],
-)
+@pytest.mark.parametrize("reading", ["blocks", "causal"])
+@pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_the_pipeline(case: str, reading: str) -> None:
     pipe = build_pipe(reading, CASES[case].get("block_length", 8))
     plain = run(pipe, **CASES[case])
@@ -78,22 +66,6 @@ def test_positions_are_counted_by_hand() -> None:
     assert handle.stats.passes == len(by_hand) == 6 + 3 * 8
 
 
-def test_512_tokens_recompute_little() -> None:
-    pipe = build_pipe("blocks", 32)
-    options = {"gen_length": 512, "block_length": 32, "num_inference_steps": 8, "threshold": 0.9}
-    options |= {"prompt": "x" * 32, "eos_early_stop": False}
-    pipe.model.tokens_processed.clear()
-    plain = run(pipe, **options)
-    n_plain, steps = sum(pipe.model.tokens_processed), len(pipe.model.tokens_processed)
-    for editing in (0.5, None):
-        with mmaccel.attach(pipe, mmaccel.CachedBlocks()) as handle:
-            served = run(pipe, **(options | {"editing_threshold": editing}))
-        if editing:
-            assert torch.equal(served.sequences, plain.sequences) and handle.stats.passes == steps
-            assert handle.stats.positions < n_plain / 5
-        assert handle.stats.positions <= 1.2 * 32 * handle.stats.passes
-
-
 def test_a_callback_may_change_any_token() -> None:
     pipe = build_pipe("blocks")
     seen: list[Any] = []
@@ -117,19 +89,6 @@ def test_a_callback_may_change_any_token() -> None:
         assert torch.equal(served.sequences, plain.sequences) and seen == calls
 
 
-def test_a_model_that_sees_everything_runs_without_a_cache() -> None:
-    pipe = build_pipe("full")
-    plain = run(pipe, prompt=RAGGED)
-    with mmaccel.attach(pipe, "cached-blocks") as handle:
-        with pytest.warns(UserWarning, match="change with later ones under the 2-D mask"):
-            served = run(pipe, prompt=RAGGED)
-        assert torch.equal(served.sequences, plain.sequences)
-        assert "change with later ones" in handle.stats.fallbacks[0]
-    with mmaccel.attach(pipe, "cached-blocks", strict=True):
-        with pytest.raises(UnsupportedModelError, match="change with later ones"):
-            run(pipe)
-
-
 def test_masks_that_hide_something_are_checked_separately() -> None:
     pipe = build_pipe("fickle")
     with mmaccel.attach(pipe, "cached-blocks") as handle:
@@ -139,14 +98,6 @@ def test_masks_that_hide_something_are_checked_separately() -> None:
                 warnings.simplefilter("ignore")
                 assert torch.equal(run(pipe, **options).sequences, plain.sequences)
     assert [bool(stats.fallbacks) for stats in handle.history] == [False, True]
-
-
-def test_blocks_of_another_length_than_the_models_are_refused() -> None:
-    pipe = build_pipe("blocks", 12)
-    with mmaccel.attach(pipe, "cached-blocks", strict=True):
-        with pytest.raises(UnsupportedModelError, match="passes over cached blocks of 8 do not"):
-            run(pipe, block_length=8)
-        run(pipe, block_length=12)
 
 
 @pytest.mark.parametrize("reading", ["full", "refused", "causal"])
@@ -191,17 +142,6 @@ def test_calls_of_the_model_outside_the_pipelines_calls_are_its_own() -> None:
         pipe(**OPTIONS)
         assert torch.equal(pipe.model(ids, **inputs).logits, own)
     assert len(handle.history) == 1
-
-
-def test_a_refused_attach_leaves_the_model_alone() -> None:
-    pipe, fresh = build_pipe("blocks"), build_pipe("blocks").model
-    with mmaccel.attach(pipe, "cached-blocks"):
-        kind, attached = type(fresh), pipe.model
-        pipe.model = fresh
-        with pytest.raises(AttachError, match="detach it first"):
-            mmaccel.attach(pipe, "cached-blocks")
-        assert type(fresh) is kind
-        pipe.model = attached
 
 
 def test_output_types_are_those_of_the_pipeline() -> None:
@@ -288,11 +228,3 @@ def test_arguments_of_the_scheduler_are_refused(name: str) -> None:
             pipe(**OPTIONS, **{name: 2})
         assert handle.history == []
         pipe(**OPTIONS, **{name: service.ARGUMENTS[name].neutral})
-
-
-def test_steps_of_a_call_are_those_of_masked_parallel() -> None:
-    pipe = build_pipe("refused")
-    with mmaccel.attach(pipe, mmaccel.MaskedParallel(steps=None), strict=True) as handle:
-        pipe(**OPTIONS)
-        pipe(**OPTIONS, num_inference_steps=2)
-    assert "steps=2" in handle.stats.policy and handle.stats.passes < handle.history[0].passes

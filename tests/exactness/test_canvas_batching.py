@@ -130,10 +130,14 @@ def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
     ]
 
 
-def test_rows_stay_in_the_passes_of_a_run_with_a_cache() -> None:
-    model = Counted(model_of("shifted"))
-    decode(CASES["stepwise dual"], ALL, False, model=model)
-    assert set(model.rows) == {len(ALL)}
+def test_rows_that_have_ended_stay_in_passes_over_a_cache_and_compute_nothing() -> None:
+    for kind in ("dual", "prefix", "vicinity"):
+        case = "shifted", Stepwise(block=4, cache=CachePlan(kind, margin=2))
+        model = Counted(model_of("shifted"))
+        made = decode(case, ALL, False, model=model)
+        assert set(model.rows) == {len(ALL)} and len(set(made.passes.tolist())) > 1
+        alone = [decode(case, [row], False).stats.positions for row in ALL]
+        assert made.stats.positions == sum(alone), kind
 
 
 def test_a_model_with_state_of_its_rows_is_not_batched_continuously() -> None:

@@ -186,6 +186,8 @@ TINY = (
     "engine-step-emu3-8b-24",
     "scenes-1",
     "profile-janus-pro-1b",
+    "long-llama-3-1-8b-1-8192",
+    "chunks",
     "time-compact",
     "time-window_attention-4",
     "time-window_attention-ragged",

@@ -57,6 +57,8 @@ SPOILED = {"double": Tensor.double, "apart": lambda x: x.repeat_interleave(2, -1
 WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers would read wrongly
     "window_attention": {"q": "double", "k": "double apart", "v": "double apart"},
     "column_mass": {"q": "double", "k": "double apart"},
+    "block_scores": {"q": "double", "k": "double apart", "summaries": "double"},
+    "choose_blocks": {"scores": "double apart"},
     "compact": {"store": "apart"},
     "window_inputs": {"tokens": "apart"},
     "sample": {"logits": "double apart"},

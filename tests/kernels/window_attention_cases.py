@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.window_attention import Blocks, Grid, window_attention
+from mmaccel.kernels.window_attention import Blocks, window_attention
 from tests.kernels.case import Case, Lane
 
 Sizes = tuple[int, int, int, int, int, int]
@@ -75,10 +75,10 @@ def _splits(lane: Lane) -> None:
         lane.expect("splits", other, made[0], atol=tolerance, rtol=tolerance)
 
 
-def _alone(ragged: bool, lane: Lane) -> None:
+def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> None:
     """One split: a row has the bits alone that it has in a batch, whatever the others hold."""
-    args = make(lane, (3, 2, 2, 3, 255, 64), [0, 250, 97])
-    options = {"scale": 0.125, "ragged": ragged}
+    args = make(lane, (3, 2, 2, 3, capacity, 64), [0, 250, 97])
+    options = {"scale": 0.125, "ragged": ragged, "num_splits": num_splits}
     together = lane.call(window_attention, *args, **options)
     for row in range(3):
         alone = lane.call(window_attention, *(each[row : row + 1] for each in args), **options)
@@ -147,17 +147,11 @@ def _ragged_blocks(size: int, lane: Lane) -> None:
     assert not out[0, :2].any() and out[0, 2:].any()
 
 
-def _grid(lane: Lane) -> None:
-    text = torch.tensor([0, 31], device=lane.device)
-    compare(lane, make(lane, (2, 1, 2, 18, 220, 64), [60, 202]), grid=Grid(text, 12, 2))
-
-
 def _all_at_once(capacity: int, ragged: bool, lane: Lane) -> None:
     args = make(lane, (2, 2, 2, 9, capacity, 80), [120, capacity - 9], 48)
     tree = torch.ones(9, 9, dtype=torch.bool, device=lane.device).tril()
     tree[5, 2] = False
-    grid = Grid(torch.tensor([7, 100], device=lane.device), 10, 3)
-    options = {"tree": tree, "grid": grid, "blocks": _lists(48, lane, capacity)}
+    options = {"tree": tree, "blocks": _lists(48, lane, capacity)}
     compare(lane, args, window=90, softcap=3.0, scale=0.3, ragged=ragged, **options)
 
 
@@ -214,13 +208,17 @@ CASES += [
     Case("ragged: nothing seen", partial(_nothing_seen, True), versions=("triton",)),
     Case("ragged: all at once", partial(_all_at_once, 400, True), versions=("triton",)),
     *(
-        Case(f"a row alone, ragged {ragged}", partial(_alone, ragged), versions=("triton",))
+        Case(
+            f"a row alone, ragged {ragged}, {name}",
+            partial(_alone, ragged, *how),
+            versions=("triton",),
+        )
+        for name, how in {"a short cache": (255, None), "one split": (700, 1)}.items()
         for ragged in (False, True)
     ),
     Case("nothing seen", partial(_nothing_seen, False)),
     *(Case(f"sliding window {n}", partial(_sliding, n)) for n in (1, 64, 65)),
     *(Case(f"trees for {n} rows", partial(_tree, n)) for n in (1, 2)),
     *(Case(f"blocks of {n}", partial(_blocks, n)) for n in (1, 16, 48, 64)),
-    Case("grid", _grid),
     Case("all at once", partial(_all_at_once, 200, False)),
 ]

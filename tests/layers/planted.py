@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mmaccel.pipelines.layers import stores
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 
@@ -30,8 +30,8 @@ def _recent_entries_go(patch: pytest.MonkeyPatch) -> None:
 
 
 def _branches_plan_alone(patch: pytest.MonkeyPatch) -> None:
-    own = stores.evict
-    patch.setattr(stores, "evict", lambda *args, **given: own(*args[:4], 1, **given))
+    own = Eviction.__init__
+    patch.setattr(Eviction, "__init__", lambda self, method, layers, _: own(self, method, layers))
 
 
 def _reads_are_not_moved(patch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import rounds as rounds_module
-from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers import rounds
+from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CacheMethod
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.layers.masked_model import greedy, list_full, masked
 from tests.layers.planted import EVICTION
@@ -858,14 +858,13 @@ def test_what_is_dropped_while_decoding_alone_is_reported() -> None:
 
 ROUND_BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drafts are looked at": lambda patch: patch.setattr(
-        rounds_module.Rounds, "_read",
-        lambda self, layer, end, n, own=rounds_module.Rounds._read: own(self, layer, end + 1, n),
+        rounds, "_get", lambda ring, end, n, own=rounds._get: own(ring, end + 1, n)
     ),
     "a window across a boundary sees everything": lambda patch: patch.setattr(
-        rounds_module.Rounds, "find_hidden", lambda *given: None
+        WindowLayer, "hide", lambda *given: None
     ),
     "totals stay where they were": lambda patch: patch.setattr(
-        rounds_module.Observed, "take", lambda self, keep: self
+        Observed, "look", lambda self, keep: self
     ),
 }  # fmt: skip
 
@@ -916,15 +915,6 @@ def test_a_prompt_of_embeddings_is_not_fed_twice() -> None:
     assert "KVzip" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True)
-class _Largest(CacheMethod):
-    """The entries whose first number is largest."""
-
-    def score(self, layer: CachedLayer) -> Tensor:
-        """Of every head."""
-        return layer.keys[..., 0].float()
-
-
 def fill(layout: KVCacheLayout, keys: Tensor) -> WindowLayer:
     """A layer that holds keys and values `[R, H, S, D]`."""
     layer = WindowLayer(layout)
@@ -932,47 +922,6 @@ def fill(layout: KVCacheLayout, keys: Tensor) -> WindowLayer:
     layout.prepare(positions, keys.shape[2])
     layer.update(keys, keys.clone())
     return layer
-
-
-def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -> None:
-    keys = torch.randn(4, 2, 12, 3, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([12, 9, 12, 7])  # items 0 and 1, two branches
-    layer = fill(KVCacheLayout(4, 20), keys)
-    method = _Largest(budget=5)
-    observer = Observer(method, lengths)
-    observer.keep(0, keys, keys, mask=None, scale=1.0)
-    evict(method, [layer], lengths, observer, branches=2)
-    layer.layout.prepare(torch.zeros(4, 1, dtype=torch.int64), 5)
-    kept = layer.visible()[0]
-    for row, other in ((0, 2), (1, None), (2, 0), (3, None)):
-        scores = keys[row, :, :, 0]
-        if other is not None:
-            scores = (scores + keys[other, :, :, 0]) / 2
-        for head in range(2):
-            n = int(lengths[row])
-            order = scores[head, : n - 1].topk(4).indices.sort().values.tolist()
-            assert torch.equal(kept[row, head], keys[row, head, [*order, n - 1]])
-
-
-def test_budgets_of_layers_are_their_method_s() -> None:
-    """PyramidKV's fall by equal steps around the mean; KNorm's first layers keep everything."""
-    keys = torch.zeros(2, 1, 400, 2)
-    lengths = torch.tensor([400, 90])
-
-    def counts(method: CacheMethod, depth: int) -> list[list[int]]:
-        layers = [
-            CachedLayer(index, depth, keys, keys, lengths, keys[:, :, :0], 1.0)
-            for index in range(depth)
-        ]
-        return [method.count(layer).tolist() for layer in layers]
-
-    pyramid = counts(mmaccel.PyramidKV(budget=52, window=32, slope=20), 5)
-    assert pyramid == [[71, 71], [62, 62], [52, 52], [42, 42], [33, 33]]
-    assert counts(mmaccel.PyramidKV(budget=90, window=32, slope=20), 3)[2] == [34, 90]
-    assert counts(mmaccel.PyramidKV(budget=300, window=32, slope=20), 3) == [
-        [400, 90], [300, 90], [200, 90],
-    ]  # fmt: skip
-    assert counts(mmaccel.KNorm(budget=52, first_layer=1), 2) == [[400, 90], [52, 52]]
 
 
 @pytest.mark.parametrize(
@@ -983,21 +932,3 @@ def test_planted_bugs_are_seen(bug: str, seen_by: str, monkeypatch: pytest.Monke
     EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
         test_eviction_is_a_mask_over_the_full_cache("llama", 5, seen_by, True)
-
-
-def test_a_cache_of_the_caller_runs_the_original() -> None:
-    model, ids = build_lm("llama"), torch.tensor(draw_rows(20))
-    with (
-        mmaccel.attach(model, "jacobi", kv_cache=mmaccel.SnapKV(budget=9, window=3)) as handle,
-        pytest.warns(UserWarning, match="a cache in the output with SnapKV"),
-    ):
-        model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
-    assert "a cache in the output" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
-
-
-def test_a_method_without_a_score_is_none() -> None:
-    class Nothing(CacheMethod):
-        pass
-
-    with pytest.raises(TypeError, match="score"):
-        Nothing(budget=3)

@@ -16,10 +16,10 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import attention
-from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.store import HeadPart, KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.rounds import Eviction
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
 from tests.fixtures.tiny_lms import build_lm
@@ -48,13 +48,15 @@ class _Above(ThresholdMethod):
         return layer.keys[..., 0].float()
 
 
-def evict_above(keys: Tensor, lengths: Tensor, branches: int = 1) -> tuple[WindowLayer, Any]:
+def evict_above(keys: Tensor, lengths: Tensor) -> tuple[WindowLayer, Eviction]:
     """A layer with keys `[R, H, S, D]` of which those from 0 on stay, and what was done."""
     layer = fill(KVCacheLayout(len(keys), 40), keys)
     method = _Above()
     observer = Observer(method, lengths)
     observer.keep(0, keys, keys, mask=None, scale=1.0)
-    return layer, evict(method, [layer], lengths, observer, branches=branches)
+    eviction = Eviction(method, [layer])
+    eviction.evict(lengths, observer)
+    return layer, eviction
 
 
 def draw_heads(*n_kept: int, size: int = 20) -> Tensor:
@@ -70,60 +72,19 @@ def test_heads_of_about_equal_lengths_share_memory() -> None:
     """In eighths of the longest, 16: 16 and 15, 4 and 3; each part has room for 20 more."""
     layer, made = evict_above(draw_heads(4, 16, 3, 15), torch.tensor([20]))
     assert [part.heads.tolist() for part in layer.parts] == [[1, 3], [0, 2]]
-    assert [part.counts.tolist() for part in layer.parts] == [[[16, 15]], [[4, 3]]]
-    lengths = [part.store.held()[0].shape[2] for part in layer.parts]
+    assert layer.count(torch.tensor([20])).tolist() == [[4, 16, 3, 15]]
+    lengths = [part.held()[0].shape[2] for part in layer.parts]
     room = 20 + 1  # of the layout of 40, and one that nothing uses
     assert lengths == [16 + room, 4 + room]
     assert layer.keys is None and layer.values is None
     n_numbers = 2 * 2 * 3 * (16 + room) + 2 * 2 * 3 * (4 + room)
-    assert layer.nbytes == 4 * n_numbers
-    held = sum(
-        states.untyped_storage().nbytes()
-        for part in layer.parts
-        for states in (part.store.keys, part.store.values)
-        if states is not None
-    )
-    assert held == layer.nbytes
+    assert layer.n_bytes == 4 * n_numbers
     assert (made.n_dropped, made.n_entries) == (11, 20)  # 38 of 80 stay
-
-
-def test_what_stays_is_each_head_s_own() -> None:
-    keys = torch.randn(3, 4, 20, 3, generator=torch.Generator().manual_seed(2))
-    lengths = torch.tensor([20, 7, 13])
-    layer, _ = evict_above(keys, lengths)
-    n_checked = 0
-    for part in layer.parts:
-        held = part.store.held()[0]
-        for at, head in enumerate(part.heads.tolist()):
-            for row, n in enumerate(lengths.tolist()):
-                own = keys[row, head, :n]
-                stays = (own[:, 0] >= 0) | (torch.arange(n) == n - 1)
-                count = int(part.counts[row, at])
-                assert torch.equal(held[row, at, :count], own[stays])
-                n_checked += 1
-    assert n_checked == 12
 
 
 def test_a_layer_that_drops_nothing_stays_whole() -> None:
     layer, made = evict_above(draw_heads(20, 20), torch.tensor([20]))
     assert layer.parts == () and layer.keys is not None and made.n_dropped == 0
-
-
-def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -> None:
-    keys = torch.randn(4, 2, 12, 3, generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([12, 9, 12, 7])  # items 0 and 1, two branches
-    layer, _ = evict_above(keys, lengths, branches=2)
-    for part in layer.parts:
-        held = part.store.held()[0]
-        for at, head in enumerate(part.heads.tolist()):
-            for row, other in ((0, 2), (1, None), (2, 0), (3, None)):
-                n = int(lengths[row])
-                scores = keys[row, head, :n, 0]
-                if other is not None:
-                    scores = (scores + keys[other, head, :n, 0]) / 2
-                stays = (scores >= 0) | (torch.arange(n) == n - 1)
-                count = int(part.counts[row, at])
-                assert torch.equal(held[row, at, :count], keys[row, head, :n][stays])
 
 
 SPLITTING = (
@@ -143,16 +104,17 @@ def test_bytes_are_what_is_allocated(method: Any, fused: bool) -> None:
     window.reserve(2, 64 + 14)
     window.prefill(Pass(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64)))
     split = [layer for layer in window.cache_layers() if layer.parts]
-    sizes = [layer.nbytes for layer in split]
+    sizes = [layer.n_bytes for layer in split]
     assert split
     for layer, size in zip(split, sizes):
         exact = 0
         for part in layer.parts:
-            room = int(part.counts.max()) + 14 + 1 + 1 + 1  # as in test_eviction.py
+            held = int(part.layout.to_index(torch.tensor([63, 63])).max())
+            room = held + 14 + 1 + 1 + 1  # as in test_eviction.py
             exact += 2 * 4 * 2 * 8 * len(part.heads) * room  # float32, two rows, 8 channels
         assert size == exact
     window.forward(Pass(torch.tensor(rows)[:, -1:], torch.tensor([63, 63])))
-    assert [layer.nbytes for layer in split] == sizes
+    assert [layer.n_bytes for layer in split] == sizes
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -183,18 +145,18 @@ def test_rounds_bound_the_memory() -> None:
             window.forward(Pass(tokens[:, :3], lengths + step))
             # 4 and two rounds in the store, two until the next one with a window, and 2 unused
             most = 2 * 4 * 2 * 8 * 4 * (4 + 2 * 5 + 2 * 5 + 2)
-            assert all(layer.nbytes <= most for layer in window.cache_layers())
-        sizes.add(tuple(layer.nbytes for layer in window.cache_layers()))
+            assert all(layer.n_bytes <= most for layer in window.cache_layers())
+        sizes.add(tuple(layer.n_bytes for layer in window.cache_layers()))
     assert len(sizes) <= 2
 
 
 @pytest.mark.parametrize("method", [*METHODS[:1], *IN_ROUNDS], ids=repr)
 def test_rows_leave_a_cache_of_parts(method: Any) -> None:
-    """What is left goes on as it would have alone."""
+    """What is left goes on as it would have alone; by the kernel as by torch."""
     model, rows = build_lm("llama"), draw_rows(30, 30, 30)
 
-    def open_window(some: list[list[int]]) -> CausalLMWindow:
-        window = CausalLMWindow(model)
+    def open_window(some: list[list[int]], attention: Any) -> CausalLMWindow:
+        window = CausalLMWindow(model, attention=attention)
         window.use_methods(LayerMethods(kv_cache=method))
         window.reserve(len(some), 60)
         ids = torch.tensor(some)
@@ -202,7 +164,7 @@ def test_rows_leave_a_cache_of_parts(method: Any) -> None:
         window.forward(Pass(ids[:, -1:], torch.full((len(some),), 29)))  # hands out its logits
         return window
 
-    together, alone = open_window(rows), open_window(rows[2:])
+    together, alone = open_window(rows, "kernel"), open_window(rows[2:], "model")
     tokens = torch.tensor([[5, 6, 7]])
     for start in (30, 33, 36):
         together.forward(Pass(tokens.expand(3, -1), torch.full((3,), start)))
@@ -213,46 +175,37 @@ def test_rows_leave_a_cache_of_parts(method: Any) -> None:
         assert torch.allclose(together.forward(entries), alone.forward(entries), atol=1e-5)
 
 
-def _nothing_is_empty(patch: pytest.MonkeyPatch) -> None:
-    own = HeadPart.find_empty
-    patch.setattr(HeadPart, "find_empty", lambda self, size: torch.zeros_like(own(self, size)))
-
-
 def _heads_come_back_as_parts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "join_heads", lambda made, parts: torch.cat(made, 1))
+    def join(self: WindowLayer, made: list[Tensor]) -> Tensor:
+        parts = zip(self.parts, made, strict=True)
+        return torch.cat([one.unflatten(0, (-1, part.layout.heads)) for part, one in parts], 1)
+
+    patch.setattr(WindowLayer, "join_heads", join)
 
 
 def _all_rows_write_where_the_longest_does(patch: pytest.MonkeyPatch) -> None:
     own = KVCacheLayout.shorten
     patch.setattr(
         KVCacheLayout, "shorten",
-        lambda self, dropped, room=None: own(self, dropped.amin().expand_as(dropped) - 1, room),
+        lambda self, dropped, *given: own(self, dropped.amin().expand_as(dropped) - 1, *given),
     )  # fmt: skip
 
 
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "empty indices are seen": _nothing_is_empty,
     "heads are joined in the order of parts": _heads_come_back_as_parts,
     "position after eviction": _all_rows_write_where_the_longest_does,
 }
 
 
-def _entries_are_numbered_with_what_is_empty(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeadPart, "to_index", lambda self, entry: entry.expand(*self.counts.shape, -1))
-
-
 def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
-    own = HeadPart.count
+    own = WindowLayer.count
     patch.setattr(
-        HeadPart, "count",
-        lambda self, ends: own(self, ends).amax(1, keepdim=True).expand_as(self.counts),
+        WindowLayer, "count",
+        lambda self, ends: own(self, ends).amax(1, keepdim=True).expand_as(own(self, ends)),
     )  # fmt: skip
 
 
-ROUND_BUGS = {
-    "entries are numbered with what is empty": _entries_are_numbered_with_what_is_empty,
-    "all heads hold as much as the longest": _all_heads_hold_as_much,
-}
+ROUND_BUGS = {"all heads hold as much as the longest": _all_heads_hold_as_much}
 
 
 @pytest.mark.parametrize("bug", ROUND_BUGS)

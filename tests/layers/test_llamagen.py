@@ -11,9 +11,9 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.pipelines.layers import attention as attention_module
-from mmaccel.pipelines.layers import rounds as rounds_module
 from mmaccel.pipelines.layers import sparse as sparse_module
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.layers.planted import EVICTION
 from tests.layers.test_denoisers import choose_by_hand
@@ -242,6 +242,6 @@ def test_rounds_are_a_mask_that_moves_on(policy: Any, scale: float) -> None:
 
 
 def test_a_window_that_sees_what_goes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module.Rounds, "find_hidden", lambda *given: None)
+    monkeypatch.setattr(WindowLayer, "hide", lambda *given: None)
     with pytest.raises(AssertionError):
         check_rounds(1.0, mmaccel.Jacobi(4))

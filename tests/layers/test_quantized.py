@@ -16,7 +16,7 @@ import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.packing import Packing
+from mmaccel.pipelines.layers.packing import PackedEntries, Packing
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from tests.fixtures.tiny_lms import build_lm
@@ -157,7 +157,7 @@ def test_bytes_at_4096_positions(bits: Any, most: float) -> None:
         window.forward(Pass(torch.randint(64, (1, width)), torch.tensor([first])))
         held.append(window.layer_counts.packed_bytes[0])
     assert held[-1] <= most * whole
-    assert sum(layer.nbytes for layer in window.cache_layers()) == held[-1]
+    assert sum(layer.n_bytes for layer in window.cache_layers()) == held[-1]
     assert held[-1] - held[0] <= most * whole * 300 / 4096
     assert window.layer_counts.packed_bytes[1] >= whole
 
@@ -218,7 +218,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         lambda self, lengths, own=CacheQuantizer.count: own(self, lengths + 1),
     ),
     "a window across a boundary reads what is whole": lambda patch: patch.setattr(
-        Packing, "find_next", lambda *given: None
+        PackedEntries, "extend", lambda self, mask, key, value, *rest: (mask, key, value)
     ),
     "values by channel": lambda patch: patch.setattr(
         mmaccel.QuantizedCache, "pack_values", mmaccel.QuantizedCache.pack_keys

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmaccel
+from mmaccel.kernels.choose_blocks import choose_mass
 from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention import top_p
 from mmaccel.reduction.sparse_attention.contract import LayerBlocks
 from tests.layers.test_sparse import FIELDS, draw, run_passes
@@ -32,8 +32,9 @@ def enumerated(method: mmaccel.TopP, seed: int) -> LayerBlocks:
     start = torch.tensor([26, 16])
     queries = 2 * draw(2, 1, 2, WIDTH, seed=seed + 50)
     return LayerBlocks(
-        0, queries, keys, summaries, SIZE, is_real, is_own, start, start, width=2, scale=0.35
-    )
+        0, queries, keys, summaries, SIZE, is_real, is_own, start, start, width=2, n_own=1,
+        scale=0.35,
+    )  # fmt: skip
 
 
 def check_mass(method: mmaccel.TopP, seed: int) -> int:

@@ -34,6 +34,9 @@ def test_a_forward_of_either_name_is_asked() -> None:
     assert release.find_cache({"past_key_values": None, "cache": 3}) == 3
     assert release.find_cache({"past_key_values": 4}) == 4
     assert release.find_cache({}) is None
+    for given in ({"cache": 3, "x": 1}, {"past_key_values": 3, "x": 1}):
+        assert release.name_cache(given, ["inputs", "kwargs"]) == {release.CACHE: 3, "x": 1}
+        assert release.name_cache(given, ["past_key_values"]) == {"past_key_values": 3, "x": 1}
 
 
 @pytest.mark.parametrize("version", ["5.16.2", "4.57.0.dev0"])

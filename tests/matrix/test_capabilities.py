@@ -27,6 +27,7 @@ from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod, KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.layers.test_eviction import draw_rows
 from tests.matrix.examples import Target, make
@@ -40,6 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shared": {"share_prefix": True},
     "chunks": {"prefill_chunk_size": 7},
     "window": {"policy": mmaccel.Jacobi(window=5)},
+    "captured": {"cuda_graphs": True},
 }
 UNSEEN = {"eviction"}  # nothing fails that this test could see: a layer reads another one's blocks
 N_NEW = 40
@@ -87,16 +89,20 @@ def reasons_of(pair: Pair) -> list[Reason]:
     return explain(*pair.methods.values(), policy, Engine(**given))
 
 
-def sampled(found: list[Pair], every: int) -> list[Pair]:
-    """One of so many, always the same."""
+def sampled(found: list[Pair], every: int, first: int = 0) -> list[Pair]:
+    """One of so many, always the same; others of another first number."""
     number = {str(pair): hashlib.sha256(str(pair).encode()).digest()[0] for pair in found}
-    return [pair for pair in found if number[str(pair)] % every == 0]
+    return [pair for pair in found if number[str(pair)] % every == first]
 
 
 def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
     """The new tokens of a pair."""
     given = dict(OPTIONS.get(pair.option, {})) if with_option else {}
     policy = given.pop("policy", mmaccel.Autoregressive())
+    if given.pop("cuda_graphs", False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "runner", lambda self, *_: Replay(1, self.cache))
+            return run(pair, rows, with_option=False)
     prompts = left_padded(rows)
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
     model = build_lm("llama")
@@ -114,7 +120,7 @@ def find_fault(pair: Pair) -> str:
     rows = [first, first, last]
     together = run(pair, rows)
     chooses = any("step blocks" in method.needs for method in pair.methods.values())
-    stale = find_stale(pair, rows) if chooses else ""
+    stale = find_stale(pair, rows) if chooses and pair.option != "captured" else ""
     if stale or (chooses and pair.option in ("tree", "window")):  # for all queries of a window
         return stale
     if not torch.stack([run(pair, [row])[0] for row in rows]).equal(together):
@@ -138,7 +144,7 @@ def find_stale(pair: Pair, rows: list[list[int]]) -> str:
             return None
         made = made.clone()
         kept = own._summaries.pop(layer)
-        anew = follow(own, layer, key, at, is_real)
+        anew = follow(own, layer, key, None, is_real)
         own._summaries[layer] = kept
         assert anew is not None
         missing = anew.shape[2] * own.method.block - is_real.shape[1]
@@ -180,7 +186,7 @@ def test_what_goes_together_is_right(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", sampled(GOES, 2), ids=str)
+@pytest.mark.parametrize("pair", sampled(GOES, 8, 1), ids=str)
 def test_more_that_goes_together_is_right(pair: Pair) -> None:
     assert find_fault(pair) == ""
 
@@ -197,7 +203,10 @@ def test_what_does_not_go_fails_when_forced(pair: Pair) -> None:
     assert fault
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if reasons_of(pair)][::7], ids=str)
+REFUSED = [pair for pair in PAIRS if reasons_of(pair) and pair.option != "captured"]  # needs a GPU
+
+
+@pytest.mark.parametrize("pair", REFUSED[::7], ids=str)
 def test_a_refusal_names_both_parts_and_what_helps(pair: Pair) -> None:
     """All reasons; without the named part the rest goes."""
     found = reasons_of(pair)

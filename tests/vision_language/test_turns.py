@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DivPrune, FastV, HiRED, ILRe, VisionZip
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_vlms import draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, reduces
 
@@ -102,7 +103,7 @@ def test_a_cache_that_the_caller_keeps_has_all_tokens(name: str) -> None:
         turn = next_turn(inputs, out.sequences)
         for gone in ("pixel_values", "image_sizes", "image_grid_thw"):
             turn.pop(gone, None)
-        turn["past_key_values"] = out.past_key_values
+        turn[CACHE] = getattr(out, CACHE)
         return [out.sequences, model.generate(**turn, **GREEDY)]
 
     own = talk()

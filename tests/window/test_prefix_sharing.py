@@ -124,8 +124,8 @@ def _read_another(patch: Patch) -> None:
     """Every row reads the prefix that was stored first."""
     join = SharedPrefix.join
 
-    def wrong(prefix: SharedPrefix, row: int, key: Any, layers: Any) -> None:
-        join(prefix, row, "one", layers)
+    def wrong(prefix: SharedPrefix, row: int, key: Any, layers: Any) -> SharedPrefix:
+        return join(prefix, row, "one", layers)
 
     patch.setattr(SharedPrefix, "join", wrong)
 

@@ -6,7 +6,8 @@ that rows come, is proved in `tests/matrix/test_batching.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from mmaccel import (
     ContinuousBatching,
     PrefixTree,
 )
-from mmaccel.contracts import FinishedRow
+from mmaccel.contracts import FinishedRow, Pass, PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.results import Progress
 from mmaccel.samplers.prefix_tree import count_common
+from mmaccel.samplers.prompt_chunks import Part
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.tiny_lms import build_lm
@@ -39,6 +42,8 @@ from tests.window.prefix_runs import (
     open_tree,
     prompt,
 )
+
+F32 = torch.float32
 
 
 def hold(tree: PrefixTree, *prompts: list[int]) -> None:
@@ -117,10 +122,10 @@ def test_another_model_finds_nothing() -> None:
 @pytest.mark.parametrize("first", [1, 3, 5])
 def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: float) -> None:
     """That begin together, wait for a batch slot, or join; ragged, guided and in chunks."""
-    window, tree = Watched(), open_tree()
+    window, tree = Watched(dtype=F32), open_tree()
     window.setup.prefill_chunk_size = size
     made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
-    assert_alone(given, scale)
+    assert_alone(given, scale, F32)
     # row 1 has 24 tokens of row 0, row 2 all of its own, row 3 its 16 of either
     n_read = 24 + 28 + 16
     n_read += 4 * 3 if scale != 1 else 0  # one unconditional prompt is processed
@@ -194,6 +199,29 @@ def test_a_row_that_leaves_takes_nothing_from_others() -> None:
         assert ended[row].tokens.tolist() == own.tokens[0].tolist()
 
 
+def check_one_slot() -> None:
+    """A prompt, another one and the first again, in the same memory."""
+    given: list[FinishedRow] = []
+    arriving = Arriving([4, 0], prompt, gap=1, most=1)
+    batching = ContinuousBatching(1, given.append, arriving, open_tree())
+    assert decode(Watched(), [0], batching, width=33).stats.prefix_tokens == 28
+    for row, number in zip(given, (0, 4, 0), strict=True):
+        assert row.tokens.tolist() == decode_alone(number, 1.0).tokens[0].tolist()
+
+
+def test_what_is_kept_is_not_written_to(monkeypatch: Patch) -> None:
+    """By the next row of the same batch slot; planted: a row's own memory is what is kept."""
+    check_one_slot()
+
+    def hand_out(stores: LayerStores, row: int, first: int, last: int) -> Any:
+        held = [layer.held() for layer in stores.layers]
+        return [(keys[row, :, first:last], values[row, :, first:last]) for keys, values in held]
+
+    monkeypatch.setattr(LayerStores, "copy_row", hand_out)
+    with pytest.raises(AssertionError):
+        check_one_slot()
+
+
 def test_other_weights_find_nothing() -> None:
     window, tree = Watched(), open_tree()
     for n_read in (0, 28, 0):
@@ -223,13 +251,13 @@ def test_image_tokens_after_a_prompt_are_no_part_of_it(shared_from: int | None) 
 
 
 def _forget_the_start(patch: Patch) -> None:
-    """What was found is processed again, behind itself."""
-    prefill_rows = CausalLMWindow.prefill_rows
+    """What follows what was found is written over it."""
+    forward_mixed = CausalLMWindow.forward_mixed
 
-    def wrong(window: CausalLMWindow, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        prefill_rows(window, tokens, torch.zeros_like(start), rows)
+    def wrong(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
+        return forward_mixed(window, entries, [replace(piece, start=0) for piece in pieces])
 
-    patch.setattr(CausalLMWindow, "prefill_rows", wrong)
+    patch.setattr(CausalLMWindow, "forward_mixed", wrong)
 
 
 def _write_to_a_neighbour(patch: Patch) -> None:
@@ -246,13 +274,12 @@ def _keep_before_the_end(patch: Patch) -> None:
     """A prompt is kept once its first chunk is processed."""
     keep = PrefixReader.keep
 
-    def wrong(reader: PrefixReader, feed: Any, chunk: Any, find_row: Any) -> None:
-        for row, *_ in chunk.parts:
-            cursor = feed.cursors[row]
-            done = cursor.done
-            cursor.done = [*cursor.ends]
-            keep(reader, feed, chunk, find_row)
-            cursor.done = done
+    def wrong(reader: PrefixReader, parts: Sequence[Part], find_row: Any) -> None:
+        for part in parts:
+            done = part.cursor.done
+            part.cursor.done = [*part.cursor.ends]
+            keep(reader, parts, find_row)
+            part.cursor.done = done
 
     patch.setattr(PrefixReader, "keep", wrong)
 
@@ -276,8 +303,8 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug: str, monkeypatch: Patch) -> None:
     BUGS[bug](monkeypatch)
-    window, tree = Watched(), open_tree(chunk_size=16)
+    window, tree = Watched(dtype=F32), open_tree(chunk_size=16)
     window.setup.prefill_chunk_size = 7
     _, given = decode_joined(window, tree, first=3, most=4)
     with pytest.raises(AssertionError):
-        assert_alone(given)
+        assert_alone(given, dtype=F32)

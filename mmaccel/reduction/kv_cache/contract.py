@@ -28,10 +28,10 @@ from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, within
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.policies import Method
-from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 
 
@@ -123,7 +123,6 @@ class KVCacheMethod(Method):
         return {
             "attentions": "leaves entries out",
             "caller's cache": "changes the cache",
-            "captured steps": "allocates while a run goes on",
             "copied entries": own_entries,
             "own chunks": "looks at a prompt when its last chunk is processed",
             "shared prompts": own_entries,
@@ -217,6 +216,7 @@ class CacheMethod(KVCacheMethod, ABC):
         found = dict(super().excludes)
         if self.every is not None:
             found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
+            found["captured steps"] = "asks the host at every pass whether a round ends"
         if self.is_headwise:
             why = "leaves heads different numbers of entries; take SnapKV"
             found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
+from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
-from mmaccel.reduction.ranking import choose_highest
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.reduction.sparse_attention.contract import BlockScorer, LayerBlocks
+from mmaccel.kernels.block_scores import summarise
+from mmaccel.reduction.sparse_attention.contract import (
+    BlockScorer,
+    LayerBlocks,
+    count_highest,
+)
 
 _LEAST = 1e-6  # of variances and biases
 _MOST = 2.0  # budgets that a layer reads
@@ -41,8 +46,7 @@ class ActQKV(BlockScorer):
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Mean keys of the blocks, `[R, H, N, D]`."""
-        sums = keys.float().where(is_real, 0).sum(3)
-        return (sums / is_real.sum(3).clamp(min=1)).to(keys.dtype)
+        return summarise(keys, is_real, "means")
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """The largest product of each block's summary with a query, `[R, H, N]`."""
@@ -67,6 +71,10 @@ class ActQKV(BlockScorer):
         budgets = (self._find_share(blocks, scores) * self.budget).clamp(max=1.0)
         return blocks.highest(scores, min(_MOST * self.budget, 1.0), budgets)
 
+    def most(self, n_blocks: int, n_own: int) -> int:
+        budget = min(_MOST * self.budget, 1.0) if self.by_layer else self.budget
+        return count_highest(n_blocks, n_own, budget)
+
     def _find_share(self, blocks: LayerBlocks, scores: Tensor) -> Tensor:
         """`[R]`, how many times the budget the layer reads, by its scores `[R, H, N]`."""
         hidden = ~blocks.holds[:, None]
@@ -75,11 +83,14 @@ class ActQKV(BlockScorer):
         density = entropy / blocks.counts.clamp(min=2).float().log()
         now = torch.stack([density, torch.ones_like(density)], 1)  # [R, 2], and passes
         known = blocks.last.totals
-        blocks.last.totals = now if known is None else known + now
         if known is None:  # layers above have none yet
+            blocks.last.totals = now
             return torch.ones_like(density)
+        is_first = known.isnan()
+        blocks.last.totals = known.where(~is_first, 0) + now
         found = [last.totals for last in blocks.lasts.values() if last.totals is not None]
         totals = torch.stack(found)  # [L, R, 2]
         mean = (totals[..., 0] / totals[..., 1]).mean(0).clamp(min=_LEAST)
         own = blocks.last.totals
-        return (own[:, 0] / own[:, 1] / mean).clamp(1 / _MOST, _MOST)
+        share = (own[:, 0] / own[:, 1] / mean).clamp(1 / _MOST, _MOST)
+        return share.where(~is_first[:, 0], 1)

@@ -28,14 +28,18 @@ from torch.nn.functional import pad
 
 from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, check_kind, within
+from mmaccel.kernels.block_scores import Kind
+from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.policies import Method
-from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 
 
 @dataclass
 class LastChoice:
     """What a layer's method keeps for the next pass of the run.
+
+    Where steps are captured the tensors are those of an earlier run, and hold NaN (nothing, if
+    they are bools) before the first choice.
 
     Attributes:
         probe: `[R, C]`, what the choice was made for; None before the first one.
@@ -52,6 +56,24 @@ class LastChoice:
         for name, value in vars(self).items():
             if value is not None:
                 setattr(self, name, value[rows.to(value.device)])
+
+    def settle(self, before: LastChoice) -> None:
+        """Keep what a pass has set in the tensors that there were, whose addresses captured steps
+        know.
+        """
+        for name, value in vars(self).items():
+            held = getattr(before, name)
+            if held is None and value is not None:
+                setattr(self, name, value.clone())
+            elif held is not None and value is not held:
+                held.copy_(value)
+                setattr(self, name, held)
+
+    def forget(self) -> None:
+        """Begin anew, in the same tensors."""
+        for value in vars(self).values():
+            if value is not None:
+                value.fill_(float("nan") if value.is_floating_point() else 0)
 
 
 @dataclass(frozen=True)
@@ -72,8 +94,10 @@ class LayerBlocks:
         start: `[R]` int64, cache index of each row's first query.
         begins: `[R]` int64, the same of the run's first pass: the prompt stands before it.
         width: W.
+        n_own: blocks that the pass writes in, at most.
         scale: of the scores.
-        is_first: whether the layer has not chosen before in the run.
+        is_first: whether the layer has not chosen before in the run; False where `reads_back` is.
+        reads_back: whether tensors may be read on the host, as those of captured steps may not.
         last: what the layer's method has kept.
         lasts: that of all layers that have chosen, by number; a layer before this one has chosen
             in this pass.
@@ -89,8 +113,10 @@ class LayerBlocks:
     start: Tensor
     begins: Tensor
     width: int
+    n_own: int
     scale: float
     is_first: bool = False
+    reads_back: bool = True
     last: LastChoice = field(default_factory=LastChoice)
     lasts: Mapping[int, LastChoice] = field(default_factory=dict)
 
@@ -162,6 +188,8 @@ class AttentionMethod(Method, ABC):
     """Whether layers read what another has chosen: then all must hold the same entries."""
     chooses_prompts: ClassVar[bool] = False
     """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
+    summary: ClassVar[Kind | None] = None
+    """Where `block_scores` and `choose_blocks` do what `choose` does: the kind of the summaries."""
 
     @property
     def needs(self) -> Words:
@@ -176,7 +204,6 @@ class AttentionMethod(Method, ABC):
         own_entries = "lets each row read entries of its own"
         found = {
             "attentions": "leaves entries out",
-            "captured steps": "allocates while a run goes on",
             "copied entries": own_entries,
             "draft canvas": "chooses for a chain of tokens",
             "draft passes": "chooses for every pass",
@@ -190,6 +217,13 @@ class AttentionMethod(Method, ABC):
         return found
 
     @property
+    def share(self) -> float | None:
+        """Of a method with a `summary` that reads a share of each query's attention: p. None: the
+        `budget` with the highest scores is read.
+        """
+        return None
+
+    @property
     def name(self) -> str:
         """The method's name."""
         return type(self).__name__
@@ -198,6 +232,15 @@ class AttentionMethod(Method, ABC):
     def is_whole(self) -> bool:
         """Whether all blocks are read whatever they hold."""
         return self.budget >= 1
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        """How many blocks a head reads at most, which is the length of the lists on a GPU.
+
+        Args:
+            n_blocks: N.
+            n_own: blocks that a pass writes in, at most; they are read in any case.
+        """
+        return n_blocks
 
     def source(self, layer: int) -> int:
         """The layer, this one or one before it, whose choice a layer reads."""
@@ -228,6 +271,8 @@ class AttentionMethod(Method, ABC):
 class BlockScorer(AttentionMethod):
     """Base of methods that read the blocks whose summaries have the highest scores.
 
+    A child of one with a `summary` that scores otherwise sets it to None.
+
     Args:
         budget, block, first_layer: as for every method.
     """
@@ -253,6 +298,14 @@ class BlockScorer(AttentionMethod):
         shape = summaries.shape[:3]
         check_answer(f"{self.name}.score", scores, shape, "float", counts=counts)
         return blocks.highest(scores, self.budget)
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        return count_highest(n_blocks, n_own, self.budget)
+
+
+def count_highest(n_blocks: int, n_own: int, budget: float) -> int:
+    """How many blocks `LayerBlocks.highest` chooses at most; see `AttentionMethod.most`."""
+    return min(max(int(n_blocks * budget) + 1, n_own + 1), n_blocks)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mmaccel.kernels.block_scores import summarise
 from mmaccel.reduction.sparse_attention.contract import BlockScorer
 
 
@@ -28,11 +29,11 @@ class DHSA(BlockScorer):
         budget, block, first_layer: as for every method.
     """
 
+    summary = "sums"
+
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Sums of the blocks' keys over the square roots of their numbers, `[R, H, N, D]`."""
-        sums = keys.float().where(is_real, 0).sum(3)
-        lengths = is_real.sum(3).clamp(min=1)
-        return (sums / lengths.float().sqrt()).to(keys.dtype)
+        return summarise(keys, is_real, "sums")
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """The largest product of each block's summary with a query, `[R, H, N]`."""

@@ -60,6 +60,10 @@ class HiP(AttentionMethod):
         is_found.scatter_add_(2, low.clamp(max=n_blocks - 1), (low < high).long())
         return (is_found > 0) | blocks.is_kept
 
+    def most(self, n_blocks: int, n_own: int) -> int:
+        """Those that are found, the first and the pass's."""
+        return min(int(n_blocks * self.budget) + 2 + n_own, n_blocks)
+
     def _score(self, blocks: LayerBlocks, low: Tensor, high: Tensor) -> Tensor:
         """`[R, H, n]`, the best score of the key in the middle of each chunk; -inf of empty ones.
 

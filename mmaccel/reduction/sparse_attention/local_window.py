@@ -63,3 +63,12 @@ class LocalWindow(AttentionMethod):
         is_near.scatter_add_(1, index, is_inside.long())
         is_prompt = number * blocks.size < blocks.begins[:, None].clamp(min=self.sinks)
         return ((is_near > 0) | is_prompt)[:, None]
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        """Those of the first entries, of the window and of the pass; on a grid any, as the prompt
+        may be of any length.
+        """
+        if self.columns:
+            return n_blocks
+        n_sinks = -(-self.sinks // self.block)
+        return min(n_sinks + (self.window - 1) // self.block + 1 + n_own, n_blocks)

@@ -30,6 +30,8 @@ class LongHeads(BlockScorer):
         budget, block, first_layer: as for every method.
     """
 
+    summary = "given"
+
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Representative keys `[R, H, N, D]`."""
         states = keys.float().where(is_real, 0)

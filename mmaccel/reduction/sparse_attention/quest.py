@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmaccel.kernels.block_scores import summarise
 from mmaccel.reduction.sparse_attention.contract import BlockScorer
 
 
@@ -29,26 +30,15 @@ class Quest(BlockScorer):
         budget, block, first_layer: as for every method.
     """
 
+    summary = "bounds"
+
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
-        return summarise_bounds(keys, is_real)
+        """Largest and smallest keys `[R, H, N, 2 D]`, the smallest negated."""
+        return summarise(keys, is_real, "bounds")
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """The largest bound of each block `[R, H, N]`."""
         return score_bounds(queries, summaries).amax(2)
-
-
-def summarise_bounds(keys: Tensor, is_real: Tensor) -> Tensor:
-    """Largest and smallest keys `[R, H, N, 2 D]`, the smallest negated.
-
-    Args:
-        keys: `[R, H, N, P, D]`.
-        is_real: `[R, 1, N, P, 1]` bool.
-    """
-    high = keys.masked_fill(~is_real, float("-inf")).amax(3)
-    low = keys.masked_fill(~is_real, float("inf")).amin(3)
-    # a block that holds nothing is never chosen; zeros keep its bound a number
-    is_empty = ~is_real.any(3)
-    return torch.cat([high, -low], -1).masked_fill(is_empty, 0)
 
 
 def score_bounds(queries: Tensor, summaries: Tensor) -> Tensor:

@@ -20,7 +20,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+from mmaccel.reduction.sparse_attention.contract import (
+    AttentionMethod,
+    LayerBlocks,
+    count_highest,
+)
 
 _HINT = "give a layer in the middle of the model, after first_layer"
 
@@ -55,3 +59,6 @@ class TidalDecode(AttentionMethod):
         scores = (blocks.queries @ blocks.keys.mT).amax(2)  # [R, H, S]
         scores = scores.masked_fill(~blocks.is_real[:, None], float("-inf"))
         return blocks.highest(blocks.by_block(scores, float("-inf")).amax(-1), self.budget)
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        return count_highest(n_blocks, n_own, self.budget)

@@ -19,7 +19,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad
 
 from mmaccel.checks import within
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+from mmaccel.reduction.sparse_attention.contract import (
+    AttentionMethod,
+    LayerBlocks,
+    count_highest,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class TokenSelect(AttentionMethod):
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with most votes, alike for all heads: `[R, 1, N]` bool.
 
-        Cost: scores of all keys where a row chooses anew, and a host synchronisation.
+        Cost: scores of all keys where a row chooses anew, which a host synchronisation finds out;
+        in captured steps at every pass.
         """
         probe = blocks.queries.unflatten(2, (-1, blocks.width)).mean(3).flatten(1)  # [R, H G D]
         last = blocks.last
@@ -49,11 +54,15 @@ class TokenSelect(AttentionMethod):
             is_similar = cosine_similarity(probe, last.probe, dim=1) >= self.similarity  # [R]
             probe = last.probe.where(is_similar[:, None], probe)
             chosen = known
-            if not bool(is_similar.all()):
+            if not (blocks.reads_back and bool(is_similar.all())):
                 chosen = known.where(is_similar[:, None, None], self._vote(blocks))
         last.probe = probe
         last.chosen = chosen
         return chosen | blocks.is_kept
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        """An earlier choice, and the blocks of the pass."""
+        return min(count_highest(n_blocks, n_own, self.budget) + n_own, n_blocks)
 
     def _vote(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with most votes, `[R, 1, N]` bool."""

@@ -22,9 +22,14 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import one_of, within
-from mmaccel.reduction.ranking import choose_mass
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
-from mmaccel.reduction.sparse_attention.quest import score_bounds, summarise_bounds
+from mmaccel.kernels.block_scores import Kind, summarise
+from mmaccel.kernels.choose_blocks import choose_mass
+from mmaccel.reduction.sparse_attention.contract import (
+    AttentionMethod,
+    LayerBlocks,
+    count_highest,
+)
+from mmaccel.reduction.sparse_attention.quest import score_bounds
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,18 @@ class TopP(AttentionMethod):
     def is_whole(self) -> bool:
         return self.budget >= 1 and self.p >= 1
 
+    @property
+    def summary(self) -> Kind | None:  # type: ignore[override]
+        """Where all blocks are candidates."""
+        return self.estimate if self.budget >= 1 else None
+
+    @property
+    def share(self) -> float:
+        return self.p
+
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Means `[R, H, N, D]`, or bounds `[R, H, N, 2 D]`."""
-        if self.estimate == "bounds":
-            return summarise_bounds(keys, is_real)
-        sums = keys.float().where(is_real, 0).sum(3)
-        return (sums / is_real.sum(3).clamp(min=1)).to(keys.dtype)
+        return summarise(keys, is_real, self.estimate)
 
     def weigh(self, blocks: LayerBlocks) -> Tensor:
         """Estimated weights of the blocks, `[R, H, G W, N]`, which sum up to 1."""
@@ -76,7 +87,9 @@ class TopP(AttentionMethod):
         if self.budget >= 1:
             return choose_mass(weights, self.p, blocks.is_kept[:, :, None]).any(2)
         is_candidate = blocks.highest(weights.amax(2), self.budget)  # [R, H, N]
-        n_most = int(is_candidate.sum(-1).max())
+        n_most = self.most(is_candidate.shape[2], blocks.n_own)
+        if blocks.reads_back:
+            n_most = int(is_candidate.sum(-1).max())
         # candidates in order, and among them some others, which have no weight
         index = is_candidate.to(torch.uint8).topk(n_most, -1).indices.sort(-1).values  # [R, H, C]
         weights = weights.where(is_candidate[:, :, None], 0)
@@ -85,3 +98,7 @@ class TopP(AttentionMethod):
         is_kept = blocks.is_kept.expand_as(is_candidate).gather(2, index)
         chosen = choose_mass(weights, self.p, is_kept[:, :, None]).any(2)
         return torch.zeros_like(is_candidate).scatter_(2, index, chosen)
+
+    def most(self, n_blocks: int, n_own: int) -> int:
+        """All candidates, if the attention is spread out."""
+        return count_highest(n_blocks, n_own, self.budget)

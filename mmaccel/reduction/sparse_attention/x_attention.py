@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.ranking import choose_mass
+from mmaccel.kernels.choose_blocks import choose_mass
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 
 

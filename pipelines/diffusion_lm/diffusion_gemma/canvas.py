@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Layout
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.policies import CanvasProgress
 from mmaccel.samplers.canvas.predictions import read_logits
 from mmaccel.samplers.noise import Noise
@@ -106,38 +107,7 @@ class GemmaDecoder(Denoiser):
         self._passes += 1
         self.positions += canvas.numel()
         queries = entries.queries - (entries.tokens.shape[1] - self._length)
-        index = queries[..., None].expand(-1, -1, self.vocab_size)
-        return self.scores.gather(1, index)  # [B, Q, V]
-
-
-class CanvasLayout:
-    """The caller's layout for one canvas of several.
-
-    Args:
-        base: layout of all slots after the prompt, or None.
-        offset: slots before this canvas.
-        ended: `[B]` bool, rows with an end token before this canvas.
-        pad: the token that fills the canvas of such a row.
-    """
-
-    def __init__(self, base: Layout | None, offset: int, ended: Tensor, pad: int) -> None:
-        self._base, self._offset, self._ended, self._pad = base, offset, ended, pad
-
-    @property
-    def columns(self) -> int:
-        return 0 if self._base is None else self._base.columns
-
-    @property
-    def frame(self) -> int:
-        return 0 if self._base is None else self._base.frame
-
-    def forced(self, slots: Tensor) -> Tensor:
-        forced = None if self._base is None else self._base.forced(slots + self._offset)
-        free = torch.full_like(slots, -1) if forced is None else forced
-        return torch.where(self._ended[:, None], self._pad, free)
-
-    def allowed(self, slots: Tensor) -> Tensor | None:
-        return None if self._base is None else self._base.allowed(slots + self._offset)
+        return gather_rows(self.scores, queries)  # [B, Q, V]
 
 
 def canvas_noise(noise: Noise, index: int) -> Noise:

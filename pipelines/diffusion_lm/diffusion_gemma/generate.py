@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,16 +22,16 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
-    CanvasLayout,
     GemmaDecoder,
     StopRule,
     canvas_noise,
 )
+from mmaccel.pipelines.diffusion_lm.known_tokens import KnownTokens
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.generate_call import bind_call, count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.policies import CanvasInterrupt
-from mmaccel.results import Generation, Stats
+from mmaccel.results import Generation, Stats, add_stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -46,10 +47,11 @@ def is_bounded(policy: Any) -> bool:
     return policy.exactness != "relaxed" or isinstance(policy, EntropyBounded)
 
 
+@dataclass
 class GemmaRun:
     """The canvases of one call, one after the other.
 
-    Args:
+    Attributes:
         model: a `DiffusionGemmaForBlockDiffusion`.
         policy: a canvas policy.
         seed: one, one per row, or None for one out of torch's global generator.
@@ -57,44 +59,40 @@ class GemmaRun:
         params: applied after the logits processors.
         change_config: changes the call's generation configuration in place.
         after_pass: see `StopRule`.
-
-    Attributes:
-        stats: of all canvases so far. Its `fallbacks` say why the library's own sampler runs.
+        noise: of the rows, once `begin` was called.
+        steps, pad, ends: of the call's configuration.
+        parts: statistics of every canvas so far.
         passes: `[B]` int64, of all canvases so far.
+        fallbacks: why the library's own sampler runs.
+        own_passes: of that sampler.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        layout: Layout | None,
-        params: SamplingParams | None = None,
-        change_config: Callable[[Any], None] | None = None,
-        after_pass: AfterPass | None = None,
-    ) -> None:
-        self._model, self._policy, self._seed, self._layout = model, policy, seed, layout
-        self._params = params or SamplingParams()
-        self._change_config = change_config
-        self._after_pass = after_pass
-        self._noise: Noise | None = None
-        self._index = 0
-        self._n_prompt = 0
-        self._steps = 1
-        self._ends: Tensor | None = None
-        self._pad: int | None = None
-        self.passes: Any = 0
-        self.stats = Stats(policy=repr(policy), exactness=policy.exactness, reference=REFERENCE)
+    model: Any
+    policy: Any
+    seed: int | Sequence[int] | None
+    layout: Layout | None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    change_config: Callable[[Any], None] | None = None
+    after_pass: AfterPass | None = None
+    noise: Noise | None = None
+    n_prompt: int = 0
+    steps: int = 1
+    pad: int | None = None
+    ends: Tensor | None = None
+    parts: list[Stats] = field(default_factory=list)
+    passes: Any = 0
+    fallbacks: list[str] = field(default_factory=list)
+    own_passes: int = 0
 
-    def begin(self, batch: int, device: torch.device) -> None:
-        """Make the noise.
+    def begin(self, ids: Tensor) -> None:
+        """Make the noise of prompts `[B, T]`.
 
         Raises:
             OptionError: seeds for another batch.
         """
-        seed = draw_seed(None) if self._seed is None else self._seed
-        self._noise = Noise.from_seed(seed, batch, device)
-        self.stats.seed = seed
+        self.seed = draw_seed(None) if self.seed is None else self.seed
+        self.noise = Noise.from_seed(self.seed, len(ids), ids.device)
+        self.n_prompt = ids.shape[1]
 
     def configure(self, config: Any, device: torch.device) -> None:
         """Read a call's generation configuration.
@@ -102,13 +100,13 @@ class GemmaRun:
         A row ends at its end token only where there is a padding token to put after it, as in the
         library.
         """
-        if self._change_config is not None:
-            self._change_config(config)
-        self._steps = config.max_denoising_steps
-        self._pad = config.pad_token_id
+        if self.change_config is not None:
+            self.change_config(config)
+        self.steps = config.max_denoising_steps
+        self.pad = config.pad_token_id
         ends = config.eos_token_id
-        if ends is not None and self._pad is not None:
-            self._ends = torch.as_tensor(ends, device=device).view(-1)
+        if ends is not None and self.pad is not None:
+            self.ends = torch.as_tensor(ends, device=device).view(-1)
 
     def fill(self, step: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Fill the next canvas.
@@ -122,87 +120,68 @@ class GemmaRun:
         Raises:
             CanvasInterrupt: with the tokens of all canvases so far.
         """
-        assert self._noise is not None
+        assert self.noise is not None
         ids: Tensor = step["input_ids"]
         batch, length = step["current_canvas"].shape
-        if self._index == 0:
-            self._n_prompt = ids.shape[1]
-        before = ids[:, self._n_prompt :]
-        ended = self._holds_end(before)
-        pad = 0 if self._pad is None else self._pad
-        layout = CanvasLayout(self._layout, self._index * length, ended, pad)
-        noise = canvas_noise(self._noise, self._index)
-        config = self._model.config
-        vocab_size = config.get_text_config().vocab_size
-        dtype = self._model.model.decoder.embed_tokens.weight.dtype
-        decoder = GemmaDecoder(step, vocab_size, length, self._steps, dtype)
-        criterion = None if is_bounded(self._policy) else step["diffusion_stopping_criteria"]
-        rule = StopRule(criterion, decoder, self._params, noise, layout, self._after_pass)
+        before = ids[:, self.n_prompt :]
+        ended = torch.zeros_like(ids[:, 0], dtype=torch.bool)  # before this canvas
+        if self.ends is not None:
+            ended = torch.isin(before, self.ends).any(1)
+        pad = 0 if self.pad is None else self.pad
+        known = torch.where(ended, pad, -1)[:, None].expand(-1, length)
+        base, index = self.layout, len(self.parts)
+        columns, frame = (0, 0) if base is None else (base.columns, base.frame)
+        layout = KnownTokens(known, base, index * length, columns, frame)
+        noise = canvas_noise(self.noise, index)
+        vocab_size = self.model.config.get_text_config().vocab_size
+        dtype = self.model.model.decoder.embed_tokens.weight.dtype
+        decoder = GemmaDecoder(step, vocab_size, length, self.steps, dtype)
+        criterion = None if is_bounded(self.policy) else step["diffusion_stopping_criteria"]
+        rule = StopRule(criterion, decoder, self.params, noise, layout, self.after_pass)
         prompt = Prompt(  # one column: the encoder's cache holds the prompt
             ids.new_zeros(batch, 1),
             torch.ones_like(ids[:, 0]),
-            stop_tokens=self._ends,
+            stop_tokens=self.ends,
             layout=layout,
         )
-        on_step = None if criterion is None and self._after_pass is None else rule
+        on_step = None if criterion is None and self.after_pass is None else rule
         try:
-            generation = self._policy.sample(
-                decoder, prompt, length, params=self._params, noise=noise, on_step=on_step
+            generation = self.policy.sample(
+                decoder, prompt, length, params=self.params, noise=noise, on_step=on_step
             )
         except CanvasInterrupt as stop:
-            raise self._interrupted(stop, before) from stop
+            own = stop.generation
+            self.parts.append(own.stats)
+            tokens = torch.cat([before, own.tokens], 1)
+            committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
+            lengths, passes = before.shape[1] + own.lengths, self.passes + own.passes
+            so_far = Generation(tokens, lengths, passes, self.report())
+            raise CanvasInterrupt(so_far, committed) from stop
         slots = torch.arange(length, device=ids.device)
         tokens = torch.where(slots < generation.lengths[:, None], generation.tokens, pad)
         if criterion is not None:
             tokens = torch.where(rule.ended[:, None], rule.tokens, tokens)
-        self._count(generation, decoder, rule, tokens, ended)
-        self._index += 1
+        n_slots = torch.full_like(generation.lengths, length)
+        if self.ends is not None:
+            n_slots = count_to_end(tokens, self.ends)
+        stats = generation.stats
+        stats.tokens = int(torch.where(ended, 0, n_slots).sum())
+        stats.prefill_passes, stats.positions = 1, decoder.positions
+        stats.nats += rule.nats
+        self.parts.append(stats)
+        self.passes = self.passes + generation.passes
         return tokens, decoder.scores
 
-    def _holds_end(self, tokens: Tensor) -> Tensor:
-        if self._ends is None:
-            return torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
-        return torch.isin(tokens, self._ends).any(1)
-
-    def _count(
-        self,
-        generation: Generation,
-        decoder: GemmaDecoder,
-        rule: StopRule,
-        tokens: Tensor,
-        ended: Tensor,
-    ) -> None:
-        stats, new = self.stats, generation.stats
-        n_slots = torch.full_like(generation.lengths, tokens.shape[1])
-        if self._ends is not None:
-            n_slots = count_to_end(tokens, self._ends)
-        stats.exactness = new.exactness
-        stats.dtype = new.dtype
-        stats.tokens += int(torch.where(ended, 0, n_slots).sum())
-        stats.passes += new.passes
-        stats.prefill_passes += 1
-        stats.row_passes += new.row_passes
-        stats.nats += new.nats + rule.nats
-        stats.positions += decoder.positions
-        stats.canvases += new.canvases
-        stats.forward_seconds += new.forward_seconds
-        so_far = new.notes if self._index == 0 else stats.notes
-        stats.notes = [note for note in so_far if note in new.notes]  # what holds of all canvases
-        longest = max(len(stats.accepted), len(new.accepted))
-        pairs = (
-            counts + [0] * (longest - len(counts)) for counts in (stats.accepted, new.accepted)
-        )
-        stats.accepted = [sum(pair) for pair in zip(*pairs)]
-        self.passes = self.passes + generation.passes
-
-    def _interrupted(self, stop: CanvasInterrupt, before: Tensor) -> CanvasInterrupt:
-        own = stop.generation
-        tokens = torch.cat([before, own.tokens], 1)
-        committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
-        self.stats.passes += own.stats.passes
-        lengths = before.shape[1] + own.lengths
-        passes = self.passes + own.passes
-        return CanvasInterrupt(Generation(tokens, lengths, passes, self.stats), committed)
+    def report(self) -> Stats:
+        """Statistics of all canvases so far; notes are those that hold of each."""
+        empty = Stats(policy=repr(self.policy), exactness=self.policy.exactness)
+        parts = self.parts or [empty]
+        stats = add_stats(parts)
+        stats.notes = [n for n in parts[0].notes if all(n in part.notes for part in parts)]
+        stats.reference, stats.seed = REFERENCE, self.seed
+        stats.fallbacks = self.fallbacks
+        stats.passes += self.own_passes
+        return stats
 
 
 class GemmaService(PolicyService):
@@ -248,10 +227,11 @@ class GemmaService(PolicyService):
             return own(*args, **options)  # which says what is wrong with them
         began = time.perf_counter()
         with self.running(run):
-            run.begin(ids.shape[0], ids.device)
+            run.begin(ids)
             out = own(*args, **options)
-        run.stats.seconds = time.perf_counter() - began
-        self.record(run.stats)
+        stats = run.report()
+        stats.seconds = time.perf_counter() - began
+        self.record(stats)
         return out
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
@@ -269,16 +249,16 @@ class GemmaService(PolicyService):
                     f"generate: expected a call that {self.policy!r} can serve, received "
                     f"{reason}; leave it out, or attach with strict=False and no layout"
                 )
-            run.stats.fallbacks.append(reason)
+            run.fallbacks.append(reason)
             return config, others
         run.configure(config, model.device)
         return config, others
 
     def _step(self, model: Any, **step: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         run = self.call
-        if run is None or run.stats.fallbacks:
+        if run is None or run.fallbacks:
             if run is not None:
-                run.stats.passes += 1
+                run.own_passes += 1
             out: tuple[Tensor, ...] = original(model, "_denoising_step")(**step)
             return out  # type: ignore[return-value]
         tokens, scores = run.fill(step)
@@ -286,6 +266,6 @@ class GemmaService(PolicyService):
 
     def _tokens_per_forward(self, model: Any, ids: Tensor, passes: Tensor, *others: Any) -> Any:
         own: Callable[..., Any] = original(model, "_compute_tokens_per_forward").__func__  # type: ignore[attr-defined]
-        if self.call is not None and not self.call.stats.fallbacks:
+        if self.call is not None and not self.call.fallbacks:
             passes = self.call.passes.clamp(min=1)
         return own(ids, passes, *others)

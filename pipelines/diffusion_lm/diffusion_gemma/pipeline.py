@@ -8,7 +8,7 @@ Source: `diffusers.pipelines.diffusion_gemma`, diffusers 0.42.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     GemmaRun,
     GemmaService,
@@ -26,7 +25,7 @@ from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     callback_tensors,
     check_inputs,
-    decode_texts,
+    make_output,
 )
 from mmaccel.pipelines.generate_call import bind_call, refuse_arguments
 from mmaccel.pipelines.original_methods import original
@@ -53,6 +52,8 @@ class GemmaPipelineService(GemmaService):
 
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:
+        from diffusers.pipelines.diffusion_gemma import DiffusionGemmaPipelineOutput
+
         own = original(pipe, "__call__")
         bound = bind_call(own, args, options)
         if bound is None:
@@ -78,11 +79,17 @@ class GemmaPipelineService(GemmaService):
             config.stability_threshold = max(given["stability_threshold"], 1)
             config.confidence_threshold = given["confidence_threshold"]
 
-        after_pass = None if callback is None else _make_after_pass(pipe, callback, names)
+        total = count()
+
+        def after_pass(step: int, canvas: Tensor, scores: Tensor) -> None:
+            """The pipeline's step callback, called after every pass of every canvas."""
+            tensors = {"canvas": canvas, "logits": scores}
+            shown = {name: tensors[name] for name in names}
+            call_back(callback, pipe, next(total), step, shown, remedy="use layout=")
+
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
-        run = GemmaRun(
-            self._model, self.policy, seed, self.layout, params, change_config, after_pass
-        )
+        watch = None if callback is None else after_pass
+        run = GemmaRun(self._model, self.policy, seed, self.layout, params, change_config, watch)
         inputs = {name: value.to(device) for name, value in images.items()}
         inputs |= {
             "attention_mask": visible.to(device),
@@ -93,7 +100,8 @@ class GemmaPipelineService(GemmaService):
             "return_dict_in_generate": True,
         }
         out = self.run(run, (ids,), inputs)
-        return _make_output(pipe, out.sequences[:, ids.shape[1] :], end, given)
+        made = out.sequences[:, ids.shape[1] :]
+        return make_output(DiffusionGemmaPipelineOutput, pipe.processor, made, end, given)
 
 
 def _temperatures(
@@ -104,26 +112,3 @@ def _temperatures(
     if low is not None and high is not None:
         return (low, high), SamplingParams()
     return (None, None), SamplingParams(temperature=given["temperature"])
-
-
-def _make_after_pass(pipe: Any, callback: Any, names: Sequence[str]) -> AfterPass:
-    """The pipeline's step callback, called after every pass of every canvas."""
-    total = count()
-
-    def after_pass(step: int, canvas: Tensor, scores: Tensor) -> None:
-        tensors = {"canvas": canvas, "logits": scores}
-        wanted = {name: tensors[name] for name in names}
-        call_back(callback, pipe, next(total), step, wanted, remedy="use layout=")
-
-    return after_pass
-
-
-def _make_output(pipe: Any, sequences: Tensor, end: int | None, given: Mapping[str, Any]) -> Any:
-    """Sequences `[B, L]` int64 as the pipeline returns them."""
-    from diffusers.pipelines.diffusion_gemma import DiffusionGemmaPipelineOutput
-
-    is_text = given["output_type"] == "text"
-    texts = decode_texts(pipe.processor, sequences, end) if is_text else None
-    if not given["return_dict"]:
-        return sequences, texts
-    return DiffusionGemmaPipelineOutput(sequences=sequences, texts=texts)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -118,15 +119,7 @@ class BlockCall:
         return callback_tensors(self.arguments, CALLBACK_TENSORS)
 
 
-@dataclass
-class BlockLogits:
-    """Output of a served model call: logits `[R, C, V]` of the last C columns."""
-
-    logits: Tensor
-
-
-@dataclass(frozen=True)
-class _Inputs:
+class _Inputs(NamedTuple):
     """Arguments of the pipeline's model call: ids, the 2-D mask and positions, `[R, N]` int64."""
 
     ids: Tensor
@@ -135,40 +128,35 @@ class _Inputs:
 
 
 class CachedCalls:
-    """The model calls of one run of a pipeinputs.
+    """The model calls of one run of a pipeline.
 
     Args:
-        call: the model's own.
+        own: the model's own call.
         model: for passes over the KV cache.
         reading: of the model, see `mmaccel.pipelines.diffusion_lm.llada2.block_masks.BlockMasks`;
             None runs the model's own calls.
         check: from whether a call's mask hides something to why it cannot be cached, or "".
-        run: the pipeline's call.
+        call: the pipeline's.
 
     Attributes:
         tokens: `[R, N]` int64, input of the last model call; the pipeline writes into it.
-        passes, positions: model calls, and entries computed by them over all rows.
-        seconds: spent in them.
-        reason: why nothing was cached, or "".
+        stats: of the model calls.
     """
 
     def __init__(
         self,
-        call: Callable[..., Any],
+        own: Callable[..., Any],
         model: CachedPasses,
         reading: str | None,
         check: Callable[[bool], str],
-        run: BlockCall,
+        call: BlockCall,
     ) -> None:
-        self._call, self._model, self._reading, self._check = call, model, reading, check
-        self._run = run
-        self._block = run.block
+        self._own, self._model, self._reading, self._check = own, model, reading, check
+        self._call = call
         self.tokens: Tensor | None = None
         self._cached: _Inputs | None = None
-        self.passes = self.positions = 0
-        self.seconds = 0.0
-        self.reason = ""
         self._formats = PassFormats(model)
+        self.stats = Stats()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
@@ -177,79 +165,70 @@ class CachedCalls:
             NumericsError: NaN logits.
         """
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
-            return self._call(*args, **options)
+            return self._own(*args, **options)
         inputs = _Inputs(args[0], options["attention_mask"], options["position_ids"])
         self.tokens = inputs.ids
-        self.reason = self.reason or self._check(not bool(inputs.visible.all()))
+        stats, block = self.stats, self._call.block
+        if not stats.fallbacks:
+            reason = self._check(not bool(inputs.visible.all()))
+            stats.fallbacks = [reason] if reason else []
         began = time.perf_counter()
-        if self.reason or self._reading is None:
-            out = self._call(*args, **options)
-            computed = inputs.ids.numel()
+        if stats.fallbacks or self._reading is None:
+            out = self._own(*args, **options)
+            stats.positions += inputs.ids.numel()
         else:
-            out, computed = self._run_cached(inputs, self._reading)
+            out = self._run_cached(inputs, self._reading)
             self._formats.note(out.logits)
-        self.passes, self.positions = self.passes + 1, self.positions + computed
-        is_real = inputs.visible.bool() | (inputs.ids == self._run.mask_token)  # all but padding
-        if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):
+        stats.passes += 1
+        stats.row_passes += len(inputs.ids)
+        is_real = inputs.visible.bool() | (inputs.ids == self._call.mask_token)
+        if bool(out.logits[:, -block:][is_real[:, -block:]].isnan().any()):
             raise NumericsError(
                 "logits: expected numbers, received NaN; check the model's dtype and weights"
             )
-        self.seconds += time.perf_counter() - began
+        stats.forward_seconds += time.perf_counter() - began
         return out
 
-    def _run_cached(self, inputs: _Inputs, reading: str) -> tuple[BlockLogits, int]:
-        first = self._find_first(inputs)
-        last = inputs.ids.shape[1]
-        if first == 0:
-            self._model.reserve(inputs.ids.shape[0], last + self._run.length + 2 * self._block)
-        reads = make_reads(inputs.visible, first, last, self._block, reading)
-        columns = torch.arange(first, last, device=inputs.ids.device)
-        ids = inputs.ids[:, first:]
-        positions = inputs.positions[:, first:]
-        with self._formats.passing():
-            logits = self._model.run_all(ids, positions, columns.expand(ids.shape[0], -1), reads)
-        self._cached = _Inputs(inputs.ids.clone(), inputs.visible, inputs.positions)
-        return BlockLogits(logits), ids.numel()
+    def _run_cached(self, inputs: _Inputs, reading: str) -> Any:
+        """Logits `[R, C, V]` of the last C columns: those from the first that is not cached on.
 
-    def _find_first(self, inputs: _Inputs) -> int:
-        """The first column that has to be computed. Cost: one host synchronisation."""
-        cached = self._cached
-        n = inputs.ids.shape[1]
-        if cached is None or cached.ids.shape[0] != inputs.ids.shape[0]:
-            return 0
-        both = min(n, cached.ids.shape[1])
-        same = cached.ids[:, :both] == inputs.ids[:, :both]
-        same = same & (cached.visible[:, :both] == inputs.visible[:, :both])
-        same = same & (cached.positions[:, :both] == inputs.positions[:, :both])
-        n_same = int(same.all(0).long().cumprod(0).sum())
-        return min(n_same, n - self._block) // self._block * self._block
+        Cost: one host synchronisation.
+        """
+        rows, n = inputs.ids.shape
+        block = self._call.block
+        first = 0
+        if self._cached is not None and len(self._cached.ids) == rows:
+            both = min(n, self._cached.ids.shape[1])
+            same = [a[:, :both] == b[:, :both] for a, b in zip(self._cached, inputs, strict=True)]
+            n_same = int(torch.stack(same).all(0).all(0).long().cumprod(0).sum())
+            first = min(n_same, n - block) // block * block
+        if first == 0:
+            self._model.reserve(rows, n + self._call.length + 2 * block)
+        columns = torch.arange(first, n, device=inputs.ids.device).expand(rows, -1)
+        reads = make_reads(inputs.visible, first, block, reading)
+        ids, positions = inputs.ids[:, first:], inputs.positions[:, first:]
+        with self._formats.passing():
+            logits = self._model.run_all(ids, positions, columns, reads)
+        self._cached = inputs._replace(ids=inputs.ids.clone())
+        self.stats.positions += ids.numel()
+        return SimpleNamespace(logits=logits)
 
     def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""
-        run = self._run
-        slots = tokens.new_full((tokens.shape[0], run.length), run.mask_token)
-        generated = tokens[:, run.n_prompt : run.n_prompt + run.length]
+        call = self._call
+        slots = tokens.new_full((tokens.shape[0], call.length), call.mask_token)
+        generated = tokens[:, call.n_prompt : call.n_prompt + call.length]
         slots[:, : generated.shape[1]] = generated
-        return slots, slots.ne(run.mask_token)
+        return slots, slots.ne(call.mask_token)
 
-    def count(self, sequences: Tensor) -> int:
-        """Tokens of `[B, L]` sequences, each row's up to its first end token."""
+    def report(self, policy: Any, sequences: Tensor) -> Stats:
+        """Statistics of a run that made `[B, L]` sequences, each up to its first end token."""
         index = torch.arange(sequences.shape[1], device=sequences.device)
-        is_row = index < count_to_end(sequences, self._run.end_token)[:, None]
-        return int((is_row & (sequences != self._run.mask_token)).sum())
-
-    def report(self, policy: Any, tokens: int, rows: int) -> Stats:
-        """Statistics of a run that generated this many tokens in this many rows."""
+        is_row = index < count_to_end(sequences, self._call.end_token)[:, None]
         own = CachedBlocks().reference
-        stats = Stats(
-            repr(policy),
-            tokens=tokens,
-            passes=self.passes,
-            row_passes=self.passes * rows,
-            positions=self.positions,
-            forward_seconds=self.seconds,
-            fallbacks=[self.reason] if self.reason else [],
-            reference=own if self.reason else getattr(policy, "reference", own),
-        )
+        stats = self.stats
+        stats.policy, stats.exactness = repr(policy), "bitwise"
+        stats.tokens = int((is_row & (sequences != self._call.mask_token)).sum())
+        stats.reference = own if stats.fallbacks else getattr(policy, "reference", own)
         stats.use_dtype(self._formats.name)
         return stats

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmaccel.checks import Checked, one_of
 from mmaccel.pipelines.layers.store import MASK_FORMS
+from mmaccel.samplers.canvas.layout import seen_blocks
 
 READINGS = ("blocks", "causal")
 
@@ -56,20 +57,14 @@ def find_masks(model: Any) -> BlockMasks | None:
     return BLOCK_MASKS.get(kind.__name__, own)
 
 
-def make_reads(visible: Tensor, first: int, last: int, block: int, reading: str) -> Tensor:
-    """Which columns the entries of columns `first..last - 1` attend to.
+def make_reads(visible: Tensor, first: int, block: int, reading: str) -> Tensor:
+    """Which columns the entries of columns from `first` on attend to, `[R, N - first, N]` bool.
 
     Args:
-        visible: `[R, N]` bool or integers, columns that are no padding; N at least `last`.
-        first, last: columns.
+        visible: `[R, N]` bool or integers, columns that are no padding.
         block: columns per block, counted from column 0.
         reading: one of `READINGS`.
-
-    Returns:
-        `[R, last - first, last]` bool.
     """
-    keys = torch.arange(last, device=visible.device)
-    queries = keys[first:, None]
-    if reading == "blocks":
-        keys, queries = keys // block, queries // block
-    return visible[:, None, :last].bool() & (keys <= queries)
+    columns = torch.arange(visible.shape[1], device=visible.device)
+    seen = seen_blocks(columns, columns[first:], 1 if reading == "causal" else block)
+    return visible[:, None].bool() & seen

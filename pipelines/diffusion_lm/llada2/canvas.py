@@ -10,45 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import BlockCall
-from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
+from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, make_output
 from mmaccel.pipelines.generate_call import align_left
 from mmaccel.pipelines.step_callback import call_back
-from mmaccel.policies import CanvasProgress, OnCanvasStep
+from mmaccel.policies import CanvasProgress
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-
-class BlockDenoiser(CachedDenoiser):
-    """A model that passed `find_fault`, as a `Denoiser`.
-
-    Args:
-        passes: of a model that takes 4-D masks and has a KV cache.
-        mask_token, block: see `mmaccel.contracts.Denoiser`.
-    """
-
-    any_rows = False
-    is_self_checked = True
-
-    def __init__(self, passes: CachedPasses, mask_token: int, block: int) -> None:
-        config = passes.config
-        super().__init__(
-            passes,
-            mask_token,
-            vocab_size=config.vocab_size,
-            max_positions=getattr(config, "max_position_embeddings", None),
-            block=block,
-        )
-        self.n_ids = config.vocab_size
-
-
 REFERENCE = "one commit a pass over the model's own 4-D block mask"
+_PROMPT = (
+    "prompt", "messages", "input_ids", "attention_mask", "use_chat_template",
+    "add_generation_prompt",
+)  # fmt: skip
 
 
 @torch.no_grad()
@@ -56,7 +34,7 @@ def decode(
     pipe: Any,
     policy: Any,
     call: BlockCall,
-    model: BlockDenoiser,
+    model: CachedDenoiser,
     seed: int | Sequence[int] | None,
     layout: Layout | None,
 ) -> tuple[Any, Stats]:
@@ -77,15 +55,14 @@ def decode(
         ValueError: from the pipeline's own checks.
         CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
     """
+    from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
+
     given = call.arguments
     checked = {**given, "block_length": call.block}
     checked["callback_on_step_end_tensor_inputs"] = call.callback_tensors
     check_inputs(pipe, checked)
-    wanted = ("prompt", "messages", "input_ids", "attention_mask", "use_chat_template")
-    ids, visible = pipe._prepare_input_ids(
-        **{name: given[name] for name in (*wanted, "add_generation_prompt")},
-        chat_template_kwargs=None,
-    )
+    asked = {name: given[name] for name in _PROMPT}
+    ids, visible = pipe._prepare_input_ids(**asked, chat_template_kwargs=None)
     ids = ids.to(model.device)
     visible = visible.to(model.device).bool()
     ends = given.get("eos_early_stop") and call.end_token >= 0
@@ -94,15 +71,25 @@ def decode(
     params = read_params(given)
     if seed is None and params.temperature > 0:
         seed = draw_seed(given["generator"])
-    on_step = _make_on_step(pipe, given["callback_on_step_end"], ids, call)
     noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, ids.device)
+    callback = given["callback_on_step_end"]
+
+    def on_step(progress: CanvasProgress) -> None:
+        """The pipeline's step callback, called after every pass."""
+        canvas = torch.where(progress.is_committed, progress.tokens, call.mask_token)
+        tokens = {"block_x": torch.cat([ids, canvas], 1)}
+        step = progress.passes - 1
+        call_back(callback, pipe, step, step, tokens, remedy="use CachedBlocks() or layout=")
+
     generation = policy.sample(
-        model, prompt, call.length, params=params, noise=noise, on_step=on_step
-    )
+        model, prompt, call.length,
+        params=params, noise=noise, on_step=None if callback is None else on_step,
+    )  # fmt: skip
     slots = torch.arange(call.length, device=ids.device)
     sequences = torch.where(slots < generation.lengths[:, None], generation.tokens, call.mask_token)
     generation.stats.reference, generation.stats.seed = REFERENCE, seed
-    return _make_output(pipe, call, sequences), generation.stats
+    out = make_output(LLaDA2PipelineOutput, pipe.tokenizer, sequences, call.end_token, given)
+    return out, generation.stats
 
 
 def read_params(given: Any) -> SamplingParams:
@@ -114,28 +101,3 @@ def read_params(given: Any) -> SamplingParams:
         top_k=None if top_k is None or top_k <= 0 else top_k,
         top_p=None if top_p is None or top_p >= 1 else top_p,
     )
-
-
-def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, call: BlockCall) -> OnCanvasStep | None:
-    """The pipeline's step callback, called after every pass."""
-    if callback is None:
-        return None
-
-    def on_step(progress: CanvasProgress) -> None:
-        canvas = torch.where(progress.is_committed, progress.tokens, call.mask_token)
-        tokens = {"block_x": torch.cat([prompt, canvas], 1)}
-        step = progress.passes - 1
-        call_back(callback, pipe, step, step, tokens, remedy="use CachedBlocks() or layout=")
-
-    return on_step
-
-
-def _make_output(pipe: Any, call: BlockCall, sequences: Any) -> Any:
-    """Sequences `[B, L]` int64 as the pipeline returns them."""
-    from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
-
-    is_text = call.arguments["output_type"] == "text" and pipe.tokenizer is not None
-    texts = decode_texts(pipe.tokenizer, sequences, call.end_token) if is_text else None
-    if not call.arguments["return_dict"]:
-        return sequences, texts
-    return LLaDA2PipelineOutput(sequences=sequences, texts=texts)

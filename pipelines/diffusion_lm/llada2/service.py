@@ -20,7 +20,7 @@ from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
-from mmaccel.pipelines.diffusion_lm.cached import lack_of_blocks
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, lack_of_blocks
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
     CALLBACK_TENSORS,
@@ -28,15 +28,16 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
     CachedBlocks,
     CachedCalls,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
-from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
-from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_call
+from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks, make_reads
+from mmaccel.pipelines.diffusion_lm.llada2.canvas import decode
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.generate_call import bind_call
 from mmaccel.pipelines.original_methods import original
 from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats
+from mmaccel.samplers.arithmetic import own_arithmetic
+from mmaccel.samplers.compare_logits import Tolerance, same_logits
 
 ARGUMENTS = pipeline_table(
     "prompt messages input_ids attention_mask use_chat_template add_generation_prompt gen_length "
@@ -66,7 +67,7 @@ class LLaDA2Service(PolicyService):
     def lack(self, word: str, part: Any = None) -> str:
         if word not in LAYER_METHODS:
             return "" if word == "own scheduler" else NOT_OF_CANVASES.get(word, "")
-        return self._undeclared or lack_of_blocks(self._make_cached_model(), word, part)
+        return self._undeclared or lack_of_blocks(self._open_passes(), word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         of_pipe: Methods = {
@@ -108,63 +109,124 @@ class LLaDA2Service(PolicyService):
         if call is None:
             return own(*args, **options)
         began = time.perf_counter()
+        run = partial(own, *args, **options)
         with self.running(call):
-            if isinstance(self.policy, CachedBlocks):
-                out, stats = self._run_cached(own, call, args, options)
+            if not isinstance(self.policy, CachedBlocks):
+                out, stats = self._run_canvas(run, call)
+            elif self.policy.mask == "blocks":
+                check = partial(self._check_mask, call.block)
+                out, stats = self._run_cached(run, call, "blocks", check)
             else:
-                out, stats = self._run_canvas(own, call, args, options)
+                check = partial(self._check_call, call.block)
+                out, stats = self._run_cached(run, call, self._masks.reading, check)
         stats.seconds = time.perf_counter() - began
         self.record(stats)
         return out
 
     def _run_cached(
-        self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
+        self,
+        run: Callable[[], Any],
+        call: BlockCall,
+        reading: str | None,
+        check: Callable[[bool], str],
     ) -> tuple[Any, Stats]:
-        check = self._check_call
-        reading = self._masks.reading
-        if self.policy.mask == "blocks":
-            check = self._check_mask
-            reading = "blocks"
-        check_run = partial(check, call.block)
-        cached = CachedCalls(self._own, self._make_cached_model(), reading, check_run, call)
-        return self._run_pipeline(own, call, cached, args, options)
+        """The pipeline's own decoder, whose calls of the model are served; see `CachedCalls`."""
+        call.served = cached = CachedCalls(self._own, self._open_passes(), reading, check, call)
+        try:
+            out = run()
+        except KeyboardInterrupt as stop:
+            if cached.tokens is None:
+                raise
+            tokens, is_committed = cached.canvas(cached.tokens)
+            stats = cached.report(self.policy, tokens)
+            stats.tokens = int(is_committed.sum())
+            passes = torch.full_like(tokens[:, 0], stats.passes)
+            generation = Generation(tokens, is_committed.sum(1), passes, stats)
+            raise CanvasInterrupt(generation, is_committed) from stop
+        return out, cached.report(self.policy, out[0])
 
-    def _run_canvas(
-        self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
-    ) -> tuple[Any, Stats]:
-        passes = self._make_cached_model()
+    def _run_canvas(self, run: Callable[[], Any], call: BlockCall) -> tuple[Any, Stats]:
         reason = ""
         beyond = [name for name in call.callback_tensors if name not in CALLBACK_TENSORS]
         if call.arguments.get("callback_on_step_end") is not None and beyond:
             reason = f"a callback that asks for {', '.join(beyond)} of the pipeline's own scheduler"
         reason = self._refuse(reason) or self._check_mask(call.block)
         if reason:
-            cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
-            return self._run_pipeline(own, call, cached, args, options)
+            return self._run_cached(run, call, None, lambda _: reason)
         policy = read_schedule(ARGUMENTS, call.asked, self.policy)
-        model = BlockDenoiser(passes, call.mask_token, call.block)
+        model = CachedDenoiser(self._open_passes(), call.mask_token, block=call.block)
         model.use_methods(self.layer_methods)
         out, stats = decode(self.target, policy, call, model, self.seed, self.layout)
         self.layer_methods.record(stats, model)
         return out, stats
 
-    def _make_cached_model(self) -> CachedPasses:
-        """A new one with its own cache: a self-check may run in the middle of a call."""
+    def _open_passes(self) -> CachedPasses:
+        """New ones with their own cache: a self-check may run in the middle of a call."""
         return CachedPasses(self._model, form=self._masks.form, reports_past_only=True)
+
+    def _checked(self, key: tuple[Any, ...], compare: Callable[[], str]) -> str:
+        """Why nothing can be cached, by a self-check that runs once for each key.
+
+        Raises:
+            UnsupportedModelError: with `strict`, where there is a reason.
+        """
+        if not self._undeclared and key not in self._reasons:
+            self._reasons[key] = compare()
+        return self._refuse(self._undeclared or self._reasons[key])
 
     def _check_call(self, block: int, is_padded: bool) -> str:
         """Why nothing can be cached of the pipeline's own call, with its 2-D mask.
 
+        Three blocks of random tokens go through the model in one such call, and then as one block
+        and two more over its cached keys and values. With padding, one row has more than a block of
+        it on the left, as prompts do, and the other has a part of a block on the right, as after
+        the last token; models may run other code then.
+
         Raises:
             UnsupportedModelError: a model that takes no 2-D mask; with `strict`, any reason.
+
+        Cost: three passes, once for each block and dtype.
         """
-        model = self._make_cached_model()
-        key = (block, is_padded, model.dtype)
-        if key not in self._reasons:
-            self._reasons[key] = self._undeclared or check_call(
-                model, self._masks.reading, block, is_padded, self._own_logits
+        passes, reading = self._open_passes(), self._masks.reading
+        n = 3 * block
+
+        def compare() -> str:
+            generator = torch.Generator().manual_seed(0)
+            ids = torch.randint(passes.config.vocab_size, (2, n), generator=generator, device="cpu")
+            visible = torch.ones_like(ids)
+            if is_padded:
+                visible[0, : block + 1] = 0
+                visible[1, n - (block + 1) // 2 :] = 0
+            ids, visible = ids.to(passes.device), visible.to(passes.device)
+            columns = torch.arange(n, device=ids.device).expand(2, -1)
+            with own_arithmetic(), torch.no_grad():
+                own = self._own_logits(ids, visible, columns)
+            if reading is None:
+                return (
+                    "logits of earlier blocks change with later ones under the 2-D mask that the "
+                    "pipeline passes, as BLOCK_MASKS declares, so their keys and values cannot be "
+                    "cached"
+                )
+
+            def run_cached() -> list[Tensor]:
+                passes.reserve(2, n)
+                parts = []
+                for first, last in ((0, block), (block, n)):
+                    reads = make_reads(visible[:, :last], first, block, reading)
+                    at = columns[:, first:last]
+                    parts.append(passes.run_all(ids[:, first:last], at, at, reads))
+                return [torch.cat(parts, 1)]
+
+            tolerance = Tolerance.strict(passes.dtype)
+            found = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
+            kind = "padded" if is_padded else "unpadded"
+            said = (
+                f"{kind} passes over cached blocks of {block} do not give the logits of the "
+                f"model's own call but {found} where its 2-D mask is read as {reading!r}"
             )
-        return self._refuse(self._reasons[key])
+            return said if found else ""
+
+        return self._checked((block, is_padded, passes.dtype), compare)
 
     def _check_mask(self, block: int, is_padded: bool = False) -> str:
         """Why the model cannot be run under 4-D block masks, with padding or without.
@@ -172,18 +234,17 @@ class LLaDA2Service(PolicyService):
         Raises:
             UnsupportedModelError: with `strict`, where there is a reason.
         """
-        model = self._make_cached_model()
-        key = (block, model.dtype)
-        if self._undeclared:
-            return self._refuse(self._undeclared)
-        if key not in self._reasons:
-            fault = find_fault(BlockDenoiser(model, 0, block))
+        passes = self._open_passes()
+
+        def compare() -> str:
+            fault = find_fault(CachedDenoiser(passes, 0, block=block))
             said = (
-                f"the model does not follow a 4-D mask of blocks of {block} of form {model.form!r} "
-                f"(it gives {fault})"
+                f"the model does not follow a 4-D mask of blocks of {block} of form "
+                f"{passes.form!r} (it gives {fault})"
             )
-            self._reasons[key] = said if fault else ""
-        return self._refuse(self._reasons[key])
+            return said if fault else ""
+
+        return self._checked((block, passes.dtype), compare)
 
     def _refuse(self, reason: str) -> str:
         """The reason itself; with `strict`, an error where there is one."""
@@ -207,21 +268,3 @@ class LLaDA2Service(PolicyService):
             ) from error
         logits: Tensor = out.logits
         return logits
-
-    def _run_pipeline(
-        self, own: Callable[..., Any], call: BlockCall, cached: CachedCalls, args: Any, options: Any
-    ) -> tuple[Any, Stats]:
-        """The pipeline's own decoder over `cached` calls of the model."""
-        call.served = cached
-        try:
-            out = own(*args, **options)
-        except KeyboardInterrupt as stop:
-            if cached.tokens is None:
-                raise
-            tokens, is_committed = cached.canvas(cached.tokens)
-            stats = cached.report(self.policy, int(is_committed.sum()), tokens.shape[0])
-            passes = torch.full_like(tokens[:, 0], cached.passes)
-            generation = Generation(tokens, is_committed.sum(1), passes, stats)
-            raise CanvasInterrupt(generation, is_committed) from stop
-        sequences = out[0]
-        return out, cached.report(self.policy, cached.count(sequences), sequences.shape[0])

@@ -50,7 +50,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
     """
 
     offers = frozenset(GLOSSARY) - {
-        "draft canvas", "fused decoder", "layer states", "shared prompts",
+        "draft canvas", "fused decoder", "layer states", "mixed passes", "shared prompts",
     }  # fmt: skip
     max_positions: int
     row_inputs = ("_conditions", "_lengths")
@@ -132,7 +132,10 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
         layers = [WindowLayer(layout) for _ in self.model.layers]
-        self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=setup.drafts)
+        self.caches = LayerStores(
+            layers, layout, self.methods, self._branches, drafts=setup.drafts,
+            reads_back=self.reads_back,
+        )  # fmt: skip
 
     def forward(self, entries: Pass) -> Tensor:
         stores = self._open_stores()
@@ -198,9 +201,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
         stores = self._reserved()
-        this = stores.open_pass(
-            indices, tree=tree, rounds=stores.rounds, ragged=self.setup.ragged, **options
-        )
+        this = stores.open_pass(indices, tree=tree, ragged=self.setup.ragged, **options)
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
         is_first = positions < lengths[:, None]

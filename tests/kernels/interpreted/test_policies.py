@@ -17,17 +17,20 @@ from mmaccel import (
     Grid,
     Jacobi,
     Noise,
+    Quest,
     SamplingParams,
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from tests.exactness.test_coarse_graphs import make_coarse
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
+from tests.layers.test_sparse import SELECTORS, run_passes
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
@@ -36,6 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZE = 600  # more than a block of `sample`
 FUSED = ("add_norm", "rope_write", "gated_act")
+BLOCKS = ("block_scores", "choose_blocks")
 EVERY_PASS = ("window_inputs", "accept_prefix")
 GRID = Grid(rows=1, width=3, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
@@ -50,13 +54,18 @@ ATTENDS = 1  # the run in which attention is interpreted too
 
 
 def decode(
-    policy: Policy, options: dict[str, Any], grid: Grid | None, model: Any = None
+    policy: Policy,
+    options: dict[str, Any],
+    grid: Grid | None,
+    model: Any = None,
+    selector: Any = None,
 ) -> Generation:
     attention: Any = "auto" if (policy, options) == RUNS[ATTENDS][:2] else "model"
     length = 8 if grid is None else grid.frame
     if model is None:
         model, length = build_lm("llama", vocab_size=SIZE), min(length, 5)
     window = CausalLMWindow(model, attention=attention)
+    window.use_methods(LayerMethods(attention=selector))
     rows = [[5, 590, 11], [7], [8, 1], [44]][: 4 if "guidance_scale" in options else 2]
     branches = len(rows) // 2
     prompt = make_prompt(rows, branches, layout=grid)
@@ -67,7 +76,7 @@ def decode(
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    chosen = ("sample", "couple", "window_attention", "coarse_rounds")
+    chosen = ("sample", "couple", "window_attention", "coarse_rounds", *BLOCKS)
     for kernel in (*chosen, *FUSED, *EVERY_PASS):
         module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
@@ -96,6 +105,32 @@ def test_same_seed_same_tokens(
     wanted |= {"window_attention"} if attends else set()
     assert set(launched) == wanted
     assert min(map(launched.count, wanted)) >= made.stats.passes
+
+
+BY_KERNELS = [(name, method) for name, method in SELECTORS if method.summary is not None]
+
+
+@pytest.mark.parametrize(("name", "method"), BY_KERNELS)
+def test_blocks_are_those_of_brute_force(
+    name: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of changing width that roll back; the first one has no prompt to begin with."""
+    launched = watch(monkeypatch)
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    run_passes(name, method)
+    assert [launched.count(kernel) for kernel in BLOCKS] == [4, 4]
+
+
+def test_a_selector_in_layers_that_attend_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, options, _ = RUNS[ATTENDS]
+    selector = Quest(budget=0.3, block=1, first_layer=0)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    expected = decode(policy, options, None, None, selector)
+    launched = watch(monkeypatch)
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    made = decode(policy, options, None, None, selector)
+    assert torch.equal(made.tokens, expected.tokens)
+    assert set(launched) >= {*BLOCKS, "window_attention"}
 
 
 @pytest.mark.parametrize("rounds", [None, 2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.reduction.ranking import choose_highest
+from mmaccel.kernels.choose_blocks import choose_highest
 
 
 def test_against_a_stable_sort() -> None:

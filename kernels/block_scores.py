@@ -1,0 +1,92 @@
+"""How much a window wants each block of keys, by a summary of the block that follows the cache.
+
+Sources: J. Tang et al., "Quest", ICML 2024 (arXiv:2406.10774), algorithm 1 (bounds); a block's mean
+key, as many selectors have it; and what a method has summarised itself. The window's own keys are
+in the cache already, so that the blocks that it has written are summarised anew before they are
+scored.
+
+Departures: scores are float32 whatever the inputs are. Blocks in which the row has no entries have
+-inf.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["bounds", "means", "sums", "given"]
+"""Largest and smallest keys; means; sums over the roots of numbers; what is there already."""
+
+
+def block_scores(
+    q: Tensor,
+    k: Tensor,
+    summaries: Tensor,
+    start: Tensor,
+    *,
+    size: int,
+    kind: Kind,
+    each: bool = False,
+) -> Tensor:
+    """Scores of blocks.
+
+    Args:
+        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
+        k: `[R, Hkv, S, D]` of q's dtype, any strides.
+        summaries: `[R, Hkv, N, D]`, or `[R, Hkv, N, 2 D]` of bounds, of q's dtype, any strides; N
+            is S / size, rounded up. Those of the blocks that the window has written in are written.
+        start: `[R]` int64, position of each row's first query.
+        size: positions a block.
+        kind: what the summaries are.
+        each: whether every query's scores are wanted, or those of the one that wants a block most.
+
+    Returns:
+        `[R, Hkv, N]` float32, or with `each` `[R, Hkv, G W, N]`, G = Hq / Hkv.
+
+    Cost: float32 scores `[R, Hq, W, N]`; no host sync.
+    """
+    heads, room = k.shape[1:3]
+    width = q.shape[2]
+    n_blocks = summaries.shape[2]
+    ends = (start + width).clamp(max=room)
+    block = torch.arange(n_blocks, device=k.device)
+    if kind != "given":
+        row = torch.arange(len(k), device=k.device)
+        for number in range((width + size - 2) // size + 1):
+            written = start // size + number  # [R]
+            at = written[:, None] * size + torch.arange(size, device=k.device)
+            index = at.clamp(max=room - 1)
+            keys = k.transpose(1, 2)[row[:, None], index].transpose(1, 2)  # [R, H, P, D]
+            is_real = (at < ends[:, None])[:, None, None, :, None]
+            made = summarise(keys[:, :, None], is_real, kind)[:, :, 0]  # [R, H, C]
+            target = written.clamp(max=n_blocks - 1)
+            is_written = (written * size < ends)[:, None, None]
+            summaries[row, :, target] = made.where(is_written, summaries[row, :, target])
+    queries = q.float().unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
+    if kind == "bounds":
+        queries = torch.cat([queries.relu(), (-queries).relu()], -1)
+    scores = queries @ summaries.float().mT
+    if not each:
+        scores = scores.amax(2, keepdim=True)
+    is_empty = block * size >= ends[:, None]
+    scores = scores.masked_fill(is_empty[:, None, None], float("-inf"))
+    return scores if each else scores.squeeze(2)
+
+
+def summarise(keys: Tensor, is_real: Tensor, kind: Kind) -> Tensor:
+    """Summaries of blocks `[R, H, N, D]`; of bounds the largest and the smallest keys, negated,
+    `[R, H, N, 2 D]`. Zeros of blocks that hold nothing.
+
+    Args:
+        keys: `[R, H, N, P, D]`.
+        is_real: `[R, 1, N, P, 1]` bool, entries that hold something.
+    """
+    if kind == "bounds":
+        high = keys.masked_fill(~is_real, float("-inf")).amax(3)
+        low = keys.masked_fill(~is_real, float("inf")).amin(3)
+        return torch.cat([high, -low], -1).masked_fill(~is_real.any(3), 0)
+    sums = keys.float().where(is_real, 0).sum(3)
+    count = is_real.sum(3).clamp(min=1)
+    return (sums / (count.float().sqrt() if kind == "sums" else count)).to(keys.dtype)

@@ -1,0 +1,125 @@
+"""Which blocks of keys a window reads, by their scores: a list and a count for each key head.
+
+Sources: of the highest scores, J. Tang et al., "Quest", ICML 2024 (arXiv:2406.10774), section 3.3;
+of a share of the attention, C. Lin et al., "Twilight", 2025 (arXiv:2502.02770), sections 3 and 4.
+The first block and those that the window has written in are read in any case, and count.
+
+Departures: thresholds are found to the last bit, and of equal scores the first are chosen, so that
+a row's list does not depend on the batch. Every query has its own share; the list is the union.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def choose_blocks(
+    scores: Tensor,
+    start: Tensor,
+    left_out: Tensor,
+    *,
+    width: int,
+    room: int,
+    size: int,
+    most: int,
+    budget: float = 1.0,
+    p: float | None = None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The blocks that are read.
+
+    Args:
+        scores: float32, `[R, H, N]`, or with `p` `[R, H, Q, N]` of every query; no NaN.
+        start: `[R]` int64, position of each row's first query.
+        left_out: `[]` int64, to which the blocks are added that hold something and are not read.
+        width: W, positions that the window has written.
+        room: S, positions a row.
+        size: positions a block; N is S / size, rounded up.
+        most: length of the lists; no head reads more.
+        budget: without `p` the fraction of a row's blocks.
+        p: the share of each query's attention, in (0, 1]. A block counts with its score for each of
+            its entries.
+        scale: of the scores, with `p`.
+
+    Returns:
+        `[R, H, most]` int32 blocks in ascending order, behind them -1, and `[R, H]` int32 numbers
+        of them.
+
+    Cost: no host sync.
+    """
+    n_blocks = scores.shape[-1]
+    block = torch.arange(n_blocks, device=scores.device)
+    ends = (start + width).clamp(max=room)[:, None]
+    filled = (ends - block * size).clamp(0, size)  # [R, N], entries
+    holds = filled > 0
+    is_kept = (((block >= start[:, None] // size) | (block == 0)) & holds)[:, None]
+    if p is None:
+        wanted = (holds.sum(1) * budget).ceil().long()[:, None, None]
+        found = scores.masked_fill(~holds[:, None], float("-inf"))
+        chosen = choose_highest(found.masked_fill(is_kept, float("inf")), wanted, most)
+    else:
+        # a block of n entries with one score weighs n times as much as one entry; none: -inf
+        weights = (scores * scale + filled[:, None, None].float().log()).softmax(-1)
+        chosen = choose_mass(weights, p, is_kept[:, :, None]).any(2)
+    chosen = (chosen | is_kept) & holds[:, None]
+    count = chosen.sum(-1)
+    left_out += (holds.sum(1, keepdim=True) - count).sum()
+    place = (chosen.cumsum(-1) - 1).where(chosen, most)  # the surplus place takes the others
+    index = place.new_full((*count.shape, most + 1), -1)
+    index.scatter_(-1, place, block.expand_as(place))
+    return index[..., :most].int(), count.int()
+
+
+def choose_highest(scores: Tensor, wanted: Tensor, most: int) -> Tensor:
+    """The highest scores of each row; of equal ones the first.
+
+    `topk` takes any of equal ones, and others where a row has more columns.
+
+    Args:
+        scores: `[..., N]`.
+        wanted: `[..., 1]` int64, how many of each row.
+        most: no row wants more; 1..N.
+
+    Returns:
+        `[..., N]` bool.
+    """
+    values = scores.topk(most, -1).values  # descending
+    index = (wanted - 1).clamp(0, most - 1).expand(*scores.shape[:-1], 1)
+    least = values.gather(-1, index)
+    is_above = scores > least
+    is_least = scores == least
+    left = wanted - is_above.sum(-1, keepdim=True)
+    return is_above | (is_least & (is_least.cumsum(-1) <= left))
+
+
+def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
+    """The fewest entries beside those that are kept with which a row has a mass of p.
+
+    Args:
+        weights: `[..., N]`, not negative; those of a row sum up to 1.
+        p: the mass, in (0, 1].
+        is_kept: broadcastable bool, entries that are chosen in any case, and count.
+
+    Returns:
+        `[..., N]` bool; of entries without weight only those that are kept.
+    """
+    weights = weights.float()
+    others = weights.masked_fill(is_kept, 0).contiguous()
+    missing = p - weights.where(is_kept, 0).sum(-1, keepdim=True)  # [..., 1]
+
+    # the largest threshold with enough mass, bit by bit: as integers, the bits of numbers that are
+    # not negative are in the same order; those of numbers up to 1 are below 2 ** 30
+    bits = others.view(torch.int32)
+    least = torch.zeros_like(missing, dtype=torch.int32)
+    for bit in reversed(range(30)):
+        higher = least | (1 << bit)
+        mass = others.where(bits >= higher, 0).sum(-1, keepdim=True)
+        least = higher.where(mass >= missing, least)
+
+    # of those at the threshold itself the first ones, as many as are needed
+    is_above = bits > least
+    is_least = (bits == least) & (others > 0)
+    left = missing - others.where(is_above, 0).sum(-1, keepdim=True)
+    n_left = (left / least.view(torch.float32)).ceil()
+    return is_above | (is_least & (is_least.cumsum(-1) <= n_left)) | is_kept

@@ -1,0 +1,167 @@
+"""Steps under methods of caches and attention, captured: the tokens of passes one by one.
+
+`Replay` records a step's operations in place of a GPU and refuses host synchronisations. Which
+methods go, and that those that do not fail when forced, is in `tests/matrix/test_capabilities.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import mmaccel
+from benchmarks.gpu.steps import StaticEagerRunner
+from mmaccel.catalog import METHODS
+from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.reduction.sparse_attention.contract import LastChoice
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.layers.test_eviction import draw_rows
+from tests.layers.test_sparse import QUEST, SELECTORS
+from tests.matrix.examples import Target, make
+
+CALLS = ((26, 18, 30), (19, 31, 8), (26, 18, 30))  # lengths of prompts of one key
+POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5))
+N_NEW = 20
+EVICTING = [
+    name
+    for name in METHODS["kv_cache"]
+    if "captured steps" not in make("kv_cache", name, Target(build_lm("llama"))).excludes
+]
+
+
+def prompts() -> list[list[list[int]]]:
+    """Of each call, with other tokens in each."""
+    return [
+        [[4 + (token + number) % 20 for token in row] for row in draw_rows(*lengths)]
+        for number, lengths in enumerate(CALLS)
+    ]
+
+
+def run(
+    policy: Any, captured: bool, embeds: bool = False, **given: Any
+) -> list[tuple[Tensor, Any]]:
+    """New tokens and statistics of the calls, in one handle; of prompts of embeddings on demand.
+
+    Windows, for whose queries blocks are chosen together, are as wide without graphs as with them.
+    """
+    model = build_lm("llama")
+    found = []
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    with pytest.MonkeyPatch.context() as patch:
+        if captured:
+            patch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
+        elif policy is not POLICIES[0]:
+            patch.setattr(Engine, "runner", lambda self, *_: StaticEagerRunner(self.sync_every))
+        with mmaccel.attach(model, policy, seed=4, strict=True, **given) as handle:
+            for rows in prompts():
+                inputs: dict[str, Any] = left_padded(rows)
+                if embeds:
+                    table = model.get_input_embeddings()
+                    inputs["inputs_embeds"] = table(inputs.pop("input_ids")).detach()
+                out = model.generate(**inputs, **options, max_new_tokens=N_NEW)
+                found.append((out[:, -N_NEW:], handle.stats))
+    return found
+
+
+def assert_captured(policy: Any, n_captures: list[int], **given: Any) -> None:
+    """Captured runs have the tokens of others, and as many captures as expected."""
+    plain, made = run(policy, False, **given), run(policy, True, **given)
+    # windows beyond the last position, which is another one in rounded room, ask for other blocks
+    n_same = N_NEW - getattr(policy, "window", 1) + 1
+    for (own, stats), (tokens, captured) in zip(plain, made, strict=True):
+        assert tokens[:, :n_same].equal(own[:, :n_same])
+        assert captured.runner == "cuda graphs" and not captured.runner_reason
+        assert captured.reference == stats.reference
+    assert [stats.captures for _, stats in made] == n_captures
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize(("name", "method"), SELECTORS)
+def test_selectors_replay_the_graphs_of_earlier_runs(name: str, method: Any, policy: Any) -> None:
+    assert_captured(policy, [1, 0, 0], attention=method)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("name", EVICTING)
+def test_evicting_runs_capture_graphs_of_their_own(name: str, policy: Any) -> None:
+    method = make("kv_cache", name, Target(build_lm("llama")))
+    assert_captured(policy, [1, 1, 1], kv_cache=method)
+
+
+@pytest.mark.parametrize("given", [{}, {"attention": QUEST}], ids=str)
+def test_behind_a_prompt_that_the_model_processes(given: dict[str, Any]) -> None:
+    """Its logits are the first pass's, which is no graph."""
+    assert_captured(POLICIES[1], [1, 0, 0], embeds=True, **given)
+
+
+def test_eviction_and_blocks_together() -> None:
+    quest = mmaccel.Quest(budget=0.4, block=4, first_layer=0)
+    assert_captured(
+        POLICIES[1], [1, 1, 1], kv_cache=mmaccel.SnapKV(budget=12, window=4), attention=quest
+    )
+
+
+def test_rows_that_read_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [[rows[0], rows[1], rows[0]] for rows in prompts()]
+    monkeypatch.setattr("tests.layers.test_captured.prompts", lambda: twice)
+    assert_captured(POLICIES[1], [1, 1, 1], share_prefix=True)
+
+
+def test_trees_behind_an_evicted_prompt() -> None:
+    tree = mmaccel.Comb(branches=2, length=3)
+    policy = mmaccel.Jacobi(window=5, drafts="token-recycling", tree=tree)
+    assert_captured(policy, [1, 1, 1], kv_cache=mmaccel.SnapKV(budget=12, window=4))
+
+
+@pytest.mark.parametrize("left", ["summaries", "choices"])
+def test_what_another_run_has_left_is_seen(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quest = mmaccel.Quest(budget=0.3, block=4, first_layer=0)
+    again = mmaccel.TokenSelect(budget=0.3, block=4, first_layer=0, similarity=0.0)
+    method: Any = quest if left == "summaries" else again
+    plain = [tokens for tokens, _ in run(POLICIES[0], False, attention=method)]
+    follow = SparseBlocks._follow
+    known = set[tuple[int, int]]()
+
+    def follow_one_prompt(self: SparseBlocks, layer: int, key: Tensor, *given: Any) -> Any:
+        is_prompt = given[0] is None
+        if is_prompt and (id(self), layer) in known:
+            return None
+        known.add((id(self), layer))
+        return follow(self, layer, key, *given)
+
+    if left == "summaries":
+        monkeypatch.setattr(SparseBlocks, "_follow", follow_one_prompt)
+        monkeypatch.setattr(SparseBlocks, "forget", lambda self: None)
+    else:  # a query of zeros is like every other one
+        zero = lambda self: [kept.zero_() for kept in (self.probe, self.chosen)]  # noqa: E731
+        monkeypatch.setattr(LastChoice, "forget", zero)
+    made = [tokens for tokens, _ in run(POLICIES[0], True, attention=method)]
+    assert made[0].equal(plain[0]) and not made[1].equal(plain[1])
+
+
+@pytest.mark.parametrize(("name", "method"), SELECTORS)
+def test_no_list_is_longer_than_its_method_says(
+    name: str, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    choose = SparseBlocks.choose
+
+    def watch(
+        self: SparseBlocks, layer: int, query: Tensor, key: Tensor, *given: Any, **options: Any
+    ) -> Any:
+        blocks = choose(self, layer, query, key, *given, **options)
+        if blocks is not None:
+            size = self.method.block
+            n_own = (query.shape[2] + size - 2) // size + 1
+            most = self.method.most(-(-key.shape[2] // size), n_own)
+            seen.append(int(blocks.count.max()) <= most)
+        return blocks
+
+    monkeypatch.setattr(SparseBlocks, "choose", watch)
+    for policy in POLICIES:
+        run(policy, False, attention=method)
+    assert seen and all(seen)
