@@ -52,7 +52,6 @@ SWEEPS = {
     "tests/matrix/test_canvas.py::test_a_row_is_the_row_alone": 3,
     "tests/matrix/test_distribution.py::test_the_distribution": 5,
     "tests/models/test_coarse_folders.py": 3,
-    "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,
     "tests/text_to_image/test_requests.py": 4,

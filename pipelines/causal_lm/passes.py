@@ -222,12 +222,11 @@ class WindowPasses:
             num_splits=1 if window.setup.fused == "exact" else None,
             choices=window.choices,
             sparse=sparse,
-            watcher=watcher,
+            watcher=caches.rounds if watcher is None else watcher,
             prompt=prompt,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
             opens=opens,
-            rounds=caches.rounds,
             prefix=prefix,
         )
 

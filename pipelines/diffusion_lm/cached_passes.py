@@ -180,7 +180,7 @@ class CachedPasses:
         if observer is not None:
             self.stores.evict(lengths, observer, entries.start)
         if not self.stores.n_evicted[0]:
-            self.stores.keep_all(lengths, entries.start)
+            self.stores.keep_all(entries.start)
 
     def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
         """One pass without a cache; logits `[R, Q, V]` of the queries.

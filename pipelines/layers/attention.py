@@ -40,7 +40,6 @@ from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_atte
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
-from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import (
@@ -98,11 +97,10 @@ class WindowPass:
         ragged, num_splits: see `window_attention`.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
-        watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
+        watcher: looks at the layers; None: nobody does.
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
         prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
             index 0 on; None elsewhere.
-        rounds: evict while tokens are generated; None where nothing does.
         prefix: what rows read together before what their stores hold; None where each row's store
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
@@ -125,7 +123,6 @@ class WindowPass:
     prompt: Tensor | None = None
     reads: Tensor | None = None
     opens: bool = False
-    rounds: Eviction | None = None
     prefix: SharedPrefix | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
@@ -138,8 +135,6 @@ class WindowPass:
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
-        if self.rounds is not None and self.rounds.reads_hidden:
-            return True
         return self.watcher is not None and self.watcher.reads_hidden
 
     def attend(
@@ -160,24 +155,20 @@ class WindowPass:
             `[R, Hq, W, D]`.
         """
         store = self.stores[layer]
-        layout = store.layout
-        window = self.windows[layer]
         number = self.served.get(layer)  # as methods count
-        if self.rounds is not None and number is not None:
-            self.rounds.record(number, query, self.start, hidden)
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+        if self.watcher is not None and number is not None:
+            self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
+        if self.reads is not None:
+            return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
+        options: dict[str, Any] = {
+            "scale": scale, "softcap": softcap, "window": self.windows[layer]
+        }  # fmt: skip
         if store.parts:
             return self._attend_to_parts(store, query, **options)
-        if self.reads is not None:
-            return self._attend_to_reads(
-                layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden
-            )
-        start = layout.to_index(self.start).to(query.device)
+        start = store.layout.to_index(self.start).to(query.device)
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
         if number is not None:
-            if self.watcher is not None:
-                self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
             if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
                 lengths = self.prompt.to(key.device)
                 tiles = self.sparse.choose_prompt(number, query, key, lengths, scale=scale)
@@ -185,20 +176,21 @@ class WindowPass:
                     return attend_by_tiles(
                         tiles, query, key, value, by_kernel=self.by_kernel, **options
                     )
-            elif self.sparse is not None and self.watcher is None:
+            elif self.sparse is not None:
                 options["blocks"] = self.sparse.choose(number, query, key, start, scale=scale)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
-        if self.prefix is not None and number is not None:
-            return self._attend_behind(self.prefix, layer, query, key, value, start, **options)
-        return self._attend_to_store(store, query, key, value, start, **options)
+        return self._attend_to_store(store, query, key, value, start, number, **options)
 
     def _attend_to_store(
         self, store: WindowLayer, query: Tensor, key: Tensor, value: Tensor, start: Tensor,
-        **options: Any,
+        number: int | None = None, **options: Any,
     ) -> Tensor:  # fmt: skip
-        """As `attend`, to what a store holds, or to chosen blocks of it."""
+        """As `attend`, to what a store holds, or to chosen blocks of it, and of the layer with this
+        number to what rows read together before it.
+        """
+        prefix = None if number is None else self.prefix
         scale = options["scale"]
         softcap = options["softcap"]
         if self.opens and softcap is None:
@@ -210,21 +202,29 @@ class WindowPass:
             return _attend_in_tiles(query, key, value, window=options["window"], scale=scale)
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
-        if not store.is_changing:
-            if self.by_kernel and not is_deep:
-                # heads differ in how many blocks they have
-                ragged = self.ragged or options.get("blocks") is not None
-                return dispatch.run(
-                    window_attention, query, key, value, start,
-                    ragged=ragged, num_splits=self.num_splits, **options,
-                )[0]  # fmt: skip
-            if options.get("blocks") is not None:
-                return gathered_attention(query, key, value, start, **options)
-        mask = self._find_mask(store.layout, options["window"], query)
-        if store.is_changing:
-            position = self.start[:, None] + torch.arange(query.shape[2], device=self.start.device)
-            mask, key, value = store.change(mask, key, value, position)
-        return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+        if self.by_kernel and not is_deep and not store.is_changing:
+            # heads differ in how many blocks they have
+            ragged = self.ragged or options.get("blocks") is not None
+            out, lse = dispatch.run(
+                window_attention, query, key, value, start,
+                ragged=ragged, num_splits=self.num_splits, **options,
+            )  # fmt: skip
+        elif options.get("blocks") is not None and not store.is_changing:
+            return gathered_attention(query, key, value, start, **options)
+        else:
+            mask = self._find_mask(store.layout, options["window"], query)
+            if store.is_changing:
+                entry = torch.arange(query.shape[2], device=self.start.device)
+                position = self.start[:, None] + entry
+                mask, key, value = store.change(mask, key, value, position)
+            if prefix is None:
+                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+            out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
+        if prefix is None or number is None:
+            return out
+        return prefix.add(
+            number, query, out, lse, scale=scale, softcap=softcap, by_kernel=self.by_kernel
+        )
 
     def _attend_to_parts(self, store: WindowLayer, query: Tensor, **options: Any) -> Tensor:
         """As `attend`, of a layer whose heads hold different numbers of entries."""
@@ -239,38 +239,15 @@ class WindowPass:
             made.append(self._attend_to_store(part, asking, *part.visible(), start, **options))
         return store.join_heads(made).flatten(1, 2)
 
-    def _attend_behind(
-        self, prefix: SharedPrefix, layer: int, query: Tensor, key: Tensor, value: Tensor,
-        start: Tensor, **options: Any,
-    ) -> Tensor:  # fmt: skip
-        """As `attend`, of entries behind a prefix, all of which they see."""
-        by_kernel = self.by_kernel
-        scale = options["scale"]
-        softcap = options["softcap"]
-        if by_kernel:
-            own, lse = dispatch.run(
-                window_attention, query, key, value, start,
-                ragged=self.ragged, num_splits=self.num_splits, **options,
-            )  # fmt: skip
-        else:
-            mask = self._find_mask(self.stores[layer].layout, options["window"], query)
-            own, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
-        number = self.served[layer]
-        return prefix.add(
-            number, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel
-        )
-
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
-        scale: float, softcap: float | None, hidden: Tensor | None,
+        scale: float, softcap: float | None,
     ) -> Tensor:  # fmt: skip
         """As `attend`, of entries that say what they read."""
         layout = self.stores[layer].layout
         assert self.reads is not None and layout.indices is not None
         blocks = None
-        if self.watcher is not None:
-            self.watcher.keep(layer, query, key, mask=None, scale=scale, hidden=hidden)
-        elif isinstance(self.sparse, SparseBlocks):
+        if isinstance(self.sparse, SparseBlocks):
             reads = layout.shift(self.reads).to(key.device)
             indices = layout.indices.to(key.device)
             # entries of the last cache index are padding, which asks for no blocks
@@ -407,9 +384,11 @@ _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
 
 @contextmanager
 def window_attention_in(
-    configs: Sequence[Any], this: WindowPass, attending: Sequence[nn.Module] = ()
+    configs: Sequence[Any],
+    this: WindowPass | WatchedPass,
+    attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations run the kernel.
+    """Inside the block, layers with these configurations attend by the function of this module.
 
     Args:
         configs: of `find_configs`.
@@ -442,15 +421,10 @@ def watched(
     if not watchers and tiles is None:
         yield
         return
-    _register()
     this = WatchedPass(watchers, tiles, served)
-    token = _running.set(this)
     attending = find_attending(model) if this.reads_hidden else []
-    try:
-        with attention_named(find_configs(model), NAME), this.inputs.listening(attending):
-            yield
-    finally:
-        _running.reset(token)
+    with window_attention_in(find_configs(model), this, attending):
+        yield
 
 
 @cache

@@ -38,7 +38,7 @@ Layouts: TypeAlias = dict[tuple[int, ...], KVCacheLayout]
 
 
 class Eviction:
-    """What a method evicts of the caches of one run.
+    """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
     mean of their scores: the branches then go on from the same context.
@@ -50,15 +50,12 @@ class Eviction:
 
     Attributes:
         n_entries: entries of all rows that the method has looked at.
-        kept: of each layer, `[R, 1 or H, K]` int64, entries of the prompt that stayed; empty where
-            all did.
     """
 
     def __init__(
         self, method: CacheMethod, layers: Sequence[WindowLayer], branches: int = 1
     ) -> None:
         self.n_entries = 0
-        self.kept: list[Tensor] = []
         self._n_dropped = 0.0  # over all layers, in the mean of heads
         self._method = method
         self._layers = layers
@@ -85,10 +82,12 @@ class Eviction:
 
     @property
     def reads_hidden(self) -> bool:
-        """See `WindowPass`."""
+        """See `Watcher`."""
         return self._method.reads_hidden
 
-    def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
+    def evict(
+        self, lengths: Tensor, observer: Observer, begins: Tensor | None = None
+    ) -> list[Tensor]:
         """Let every layer keep what the method chooses of the prompt.
 
         Args:
@@ -97,11 +96,15 @@ class Eviction:
             begins: `[R]` int64, the cache index that later passes count each row's first entry by;
                 it stands at 0 all the same. None: 0.
 
+        Returns:
+            Of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
+
         Cost: a host synchronisation a layer.
         """
         method = self._method
+        kept: list[Tensor] = []
         if int(lengths.max()) <= method.budget and method.every is None:
-            return
+            return kept
         self.n_entries = int(lengths.sum())
         per_item = lengths.view(self._branches, -1)
         self._is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]
@@ -109,6 +112,7 @@ class Eviction:
         ends = lengths if begins is None else lengths + begins
         if method.every is not None:
             self._boundary = lengths + method.every
+            self._start = lengths  # [R], position of each row's first query of a pass
         self._seen = [observer.layers[index] for index in range(len(self._layers))]
         counts = lengths[:, None]
         stays = None
@@ -125,22 +129,20 @@ class Eviction:
                 self._seen[index] = replace(self._seen[index], total=context.total)
             if index % method.shared_layers == 0:
                 keep = method.plan(context, self._score(context))
-            self.kept.append(keep)
+            kept.append(keep)
             self._n_dropped += self.n_entries - float((keep >= 0).sum()) / keep.shape[1]
             merged = method.merge(context, keep) if method.merges else None
             self._drop(layer, context, keep, ends, layouts)
             if merged is not None:
                 layer.hold(*merged)
-        if method.every is not None:
-            self._begin(lengths)
-
-    def _begin(self, lengths: Tensor) -> None:
-        """Begin the rounds behind prompts of `lengths` `[R]`."""
-        for index, (seen, keep) in enumerate(zip(self._seen, self.kept, strict=True)):
+        if method.every is None:
+            self._seen = []
+        for index, seen in enumerate(self._seen):  # rounds begin
             rows, heads, _, width = seen.queries.shape
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
             _put(self._queries[index], seen.queries, lengths - self._method.observed)
-            self._seen[index] = seen.look(keep)
+            self._seen[index] = seen.look(kept[index])
+        return kept
 
     def advance(self, start: Tensor) -> None:
         """Carry out what has become due, before a pass.
@@ -150,6 +152,7 @@ class Eviction:
 
         Cost: a host synchronisation, and in a round a copy of the cache.
         """
+        self._start = start
         boundary = self._boundary
         assert boundary is not None
         due = start >= boundary
@@ -165,7 +168,7 @@ class Eviction:
                 going = self._decide(index, boundary, due)
             layer.hide(Going(going, self._boundary))
 
-    def keep(self, rows: Tensor) -> None:
+    def keep_rows(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order; there are no branches."""
         assert self._boundary is not None
         self._boundary = self._boundary[rows]
@@ -173,16 +176,11 @@ class Eviction:
         self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
         self._seen = [seen.keep(rows) for seen in self._seen]
 
-    def record(
-        self, layer: int, query: Tensor, start: Tensor, hidden: Tensor | None = None
-    ) -> None:
-        """Keep what a pass asks with.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            start: `[R]` int64, position of each row's first query.
-            hidden: see `WindowPass.attend`.
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Keep what a pass asks with; see `Watcher.keep`.
 
         Raises:
             OptionError: a pass that is wider than a round.
@@ -193,14 +191,14 @@ class Eviction:
                 f"{self._method.name}.every: expected at least the {width} entries of a pass, "
                 f"received {self._every}; give a larger every or a narrower window"
             )
-        _put(self._queries[layer], query, start)
+        _put(self._queries[layer], query, self._start)
         if not self.reads_hidden:
             return
         assert hidden is not None
         rated = self._method.rate(layer, hidden)[..., None]  # [R, H, W, 1]
         if layer not in self._rated:
             self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every, 1)
-        _put(self._rated[layer], rated, start)
+        _put(self._rated[layer], rated, self._start)
 
     @property
     def _remembers(self) -> bool:

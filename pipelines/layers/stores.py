@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.model_parts import LayerCounts
-from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.attention import Watcher, WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -187,16 +187,21 @@ class LayerStores:
         added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
         return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
 
-    def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
+    def open_pass(
+        self, indices: Tensor, reads: Tensor | None = None, watcher: Watcher | None = None,
+        **fields: Any,
+    ) -> WindowPass:  # fmt: skip
         """Prepare the stores for a pass, and say what their layers need to know of it.
 
         Args:
             indices, reads: see `prepare`.
+            watcher: looks at the layers; None: rounds of eviction, where there are some.
             fields: further fields of `WindowPass`.
         """
         self.prepare(indices, reads)
         start = indices[:, 0].contiguous()  # once, and not by the kernel in every layer
-        return WindowPass(start, self.windows, self.layers, reads=reads, **fields)
+        watcher = self.rounds if watcher is None else watcher
+        return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of the first B
@@ -281,7 +286,7 @@ class LayerStores:
         if self.sparse is not None:
             self.sparse.keep(rows)
         if self.rounds is not None:
-            self.rounds.keep(rows)
+            self.rounds.keep_rows(rows)
         if self.prefix is not None:
             self.prefix = self.prefix.select(rows)
 
@@ -335,13 +340,9 @@ class LayerStores:
         self._n_seen = 0
         self.end_prompt(lengths, observer)
 
-    def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
+    def keep_all(self, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
-        shorter = self.layout.shorten(begins)
-        index = torch.arange(self.layout.visible_length, device=lengths.device)
-        keep = torch.where(index < lengths[:, None], index, -1)
-        for layer in self.layers:
-            layer.evict(keep[:, None], shorter)
+        self.layout.dropped = begins
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
         """Let the layers drop entries of the prompt that an observer has seen; see `Eviction`."""
@@ -354,9 +355,9 @@ class LayerStores:
                 turn = partial(turner.turn, layers[number])
                 observer.layers[number] = replace(seen, turn=turn)
         self._eviction = Eviction(method, self.served, self._branches)
-        self._eviction.evict(lengths, observer, begins)
-        if method.rerotates and turner is not None and self._eviction.kept:
-            self._turn_keys(turner, self._eviction.kept)
+        kept = self._eviction.evict(lengths, observer, begins)
+        if method.rerotates and turner is not None and kept:
+            self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
         """Move keys to positions behind which new entries go on: those that stayed to their own

@@ -89,10 +89,10 @@ def reasons_of(pair: Pair) -> list[Reason]:
     return explain(*pair.methods.values(), policy, Engine(**given))
 
 
-def sampled(found: list[Pair], every: int) -> list[Pair]:
-    """One of so many, always the same."""
+def sampled(found: list[Pair], every: int, first: int = 0) -> list[Pair]:
+    """One of so many, always the same; others of another first number."""
     number = {str(pair): hashlib.sha256(str(pair).encode()).digest()[0] for pair in found}
-    return [pair for pair in found if number[str(pair)] % every == 0]
+    return [pair for pair in found if number[str(pair)] % every == first]
 
 
 def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
@@ -186,7 +186,7 @@ def test_what_goes_together_is_right(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", sampled(GOES, 2), ids=str)
+@pytest.mark.parametrize("pair", sampled(GOES, 8, 1), ids=str)
 def test_more_that_goes_together_is_right(pair: Pair) -> None:
     assert find_fault(pair) == ""
 

@@ -230,13 +230,14 @@ def check(variant: Variant, target: Target, cell: dict[str, Any], patch: Any) ->
 
 @EVERY
 def test_every_cell(variant: Variant, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy with three or more sources and trees shares its cells out among them."""
+    """A policy shares its cells out among its sources and trees: each is tried by two or more."""
     cells = variant.cells(target)
     own = [each for each in variants() if each.policy == variant.policy]
-    if len(own) >= 3:
-        cells = cells[own.index(variant) % 3 :: 3]
+    step = min(8, max(1, len(own) // 2))
+    cells = cells[own.index(variant) % step :: step]
     made = [check(variant, target, cell, monkeypatch).stats for cell in cells]
-    if has_field(variant.policy, "window"):  # and drafts are of use
+    has_drafts = has_field(variant.policy, "window") and any(cell["window"] != 1 for cell in cells)
+    if has_drafts:  # and they are of use
         assert sum(each.row_passes for each in made) < sum(each.tokens for each in made)
 
 

@@ -41,8 +41,8 @@ def decode(policy: Any, **given: Any) -> Any:
     return decode_by(policy, build_lm("llama"), **given)
 
 
-def measure(folder: Path, policy: Any) -> float:
-    p_value, stats = draw_enumerated(KINDS["eagle3"].make(folder, 5)[0], policy)
+def measure(folder: Path, policy: Any, n: int = 12_000) -> float:
+    p_value, stats = draw_enumerated(KINDS["eagle3"].make(folder, 5)[0], policy, n=n)
     assert stats.passes < 3 * stats.draft_passes
     return p_value
 
@@ -231,4 +231,4 @@ def test_a_wrong_distribution_is_seen(
         monkeypatch.setattr(
             mmaccel.SpecTr, "draw", lambda self, q, *more: draw(self, q.roll(1, -1), *more)
         )
-    assert measure(tmp_path, policy) < 1e-4
+    assert measure(tmp_path, policy, 20_000) < 1e-4

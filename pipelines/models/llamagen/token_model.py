@@ -201,9 +201,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
         stores = self._reserved()
-        this = stores.open_pass(
-            indices, tree=tree, rounds=stores.rounds, ragged=self.setup.ragged, **options
-        )
+        this = stores.open_pass(indices, tree=tree, ragged=self.setup.ragged, **options)
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
         is_first = positions < lengths[:, None]
