@@ -34,21 +34,6 @@ class Blocks:
     size: int
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Locality on an image that is written row by row after a text.
-
-    Attributes:
-        text: `[R]` int64, positions before the image; all of them are seen.
-        columns: tokens an image row.
-        radius: most image rows, and most columns, between a query and a key it sees.
-    """
-
-    text: Tensor
-    columns: int
-    radius: int
-
-
 def window_attention(
     q: Tensor,
     k: Tensor,
@@ -60,7 +45,6 @@ def window_attention(
     window: int | None = None,
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
-    grid: Grid | None = None,
     ragged: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -76,7 +60,7 @@ def window_attention(
         window: positions a query sees at most, itself included.
         tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
             positions after the window stay unseen. None: all before it.
-        blocks, grid: see `Blocks` and `Grid`.
+        blocks: see `Blocks`.
         ragged: whether rows differ much in length, or key heads in the number of their blocks: a
             GPU's work is then shared out by lengths. Changes the order of sums alone.
         num_splits: into how many parts a GPU splits the keys of every row, whatever `ragged` says;
@@ -88,7 +72,7 @@ def window_attention(
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """
     heads = k.shape[1]
-    seen = find_seen(q.shape[2], k, start, window=window, tree=tree, blocks=blocks, grid=grid)
+    seen = find_seen(q.shape[2], k, start, window=window, tree=tree, blocks=blocks)
     scores = score(q, k, scale, softcap).where(seen[:, :, None], float("-inf"))
     total = scores.logsumexp(-1)  # [R, Hkv, G, W]
     weights = (scores - total.where(total.isfinite(), 0.0)[..., None]).exp()
@@ -113,7 +97,6 @@ def find_seen(
     window: int | None = None,
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
-    grid: Grid | None = None,
 ) -> Tensor:
     """Which positions each query sees: `[R, Hkv or 1, W, S]` bool; see `window_attention`."""
     capacity = k.shape[2]
@@ -127,12 +110,6 @@ def find_seen(
         is_inside = (entry >= 0) & (entry < width)
         index = entry.clamp(0, width - 1).expand(-1, width, -1)
         seen = seen & (~is_inside | tree.expand(len(start), -1, -1).gather(2, index))
-    if grid is not None:
-        text = grid.text[:, None, None]
-        apart = [(query - text) // grid.columns - (n - text) // grid.columns]
-        apart += [(query - text) % grid.columns - (n - text) % grid.columns]
-        is_near = (apart[0].abs() <= grid.radius) & (apart[1].abs() <= grid.radius)
-        seen = seen & (is_near | (n < text))
     if blocks is None:
         return seen[:, None]
     n_blocks = -(-capacity // blocks.size)

@@ -71,10 +71,10 @@ def _find_share(ends, units, programs, least):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, start, tree, index, count, text, ends, out, lse,
+    q, k, v, start, tree, index, count, ends, out, lse,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
     heads, group, width, tiles, units, least, capacity, head, value_head,
-    n_blocks, block_size, columns, radius, window, scale, cap,
+    n_blocks, block_size, window, scale, cap,
     CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -90,10 +90,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             begin = tl.load(ends + unit - 1, mask=unit > 0, other=0)
             end = tl.load(ends + unit)
             sums, top, total = attend_to_tiles(
-                q, k, v, start, tree, index, count, text,
+                q, k, v, start, tree, index, count,
                 q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
                 heads, group, width, capacity, head, value_head,
-                n_blocks, block_size, columns, radius, window, scale, cap,
+                n_blocks, block_size, window, scale, cap,
                 unit // tiles, unit % tiles,
                 tl.maximum(first, begin) - begin, tl.minimum(behind, end) - begin, 1,
                 CAPPED, M, N, D, DV,
@@ -141,7 +141,7 @@ class Launch(NamedTuple):
     """Arguments that kernels of window attention have in common.
 
     Attributes:
-        tensors: queries, keys, values, start, tree, index and count of blocks, text.
+        tensors: queries, keys, values, start, tree, index and count of blocks.
         strides: of queries, keys and values, and of the tree's rows.
         heads, group, width, tiles: key heads, query heads of each, W, tiles of queries.
         capacity, head, value_head: S, D, Dv.
@@ -168,7 +168,7 @@ def plan_tiles(launch: Launch) -> Tensor:
     count = launch.tensors[6]
     assert start is not None
     units = len(start) * launch.heads * launch.tiles
-    n_blocks, block_size, _, _, window = launch.restrictions[:5]
+    n_blocks, block_size, window = launch.restrictions[:3]
     ends = torch.empty(units, dtype=torch.int32, device=start.device)
     _plan_kernel[(1,)](
         start, count, ends, launch.heads, launch.group, launch.width, launch.tiles, units,

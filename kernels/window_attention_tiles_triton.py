@@ -44,10 +44,10 @@ def find_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def attend_to_tiles(  # type: ignore[no-untyped-def]
-    q, k, v, start, tree, index, count, text,
+    q, k, v, start, tree, index, count,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
     heads, group, width, capacity, head, value_head,
-    n_blocks, block_size, columns, radius, window, scale, cap, pair, tile, first, last, stride,
+    n_blocks, block_size, window, scale, cap, pair, tile, first, last, stride,
     CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Attention over the tiles first, first + stride, ... of those that are seen, up to `last`.
@@ -90,10 +90,6 @@ def attend_to_tiles(  # type: ignore[no-untyped-def]
         index += pair.to(tl.int64) * n_blocks
     if tree is not None:
         tree += row * tree_row
-    if text is not None:
-        before = tl.load(text + row).to(tl.int32)
-        down = (position - before) // columns
-        across = (position - before) % columns
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, DV], tl.float32)
@@ -121,11 +117,6 @@ def attend_to_tiles(  # type: ignore[no-untyped-def]
                 other=1,
             )
             seen = seen & (bits != 0)
-        if text is not None:
-            place = n - before
-            near = tl.abs(down[:, None] - (place // columns)[None, :]) <= radius
-            near = near & (tl.abs(across[:, None] - (place % columns)[None, :]) <= radius)
-            seen = seen & (near | (place < 0)[None, :])
         keys = tl.load(
             k + (n[None, :] * k_step + d[:, None]),
             mask=is_key[None, :] & (d < head)[:, None],

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.takes import CACHE, HEADS
-from mmaccel.kernels.window_attention import Blocks, Grid
+from mmaccel.kernels.window_attention import Blocks
 from mmaccel.kernels.window_attention_even_triton import (
     Launch,
     attend_evenly,
@@ -107,20 +107,20 @@ def count_programs(capacity: int, units: int) -> int:
 
 @triton.jit
 def _attend_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, start, tree, index, count, text, out, lse,
+    q, k, v, start, tree, index, count, out, lse,
     q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row, part,
     heads, group, width, tiles, capacity, head, value_head,
-    n_blocks, block_size, columns, radius, window, scale, cap,
+    n_blocks, block_size, window, scale, cap,
     CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     split = tl.program_id(1)
     sums, top, total = attend_to_tiles(
-        q, k, v, start, tree, index, count, text,
+        q, k, v, start, tree, index, count,
         q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
         heads, group, width, capacity, head, value_head,
-        n_blocks, block_size, columns, radius, window, scale, cap,
+        n_blocks, block_size, window, scale, cap,
         pair, tile, split, None, tl.num_programs(1), CAPPED, M, N, D, DV,
     )  # fmt: skip
     total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
@@ -151,7 +151,6 @@ def window_attention(
     window: int | None = None,
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
-    grid: Grid | None = None,
     ragged: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -177,22 +176,15 @@ def window_attention(
         count = blocks.count.contiguous()
         size = blocks.size
         n_blocks = index.shape[2]
-    text = None
-    columns = 1
-    radius = 0
-    if grid is not None:
-        text = grid.text.contiguous()
-        columns = grid.columns
-        radius = grid.radius
     launch = Launch(
-        (q, k, v, start.contiguous(), bits, index, count, text),
+        (q, k, v, start.contiguous(), bits, index, count),
         (
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             0 if tree is None or tree.ndim == 2 else width * width,
         ),
         heads, group, width, tiles, room, head, value_head,
         (
-            n_blocks, size, columns, radius, 2**30 if window is None else window,
+            n_blocks, size, 2**30 if window is None else window,
             scale * LOG2E if softcap is None else scale / softcap, (softcap or 0.0) * LOG2E,
         ),
         {
@@ -246,10 +238,10 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
         **dict.fromkeys(("q", "k", "v"), number),
-        **dict.fromkeys(("start", "text"), "*i64"),
         **dict.fromkeys(("index", "count"), "*i32"),
         **dict.fromkeys(("out", "lse"), "*fp32"),
         **dict.fromkeys(("scale", "cap"), "fp32"),
+        "start": "*i64",
         "tree": "*u8",
     }
     constants: dict[str, Any] = {
@@ -260,8 +252,8 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
         "DV": block,
     }
     if is_plain:
-        constants |= dict.fromkeys(("tree", "index", "count", "text"))
-        constants |= {"block_size": 1, "columns": 1}
+        constants |= dict.fromkeys(("tree", "index", "count"))
+        constants |= {"block_size": 1}
     kernel = _attend_kernel
     wide = [name for name in kernel.arg_names if name.endswith(("_row", "_head", "_step"))]
     return Build.of(

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmaccel.kernels import noise as philox
 from mmaccel.kernels.sample import Sampled, Settings
 from mmaccel.kernels.unmask import Unmasked
-from mmaccel.kernels.window_attention import Blocks, Grid
+from mmaccel.kernels.window_attention import Blocks
 
 NEVER = -math.inf
 
@@ -22,13 +22,13 @@ NEVER = -math.inf
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
     window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
-    grid: Grid | None = None, ragged: bool = False, num_splits: int | None = None,
+    ragged: bool = False, num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One query at a time, over the keys that the rules let it see."""
     heads, group = k.shape[1], q.shape[1] // k.shape[1]
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float64)
     logs = torch.full(q.shape[:3], NEVER, dtype=torch.float64)
-    rules = {"window": window, "tree": tree, "blocks": blocks, "grid": grid}
+    rules = {"window": window, "tree": tree, "blocks": blocks}
     for row, first in enumerate(start.tolist()):
         for head in range(heads):
             for w in range(q.shape[2]):
@@ -48,7 +48,7 @@ def window_attention(
 
 def _sees(row: int, head: int, first: int, w: int, n: int, rules: dict[str, Any]) -> bool:
     """Whether query w of a row sees position n under a key head: the rules one by one."""
-    position, tree, blocks, grid = first + w, rules["tree"], rules["blocks"], rules["grid"]
+    position, tree, blocks = first + w, rules["tree"], rules["blocks"]
     if rules["window"] is not None and n <= position - rules["window"]:
         return False
     if tree is not None and n >= first:
@@ -58,12 +58,6 @@ def _sees(row: int, head: int, first: int, w: int, n: int, rules: dict[str, Any]
     if blocks is not None:
         listed = blocks.index[row, head].tolist()[: int(blocks.count[row, head])]
         if n // blocks.size not in listed:
-            return False
-    if grid is not None and n >= int(grid.text[row]):
-        text = int(grid.text[row])
-        row_n, column_n = divmod(n - text, grid.columns)
-        row_q, column_q = divmod(position - text, grid.columns)
-        if max(abs(row_n - row_q), abs(column_n - column_q)) > grid.radius:
             return False
     return True
 

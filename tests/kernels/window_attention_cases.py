@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.window_attention import Blocks, Grid, window_attention
+from mmaccel.kernels.window_attention import Blocks, window_attention
 from tests.kernels.case import Case, Lane
 
 Sizes = tuple[int, int, int, int, int, int]
@@ -147,17 +147,11 @@ def _ragged_blocks(size: int, lane: Lane) -> None:
     assert not out[0, :2].any() and out[0, 2:].any()
 
 
-def _grid(lane: Lane) -> None:
-    text = torch.tensor([0, 31], device=lane.device)
-    compare(lane, make(lane, (2, 1, 2, 18, 220, 64), [60, 202]), grid=Grid(text, 12, 2))
-
-
 def _all_at_once(capacity: int, ragged: bool, lane: Lane) -> None:
     args = make(lane, (2, 2, 2, 9, capacity, 80), [120, capacity - 9], 48)
     tree = torch.ones(9, 9, dtype=torch.bool, device=lane.device).tril()
     tree[5, 2] = False
-    grid = Grid(torch.tensor([7, 100], device=lane.device), 10, 3)
-    options = {"tree": tree, "grid": grid, "blocks": _lists(48, lane, capacity)}
+    options = {"tree": tree, "blocks": _lists(48, lane, capacity)}
     compare(lane, args, window=90, softcap=3.0, scale=0.3, ragged=ragged, **options)
 
 
@@ -226,6 +220,5 @@ CASES += [
     *(Case(f"sliding window {n}", partial(_sliding, n)) for n in (1, 64, 65)),
     *(Case(f"trees for {n} rows", partial(_tree, n)) for n in (1, 2)),
     *(Case(f"blocks of {n}", partial(_blocks, n)) for n in (1, 16, 48, 64)),
-    Case("grid", _grid),
     Case("all at once", partial(_all_at_once, 200, False)),
 ]

@@ -20,7 +20,7 @@ from mmaccel.reduction.sparse_attention.contract import LastChoice
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.layers.test_eviction import draw_rows
-from tests.layers.test_sparse import SELECTORS
+from tests.layers.test_sparse import QUEST, SELECTORS
 from tests.matrix.examples import Target, make
 
 CALLS = ((26, 18, 30), (19, 31, 8), (26, 18, 30))  # lengths of prompts of one key
@@ -41,8 +41,10 @@ def prompts() -> list[list[list[int]]]:
     ]
 
 
-def run(policy: Any, captured: bool, **given: Any) -> list[tuple[Tensor, Any]]:
-    """New tokens and statistics of the calls, in one handle.
+def run(
+    policy: Any, captured: bool, embeds: bool = False, **given: Any
+) -> list[tuple[Tensor, Any]]:
+    """New tokens and statistics of the calls, in one handle; of prompts of embeddings on demand.
 
     Windows, for whose queries blocks are chosen together, are as wide without graphs as with them.
     """
@@ -56,9 +58,12 @@ def run(policy: Any, captured: bool, **given: Any) -> list[tuple[Tensor, Any]]:
             patch.setattr(Engine, "runner", lambda self, *_: StaticEagerRunner(self.sync_every))
         with mmaccel.attach(model, policy, seed=4, strict=True, **given) as handle:
             for rows in prompts():
-                ids = left_padded(rows)
-                out = model.generate(**ids, **options, max_new_tokens=N_NEW)
-                found.append((out[:, ids["input_ids"].shape[1] :], handle.stats))
+                inputs: dict[str, Any] = left_padded(rows)
+                if embeds:
+                    table = model.get_input_embeddings()
+                    inputs["inputs_embeds"] = table(inputs.pop("input_ids")).detach()
+                out = model.generate(**inputs, **options, max_new_tokens=N_NEW)
+                found.append((out[:, -N_NEW:], handle.stats))
     return found
 
 
@@ -87,11 +92,23 @@ def test_evicting_runs_capture_graphs_of_their_own(name: str, policy: Any) -> No
     assert_captured(policy, [1, 1, 1], kv_cache=method)
 
 
+@pytest.mark.parametrize("given", [{}, {"attention": QUEST}], ids=str)
+def test_behind_a_prompt_that_the_model_processes(given: dict[str, Any]) -> None:
+    """Its logits are the first pass's, which is no graph."""
+    assert_captured(POLICIES[1], [1, 0, 0], embeds=True, **given)
+
+
 def test_eviction_and_blocks_together() -> None:
     quest = mmaccel.Quest(budget=0.4, block=4, first_layer=0)
     assert_captured(
         POLICIES[1], [1, 1, 1], kv_cache=mmaccel.SnapKV(budget=12, window=4), attention=quest
     )
+
+
+def test_rows_that_read_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [[rows[0], rows[1], rows[0]] for rows in prompts()]
+    monkeypatch.setattr("tests.layers.test_captured.prompts", lambda: twice)
+    assert_captured(POLICIES[1], [1, 1, 1], share_prefix=True)
 
 
 def test_trees_behind_an_evicted_prompt() -> None:
@@ -131,17 +148,20 @@ def test_no_list_is_longer_than_its_method_says(
     name: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    choose = SparseBlocks._choose
+    choose = SparseBlocks.choose
 
-    def watch(self: SparseBlocks, layer: int, query: Tensor, *given: Any) -> Any:
-        blocks = choose(self, layer, query, *given)
+    def watch(
+        self: SparseBlocks, layer: int, query: Tensor, key: Tensor, *given: Any, **options: Any
+    ) -> Any:
+        blocks = choose(self, layer, query, key, *given, **options)
         if blocks is not None:
-            done = given[1]
-            most = self.method.most(done.own.shape[1], done.n_own)
+            size = self.method.block
+            n_own = (query.shape[2] + size - 2) // size + 1
+            most = self.method.most(-(-key.shape[2] // size), n_own)
             seen.append(int(blocks.count.max()) <= most)
         return blocks
 
-    monkeypatch.setattr(SparseBlocks, "_choose", watch)
+    monkeypatch.setattr(SparseBlocks, "choose", watch)
     for policy in POLICIES:
         run(policy, False, attention=method)
     assert seen and all(seen)
