@@ -53,15 +53,17 @@ def block_scores(
     ends = (start + width).clamp(max=room)
     block = torch.arange(n_blocks, device=k.device)
     if kind != "given":
-        row = torch.arange(len(k), device=k.device)[:, None]
+        row = torch.arange(len(k), device=k.device)
         for number in range((width + size - 2) // size + 1):
             written = start // size + number  # [R]
             at = written[:, None] * size + torch.arange(size, device=k.device)
-            keys = k.transpose(1, 2)[row, at.clamp(max=room - 1)].transpose(1, 2)  # [R, H, P, D]
+            index = at.clamp(max=room - 1)
+            keys = k.transpose(1, 2)[row[:, None], index].transpose(1, 2)  # [R, H, P, D]
             is_real = (at < ends[:, None])[:, None, None, :, None]
-            made = summarise(keys[:, :, None], is_real, kind)  # [R, H, 1, C]
-            is_written = is_real.any(3) & (block[:, None] == written[:, None, None, None])
-            summaries.copy_(torch.where(is_written, made, summaries))
+            made = summarise(keys[:, :, None], is_real, kind)[:, :, 0]  # [R, H, C]
+            target = written.clamp(max=n_blocks - 1)
+            is_written = (written * size < ends)[:, None, None]
+            summaries[row, :, target] = made.where(is_written, summaries[row, :, target])
     queries = q.float().unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
     if kind == "bounds":
         queries = torch.cat([queries.relu(), (-queries).relu()], -1)

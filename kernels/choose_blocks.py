@@ -57,7 +57,7 @@ def choose_blocks(
     if p is None:
         wanted = (holds.sum(1) * budget).ceil().long()[:, None, None]
         found = scores.masked_fill(~holds[:, None], float("-inf"))
-        chosen = choose_highest(found.masked_fill(is_kept, float("inf")), wanted, n_blocks)
+        chosen = choose_highest(found.masked_fill(is_kept, float("inf")), wanted, most)
     else:
         # a block of n entries with one score weighs n times as much as one entry; none: -inf
         weights = (scores * scale + filled[:, None, None].float().log()).softmax(-1)
@@ -65,8 +65,10 @@ def choose_blocks(
     chosen = (chosen | is_kept) & holds[:, None]
     count = chosen.sum(-1)
     left_out += (holds.sum(1, keepdim=True) - count).sum()
-    index = block.where(chosen, n_blocks).sort(-1).values[..., :most]
-    return index.where(index < n_blocks, -1).int(), count.int()
+    place = (chosen.cumsum(-1) - 1).where(chosen, most)  # the surplus place takes the others
+    index = place.new_full((*count.shape, most + 1), -1)
+    index.scatter_(-1, place, block.expand_as(place))
+    return index[..., :most].int(), count.int()
 
 
 def choose_highest(scores: Tensor, wanted: Tensor, most: int) -> Tensor:

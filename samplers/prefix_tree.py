@@ -76,11 +76,14 @@ class Match:
 
     def entries(self) -> Entries:
         """Of all its tokens."""
-        layers = zip(*(chunk.entries for chunk, _ in self.parts), strict=True)
-        lengths = [length for _, length in self.parts]
-        return [
-            (_join(keys, lengths), _join(values, lengths)) for keys, values in map(_turn, layers)
-        ]
+        layers = []
+        for chunks in zip(*(chunk.entries for chunk, _ in self.parts), strict=True):
+            keys, values = (
+                torch.cat([own[:, :n] for own, (_, n) in zip(states, self.parts, strict=True)], 1)
+                for states in zip(*chunks, strict=True)
+            )
+            layers.append((keys, values))
+        return layers
 
 
 class PrefixTree:
@@ -216,14 +219,3 @@ def count_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _turn(chunks: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """The keys and the values of a layer, chunk by chunk."""
-    return [keys for keys, _ in chunks], [values for _, values in chunks]
-
-
-def _join(states: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """The first entries of each chunk `[H, n, D]`, one chunk after the other."""
-    parts = [own[:, :length] for own, length in zip(states, lengths, strict=True)]
-    return torch.cat(parts, 1)

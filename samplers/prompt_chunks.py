@@ -27,22 +27,6 @@ from mmaccel.contracts import Pass, TokenModel
 from mmaccel.samplers.arithmetic import as_called
 
 
-class Part(NamedTuple):
-    """The next tokens of one prompt, which a chunk has.
-
-    Attributes:
-        row: number of its row.
-        branch: its guidance branch.
-        start: the first token.
-        n: tokens; of prompts that are processed whole, with padding.
-    """
-
-    row: int
-    branch: int
-    start: int
-    n: int
-
-
 @dataclass
 class Cursor:
     """How far the prompt of one row is processed, by branch.
@@ -73,6 +57,24 @@ class Cursor:
         """As `remaining`, without those that wait."""
         pairs = zip(self.remaining, self.waits, strict=True)
         return [0 if waits else n_left for n_left, waits in pairs]
+
+
+class Part(NamedTuple):
+    """The next tokens of one prompt, which a chunk has.
+
+    Attributes:
+        row: number of its row.
+        cursor: of the row.
+        branch: its guidance branch.
+        start: the first token.
+        n: tokens; of prompts that are processed whole, with padding.
+    """
+
+    row: int
+    cursor: Cursor
+    branch: int
+    start: int
+    n: int
 
 
 class PromptFeed:
@@ -113,7 +115,7 @@ class PromptFeed:
             for branch, n_wanted in enumerate(cursor.wanted):
                 n = min(n_wanted, left)
                 if n:
-                    parts.append(Part(row, branch, cursor.done[branch], n))
+                    parts.append(Part(row, cursor, branch, cursor.done[branch], n))
                     left -= n
         return parts
 
@@ -124,7 +126,7 @@ class PromptFeed:
             return []
         # without a prefix tree all begin alike, those without tokens to process included
         return [
-            Part(row, branch, cursor.done[branch], width)
+            Part(row, cursor, branch, cursor.done[branch], width)
             for row, cursor in self.cursors.items()
             for branch, n_left in enumerate(cursor.wanted)
             if n_left or not cursor.prompts
@@ -132,9 +134,9 @@ class PromptFeed:
 
     def advance(self, parts: Sequence[Part]) -> None:
         """Move the cursors behind a chunk that was processed, or is in the next pass."""
-        for row, branch, start, n in parts:
-            cursor = self.cursors[row]
-            cursor.done[branch] = min(start + n, cursor.ends[branch])
+        for part in parts:
+            end = part.cursor.ends[part.branch]
+            part.cursor.done[part.branch] = min(part.start + part.n, end)
 
     def take_whole(self) -> list[int]:
         """The rows whose prompts are whole, which leave."""

@@ -50,15 +50,12 @@ class Eviction:
 
     Attributes:
         n_entries: entries of all rows that the method has looked at.
-        kept: of each layer, `[R, 1 or H, K]` int64, entries of the prompt that stayed; empty where
-            all did.
     """
 
     def __init__(
         self, method: CacheMethod, layers: Sequence[WindowLayer], branches: int = 1
     ) -> None:
         self.n_entries = 0
-        self.kept: list[Tensor] = []
         self._n_dropped = 0.0  # over all layers, in the mean of heads
         self._method = method
         self._layers = layers
@@ -88,7 +85,9 @@ class Eviction:
         """See `Watcher`."""
         return self._method.reads_hidden
 
-    def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
+    def evict(
+        self, lengths: Tensor, observer: Observer, begins: Tensor | None = None
+    ) -> list[Tensor]:
         """Let every layer keep what the method chooses of the prompt.
 
         Args:
@@ -97,11 +96,15 @@ class Eviction:
             begins: `[R]` int64, the cache index that later passes count each row's first entry by;
                 it stands at 0 all the same. None: 0.
 
+        Returns:
+            Of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
+
         Cost: a host synchronisation a layer.
         """
         method = self._method
+        kept: list[Tensor] = []
         if int(lengths.max()) <= method.budget and method.every is None:
-            return
+            return kept
         self.n_entries = int(lengths.sum())
         per_item = lengths.view(self._branches, -1)
         self._is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]
@@ -126,22 +129,20 @@ class Eviction:
                 self._seen[index] = replace(self._seen[index], total=context.total)
             if index % method.shared_layers == 0:
                 keep = method.plan(context, self._score(context))
-            self.kept.append(keep)
+            kept.append(keep)
             self._n_dropped += self.n_entries - float((keep >= 0).sum()) / keep.shape[1]
             merged = method.merge(context, keep) if method.merges else None
             self._drop(layer, context, keep, ends, layouts)
             if merged is not None:
                 layer.hold(*merged)
-        if method.every is not None:
-            self._begin(lengths)
-
-    def _begin(self, lengths: Tensor) -> None:
-        """Begin the rounds behind prompts of `lengths` `[R]`."""
-        for index, (seen, keep) in enumerate(zip(self._seen, self.kept, strict=True)):
+        if method.every is None:
+            self._seen = []
+        for index, seen in enumerate(self._seen):  # rounds begin
             rows, heads, _, width = seen.queries.shape
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
             _put(self._queries[index], seen.queries, lengths - self._method.observed)
-            self._seen[index] = seen.look(keep)
+            self._seen[index] = seen.look(kept[index])
+        return kept
 
     def advance(self, start: Tensor) -> None:
         """Carry out what has become due, before a pass.

@@ -148,8 +148,8 @@ class SparseBlocks(BlockChooser):
         size = self.method.block
         if not self._chooses(layer):
             return None
-        if since is None and self._goes_by_kernels(layer, key, start):
-            return self._choose_by_kernels(layer, query, key, start, scale)
+        if since is None and self._is_scored(layer, start):
+            return self._choose_by_scores(layer, query, key, start, scale)
         n_own = (width + size - 2) // size + 1
         n_new = n_own
         first = start // size
@@ -284,16 +284,15 @@ class SparseBlocks(BlockChooser):
         index = chosen.to(torch.uint8).topk(most, -1).indices  # those that are chosen come first
         return Blocks(index.int(), count.int(), size)
 
-    def _goes_by_kernels(self, layer: int, key: Tensor, start: Tensor) -> bool:
-        """Whether kernels choose for a layer, whose prompt is summarised."""
+    def _is_scored(self, layer: int, start: Tensor) -> bool:
+        """Whether two kernels choose for a layer, whose prompt is summarised."""
         begins = self._begins.get(layer)
         is_begun = begins is not None and len(begins) == len(start)
-        is_plain = self.method.summary is not None and not self.method.reads_all(layer)
-        return is_begun and is_plain and dispatch.uses_triton(key.device.type)
+        return is_begun and self.method.summary is not None and not self.method.reads_all(layer)
 
-    def _choose_by_kernels(
+    def _choose_by_scores(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
-    ) -> Blocks:
+    ) -> Blocks | None:
         """As `choose`, by two kernels."""
         method = self.method
         kind = method.summary
@@ -318,6 +317,11 @@ class SparseBlocks(BlockChooser):
             width=width, room=room, size=size, most=method.most(n_blocks, n_own),
             budget=method.budget, p=share, scale=scale,
         )  # fmt: skip
+        if self._reads_back:
+            held = ((start + width).clamp(max=room) + size - 1) // size
+            if bool((count >= held[:, None]).all()):
+                return None
+            index = index[..., : int(count.max())]
         return Blocks(index, count, size)
 
     def _ask(

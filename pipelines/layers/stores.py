@@ -355,9 +355,9 @@ class LayerStores:
                 turn = partial(turner.turn, layers[number])
                 observer.layers[number] = replace(seen, turn=turn)
         self._eviction = Eviction(method, self.served, self._branches)
-        self._eviction.evict(lengths, observer, begins)
-        if method.rerotates and turner is not None and self._eviction.kept:
-            self._turn_keys(turner, self._eviction.kept)
+        kept = self._eviction.evict(lengths, observer, begins)
+        if method.rerotates and turner is not None and kept:
+            self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
         """Move keys to positions behind which new entries go on: those that stayed to their own

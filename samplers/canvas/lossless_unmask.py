@@ -38,7 +38,6 @@ from mmaccel.samplers.canvas.orders import ORDERS, Order
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.state import Canvas
 
 _STRETCH = 64  # columns within which passes are taken to cost the same
 
@@ -84,10 +83,6 @@ class LosslessUnmask(RunPolicy):
         shared = frozenset({"kept entries"}) if self.layout == "entries" else NOTHING
         return super().needs | {"verified canvases"} | shared
 
-    @property
-    def run_type(self) -> type[CanvasRun]:
-        return DraftRun
-
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
         layout = self.layout or ("entries" if as_plan(self.cache).reuses else "rows")
@@ -105,7 +100,6 @@ class LosslessUnmask(RunPolicy):
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
-        assert isinstance(run, DraftRun)
         order = run.order(self.order)
         counts = self.draft_counts(run)
         carried = None
@@ -115,143 +109,84 @@ class LosslessUnmask(RunPolicy):
                 run.commit(predictions, order.first(predictions))
                 if not run.sync():
                     break
-                if run.needs_single_pass:
-                    predictions = run.forward()
-                    carried = None
+                if run.has_new_rows or run.model_pass.is_refresh_due(run.canvas):
+                    predictions, carried = run.forward(), None  # which may write to the cache
                     continue
                 rows = run.model_pass.n_rows
                 number = int(self.drafts) if counts is None else counts.choose(rows)
                 began = time.perf_counter()
                 n_right = torch.zeros_like(run.canvas.limit)
                 if number == 1:
-                    predictions = run.forward()
-                    carried = None
+                    predictions, carried = run.forward(), None
                 else:
-                    chain = DraftChain(run, order, predictions, carried, number)
-                    predictions, carried, n_right = chain.verify()
+                    made = verify_drafts(run, order, predictions, carried, number)
+                    predictions, carried, n_right = made
                 if counts is not None:
-                    gains = run.mean_gains(number, n_right)  # waits for the pass
+                    gains = mean_gains(run, number, n_right)  # waits for the pass
                     counts.observe(number, gains, time.perf_counter() - began)
         run.stats.drafts = "" if counts is None else counts.describe()
         return run.generation()
 
 
-class DraftRun(CanvasRun):
-    """A run that computes several canvases in one pass and goes on from one of them; the same
-    arguments as `CanvasRun`.
+def mean_gains(run: CanvasRun, number: int, n_right: Tensor) -> list[float]:
+    """Slots that a row gains on average in the last pass and the commit after it, with 1, 2, 4, ...
+    canvases up to `number`. Cost: one host synchronisation.
+
+    Args:
+        number: canvases of the pass.
+        n_right: `[B]` int64, drafts that were right.
     """
-
-    @property
-    def needs_single_pass(self) -> bool:
-        """Whether the next pass writes to the cache, or is some row's first: it takes one canvas
-        only.
-        """
-        return self.has_new_rows or self.model_pass.is_refresh_due(self.canvas)
-
-    def forward_drafts(self, drafts: Canvas, copies: int) -> list[SlotPredictions]:
-        """One pass over several canvases at once.
-
-        Args:
-            drafts: `[K * B]` rows, copies of the canvas with more committed in the active block.
-            copies: K.
-
-        Returns:
-            SlotPredictions `[B, Q]` of each.
-        """
-        predictions, n_entries = self.model_pass.forward(drafts, copies)
-        self.bound.count_pass(n_entries, copies * self.model_pass.n_rows)
-        return predictions.split(copies)
-
-    def accept(self, drafts: Canvas, index: Tensor) -> None:
-        """Go on from one of the copies `[K * B]` of a pass, `index` `[B]` in 0..K-1.
-
-        What it has committed is counted with the next `commit`.
-        """
-        before = self.canvas.is_committed.sum(1)
-        self.canvas.take(drafts, index)
-        self.bound.add_gain(self.canvas.is_committed.sum(1) - before)
-
-    def mean_gains(self, number: int, n_right: Tensor) -> list[float]:
-        """Slots that a row gains on average in the last pass and the commit after it, with 1, 2,
-        4, ... canvases up to `number`. Cost: one host synchronisation.
-
-        Args:
-            number: canvases of the pass.
-            n_right: `[B]` int64, drafts that were right.
-        """
-        right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
-        n_live, *totals = torch.stack([self.canvas.is_live.sum(), *right]).tolist()
-        return [1 + total / n_live for total in totals]
-
-    def still_open(self, predictions: SlotPredictions) -> Tensor:
-        """`[B, Q]` bool, slots of `predictions` that are still open in the same active block."""
-        return predictions.is_open & self.canvas.active().gather(1, predictions.slots)
+    right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
+    n_live, *totals = torch.stack([run.canvas.is_live.sum(), *right]).tolist()
+    return [1 + total / n_live for total in totals]
 
 
-class DraftChain:
-    """Nested drafts, beginning with the run's canvas.
+def verify_drafts(
+    run: CanvasRun, order: Order, before: SlotPredictions, carried: Tensor | None, length: int
+) -> tuple[SlotPredictions, Tensor | None, Tensor]:
+    """One pass over nested drafts, after which the run goes on from the last one that is right.
 
     Args:
         run: its canvas is the first draft.
         order: of the slots.
-        predictions: of the canvas before its last commit.
-        carried: `[B, Q]` int64, better guesses of tokens than those of `predictions`, or None.
+        before: predictions of the canvas before its last commit.
+        carried: `[B, Q]` int64, better guesses of tokens than those of `before`, or None.
         length: K, drafts.
+
+    Returns:
+        Predictions of the canvas, guesses `[B, Q]` for the next drafts or None, and `[B]` int64,
+        drafts that were right.
     """
-
-    def __init__(
-        self,
-        run: DraftRun,
-        order: Order,
-        predictions: SlotPredictions,
-        carried: Tensor | None,
-        length: int,
-    ) -> None:
-        assert predictions.drawn is not None
-        self._run, self._order, self._length = run, order, length
-        is_open = run.still_open(predictions)  # [B, Q]
-        indices = order.argsort(replace(predictions, is_open=is_open))  # [B, Q]
-        steps = torch.arange(indices.shape[1], device=indices.device).expand_as(indices)
-        step = torch.empty_like(indices).scatter_(1, indices, steps)
-        most = run.model_pass.commits_before_refresh(run.canvas, length - 1)  # [B]
-        usable = torch.minimum(is_open.sum(1) - 1, most)  # the block's last slot is left open
-        # [B, Q], slot is committed from draft step + 1 on; K where it is in no draft
-        self._step = torch.where(is_open & (step < usable[:, None]), step, length)
-        self._tokens = predictions.drawn if carried is None else carried
-
-    def verify(self) -> tuple[SlotPredictions, Tensor | None, Tensor]:
-        """One pass; the run goes on from the last draft that is right.
-
-        Returns:
-            SlotPredictions of the canvas, guesses `[B, Q]` for the next chain or None, and `[B]`
-            int64, drafts that were right.
-        """
-        run = self._run
-        length = self._length
-        drafts = run.canvas.copies(length)
-        index = torch.arange(length, device=self._step.device)[:, None, None]
-        chosen = (self._step < index).flatten(0, 1)  # [K * B, Q]
-        run.commit_on(drafts, chosen, self._tokens.repeat(length, 1))
-        views = run.forward_drafts(drafts, length)
-        right = [self._is_right(view, k) for k, view in enumerate(views[:-1])]
-        n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
-        run.accept(drafts, n_right)
-        predictions = SlotPredictions.pick(views, n_right)
-        return predictions, self._carry(views, predictions), n_right
-
-    def _is_right(self, view: SlotPredictions, k: int) -> Tensor:
-        """`[B]` bool, whether draft k + 1 is what stepwise decoding makes of draft k."""
-        assert view.drawn is not None
-        wanted = self._order.first(view)  # [B, Q]
-        drafted = self._step == k
-        same = (wanted == drafted).all(1) & drafted.any(1)
-        return same & ((view.drawn == self._tokens) | ~drafted).all(1)
-
-    def _carry(self, views: list[SlotPredictions], predictions: SlotPredictions) -> Tensor | None:
-        """What each slot drew in the draft before it; None where the order may change."""
-        if self._order.ranks is None or predictions.drawn is None:
-            return None
-        drawn = torch.stack([view.drawn for view in views if view.drawn is not None])  # [K, B, Q]
-        source = self._step.clamp(max=self._length - 1)
-        guess = drawn.gather(0, source[None])[0]
-        return torch.where(guess < 0, predictions.drawn, guess)  # closed in a wrong draft
+    assert before.drawn is not None
+    canvas, model_pass = run.canvas, run.model_pass
+    is_open = before.is_open & canvas.active().gather(1, before.slots)  # [B, Q]
+    indices = order.argsort(replace(before, is_open=is_open))
+    rank = torch.empty_like(indices)
+    rank.scatter_(1, indices, torch.arange(indices.shape[1], device=rank.device).expand_as(rank))
+    most = model_pass.commits_before_refresh(canvas, length - 1)  # [B]
+    usable = torch.minimum(is_open.sum(1) - 1, most)  # the block's last slot is left open
+    # [B, Q], slot is committed from draft step + 1 on; K where it is in no draft
+    step = torch.where(is_open & (rank < usable[:, None]), rank, length)
+    tokens = before.drawn if carried is None else carried
+    drafts = canvas.copies(length)
+    index = torch.arange(length, device=step.device)[:, None, None]
+    run.commit_on(drafts, (step < index).flatten(0, 1), tokens.repeat(length, 1))
+    together, n_entries = model_pass.forward(drafts, length)
+    run.bound.count_pass(n_entries, length * model_pass.n_rows)
+    views = together.split(length)
+    right = []  # whether draft k + 1 is what stepwise decoding makes of draft k
+    for k, view in enumerate(views[:-1]):
+        drafted = step == k
+        same = (order.first(view) == drafted).all(1) & drafted.any(1)
+        right.append(same & ((view.drawn == tokens) | ~drafted).all(1))
+    n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
+    n_committed = canvas.is_committed.sum(1)
+    canvas.take(drafts, n_right)
+    run.bound.add_gain(canvas.is_committed.sum(1) - n_committed)  # with the next `commit`
+    predictions = SlotPredictions.pick(views, n_right)
+    if order.ranks is None or predictions.drawn is None:  # the order may change
+        return predictions, None, n_right
+    drawn = torch.stack([view.drawn for view in views if view.drawn is not None])  # [K, B, Q]
+    guess = drawn.gather(0, step.clamp(max=length - 1)[None])[0]  # in the draft before each slot
+    guess = torch.where(guess < 0, predictions.drawn, guess)  # closed in a wrong draft
+    return predictions, guess, n_right

@@ -6,7 +6,7 @@ one processes it, and the others take a copy, or read it together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from mmaccel.contracts import TokenModel
 from mmaccel.model_parts import CopiedEntries
 from mmaccel.results import Stats
 from mmaccel.samplers.prefix_tree import PREFIX_TREE, Match, PrefixTree, count_common
-from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed
+from mmaccel.samplers.prompt_chunks import Part, PromptFeed
 
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.contract import DraftSource
@@ -96,10 +96,9 @@ class PrefixReader:
             self._n_shared += found.length
         self._model.write_entries(row, found.entries(), key)
 
-    def keep(self, cursors: Mapping[int, Cursor], parts: Sequence[Part], find_row: FindRow) -> None:
+    def keep(self, parts: Sequence[Part], find_row: FindRow) -> None:
         """Leave prompts in the tree that are whole after a chunk."""
-        for row, branch, *_ in parts:
-            cursor = cursors[row]
+        for row, cursor, branch, *_ in parts:
             if not cursor.remaining[branch]:
                 copy = partial(self._model.copy_entries, find_row(row, branch))
                 self._tree.insert(cursor.prompts[branch], copy)

@@ -85,7 +85,6 @@ class WindowScheduler(Scheduler):
         self.feeds_all = self.chunk_size is not None or self._reader is not None
         self._feed = PromptFeed(self.chunk_size)
         self._planned: list[Part] = []  # a chunk that the next pass processes, or the last one did
-        self._cursors: dict[int, Cursor] = {}  # of its prompts
         self._apart = ""  # why chunks have passes of their own
         if self.chunk_size is not None:
             self._apart = "; ".join(each.short for each in explain(CHUNKS, source, model))
@@ -234,7 +233,6 @@ class WindowScheduler(Scheduler):
             self._planned = self._feed.plan()
             if not self._planned:
                 break
-            self._cursors = dict(self._feed.cursors)
             for model in self._models:
                 if model is not run.model or not mixes:
                     self._prefill(run, model)
@@ -260,7 +258,7 @@ class WindowScheduler(Scheduler):
     def _keep_prompts(self) -> None:
         """Leave prompts in the tree that are whole now that the planned chunk was processed."""
         if self._reader is not None:
-            self._reader.keep(self._cursors, self._planned, self._find_row)
+            self._reader.keep(self._planned, self._find_row)
         self._planned = []
 
     def _find_pieces(self) -> list[PromptPiece]:
@@ -269,9 +267,10 @@ class WindowScheduler(Scheduler):
             return []
         tokens = super().prompt().tokens.clamp(min=0)
         pieces = []
-        for row, branch, start, n in self._planned:
-            place = self._find_row(row, branch)
-            pieces.append(PromptPiece(place, start, tokens[place, start : start + n]))
+        for part in self._planned:
+            row = self._find_row(part.row, part.branch)
+            own = tokens[row, part.start : part.start + part.n]
+            pieces.append(PromptPiece(row, part.start, own))
         return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -337,7 +336,7 @@ class WindowScheduler(Scheduler):
         for width in sorted({part.n for part in self._planned}):
             began = time.perf_counter()
             parts = [part for part in self._planned if part.n == width]
-            places = sorted((self._find_row(row, branch), start) for row, branch, start, _ in parts)
+            places = sorted((self._find_row(part.row, part.branch), part.start) for part in parts)
             rows, start = torch.tensor(places, device=tokens.device, dtype=torch.int64).unbind(1)
             if len({start for _, start in places}) == 1:  # one number expanded: one mask for all
                 start = start[:1].expand_as(start)

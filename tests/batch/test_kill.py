@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.forking import Forker
-from tests.fixtures.jobs import N_ITEMS, PROMPTED, TEXTS, Command, lines, whole_of
+from tests.fixtures.jobs import N_ITEMS, Command, lines, whole_of
+from tests.fixtures.tiny_model import CAPTIONS
 
 # kills the process at the n-th record: before its file has a name, between both, or amid its line
 KILL = """
@@ -35,8 +36,13 @@ def noted(self, record):
 os.replace, Manifest.append = whole, noted
 """
 N_KILLS = 3  # of random ones
-FAST = [pytest.param(kind, marks=[] if kind == "images" else pytest.mark.slow) for kind in PROMPTED]
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in PROMPTED]
+MOMENTS = [  # clips and speech have a JSON file beside each item
+    ("images", "mid-item"),
+    ("images", "between"),
+    ("images", "mid-line"),
+    pytest.param("clips", "mid-item", marks=pytest.mark.slow),
+    pytest.param("speech", "between", marks=pytest.mark.slow),
+]
 
 
 def noted_in(command: Command) -> list[bytes]:
@@ -45,8 +51,7 @@ def noted_in(command: Command) -> list[bytes]:
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-@pytest.mark.parametrize("kind", FAST)
-@pytest.mark.parametrize("moment", ["mid-item", "between", "mid-line"])
+@pytest.mark.parametrize(("kind", "moment"), MOMENTS)
 def test_a_killed_job_and_its_killed_resume_go_on(
     forker: Forker, tmp_path: Path, kind: str, moment: str
 ) -> None:
@@ -64,13 +69,11 @@ def test_a_killed_job_and_its_killed_resume_go_on(
     assert command.content == whole.content and lines(command.out) == lines(whole.out)
 
 
-@pytest.mark.parametrize("kind", SLOW)
-def test_jobs_that_are_killed_at_random_moments_go_on(
-    forker: Forker, tmp_path: Path, kind: str
-) -> None:
-    texts, draw, killed = TEXTS[kind], random.Random(23), 0
-    rows = [{"id": f"r{k}", "prompt": texts[k % 3], "n": 4} for k in range(10)]
-    whole, command = (Command(kind, tmp_path / name) for name in ("whole", "killed"))
+@pytest.mark.slow
+def test_jobs_that_are_killed_at_random_moments_go_on(forker: Forker, tmp_path: Path) -> None:
+    draw, killed = random.Random(23), 0
+    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 4} for k in range(10)]
+    whole, command = (Command("images", tmp_path / name) for name in ("whole", "killed"))
     began = time.perf_counter()
     assert forker.start(*whole.arguments(*whole.prompts(rows), "--batch-size", "4")).wait() == 0
     seconds, noted = time.perf_counter() - began, list[bytes]()

@@ -56,8 +56,9 @@ def actor_processes() -> list[int]:
     return found
 
 
-def test_actors_write_the_same_as_one_process(command: Command) -> None:
-    whole = whole_of(command.kind)
+def test_actors_write_the_same_as_one_process(tmp_path: Path) -> None:
+    """Clips here, and images below."""
+    command, whole = Command("clips", tmp_path), whole_of("clips")
     assert command.job(*ACTORS) == 0
     assert command.content == whole.content and lines(command.out) == lines(whole.out)
 

@@ -82,7 +82,7 @@ def test_stdlib_takes_the_bits_that_its_card_says_and_drafts_save_passes() -> No
     drafts["head"] = mmaccel.Eagle(f"{model.name_or_path}/head")
     drafts["coarse"] = mmaccel.Coarse(f"{model.name_or_path}/coarse")
     passes: Counter[str] = Counter()
-    prompts = make_prompts(tokenizer, 4, 128)
+    prompts = make_prompts(tokenizer, 2, 128)
     for prompt in prompts:
         made = []
         for name, source in drafts.items():

@@ -77,7 +77,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(name: str, file: Path, *more: object) -> int:
-    fixed = ("--generate", f"own_loops:{name}", "--samples", 6000, "--json", file)
+    fixed = ("--generate", f"own_loops:{name}", "--samples", 3000, "--json", file)
     return main(["evaluate", "exactness", *map(str, (*fixed, *more))])
 
 
@@ -88,7 +88,7 @@ def test_an_exact_loop_passes_and_a_biased_one_is_found_out(here: Path, capsys: 
     report = json.loads(file.read_text())
     (exact,) = report["checks"]
     assert exact["holds"] and exact["figures"]["degrees"] > 50 and report["broken"] == []
-    assert report["model"] is None and report["samples"] == 6000
+    assert report["model"] is None and report["samples"] == 3000
     assert 0 < exact["figures"]["power"] < 1 and "all hold here" in capsys.readouterr().out
     for name in ("cold", "greedy_rejection"):
         assert check(name, file, *against) == 3

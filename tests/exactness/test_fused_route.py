@@ -80,8 +80,9 @@ class Decoder(Setting):
 
 
 DECODERS = {
-    "free": Decoder(length=3),
+    "free": Decoder(samples=25_000, length=3),
     "guided": Decoder(
+        samples=30_000,
         cases=(((1, 2), (0,)), ((2,), (1, 0, 1))),
         length=3,
         options={"guidance_scale": 1.5, "temperature": 1.2},

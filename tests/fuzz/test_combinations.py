@@ -27,7 +27,7 @@ from tests.fixtures.canvas import masked
 from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
 from tests.matrix.examples import Target, forms, has_field, make, names, text_policies
 
-CALLS, PARTS = 60, 4
+CALLS, PARTS = 36, 3
 FULL = ("llama", "qwen2", "gemma2", "gpt2", "qwen3", "cohere")  # all layers attend to everything
 TEXTS = (*FULL, "gemma3", "mistral", "olmo3")
 LAYOUTS = {"above", "previous-frame", "moved-frame"}  # drafts of images and clips

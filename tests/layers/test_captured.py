@@ -148,17 +148,20 @@ def test_no_list_is_longer_than_its_method_says(
     name: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    choose = SparseBlocks._choose
+    choose = SparseBlocks.choose
 
-    def watch(self: SparseBlocks, layer: int, query: Tensor, *given: Any) -> Any:
-        blocks = choose(self, layer, query, *given)
+    def watch(
+        self: SparseBlocks, layer: int, query: Tensor, key: Tensor, *given: Any, **options: Any
+    ) -> Any:
+        blocks = choose(self, layer, query, key, *given, **options)
         if blocks is not None:
-            done = given[1]
-            most = self.method.most(done.own.shape[1], done.n_own)
+            size = self.method.block
+            n_own = (query.shape[2] + size - 2) // size + 1
+            most = self.method.most(-(-key.shape[2] // size), n_own)
             seen.append(int(blocks.count.max()) <= most)
         return blocks
 
-    monkeypatch.setattr(SparseBlocks, "_choose", watch)
+    monkeypatch.setattr(SparseBlocks, "choose", watch)
     for policy in POLICIES:
         run(policy, False, attention=method)
     assert seen and all(seen)

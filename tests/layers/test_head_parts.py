@@ -152,11 +152,11 @@ def test_rounds_bound_the_memory() -> None:
 
 @pytest.mark.parametrize("method", [*METHODS[:1], *IN_ROUNDS], ids=repr)
 def test_rows_leave_a_cache_of_parts(method: Any) -> None:
-    """What is left goes on as it would have alone."""
+    """What is left goes on as it would have alone; by the kernel as by torch."""
     model, rows = build_lm("llama"), draw_rows(30, 30, 30)
 
-    def open_window(some: list[list[int]]) -> CausalLMWindow:
-        window = CausalLMWindow(model)
+    def open_window(some: list[list[int]], attention: Any) -> CausalLMWindow:
+        window = CausalLMWindow(model, attention=attention)
         window.use_methods(LayerMethods(kv_cache=method))
         window.reserve(len(some), 60)
         ids = torch.tensor(some)
@@ -164,7 +164,7 @@ def test_rows_leave_a_cache_of_parts(method: Any) -> None:
         window.forward(Pass(ids[:, -1:], torch.full((len(some),), 29)))  # hands out its logits
         return window
 
-    together, alone = open_window(rows), open_window(rows[2:])
+    together, alone = open_window(rows, "kernel"), open_window(rows[2:], "model")
     tokens = torch.tensor([[5, 6, 7]])
     for start in (30, 33, 36):
         together.forward(Pass(tokens.expand(3, -1), torch.full((3,), start)))

@@ -103,18 +103,6 @@ def test_a_tree_goes_on_behind_the_kept_entries() -> None:
     assert torch.equal(made, plain)
 
 
-def test_guidance_and_rows_alone() -> None:
-    model, rows = build_lm("llama"), draw_rows(30, 30, 30)
-    guided: dict[str, Any] = {"guidance_scale": 1.6, "kv_cache": METHOD}
-    guided["negative_prompt_ids"] = torch.tensor(draw_rows(14, 14, 14))
-    plain, _ = generate(model, PLAIN, rows, **guided)
-    made, _ = generate(model, mmaccel.Jacobi(window=5), rows, **guided)
-    assert torch.equal(made, plain)
-    alone = generate(model, PLAIN, rows[:1], **guided | {"negative_prompt_ids": torch.tensor(
-        draw_rows(14, 14, 14)[:1])})[0]  # fmt: skip
-    assert torch.equal(alone[0], plain[0])
-
-
 @pytest.mark.parametrize("branches", [1, 2])
 def test_speculate_reject_and_go_on(branches: int) -> None:
     one_by_one = feed(METHOD, branches, 1)

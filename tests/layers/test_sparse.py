@@ -136,14 +136,21 @@ ASKED = [(name, method) for name, method in SELECTORS if name != "local-window"]
 def test_summaries_that_are_stale_after_a_rollback_are_seen(
     name: str, method: AttentionMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = SparseBlocks._follow
-    monkeypatch.setattr(
-        SparseBlocks,
-        "_follow",
-        lambda self, layer, key, written, real: own(
-            self, layer, key, written if written is None else written + 1, real
-        ),
-    )
+    follow = SparseBlocks._follow
+    choose = SparseBlocks._choose_by_scores
+
+    def follow_next(self: Any, layer: int, key: Tensor, written: Any, real: Tensor) -> Any:
+        return follow(self, layer, key, written if written is None else written + 1, real)
+
+    def forget_written(self: Any, layer: int, *given: Any) -> Any:
+        before = self._summaries[layer].clone()
+        chosen = choose(self, layer, *given)
+        n_before = before.shape[3] - 1
+        self._summaries[layer][..., :n_before] = before[..., :n_before]
+        return chosen
+
+    monkeypatch.setattr(SparseBlocks, "_follow", follow_next)
+    monkeypatch.setattr(SparseBlocks, "_choose_by_scores", forget_written)
     with pytest.raises(AssertionError):
         run_passes(name, method)
 
@@ -158,6 +165,14 @@ def test_a_union_that_misses_queries_is_seen(
         first = blocks.queries[:, :, :1].expand_as(blocks.queries)
         return choose(self, replace(blocks, queries=first))
 
+    own = SparseBlocks._choose_by_scores
+    monkeypatch.setattr(
+        SparseBlocks,
+        "_choose_by_scores",
+        lambda self, layer, query, *given: own(
+            self, layer, query[:, :, :1].expand_as(query), *given
+        ),
+    )
     monkeypatch.setattr(type(method), "choose", choose_for_one)
     with pytest.raises(AssertionError):
         run_passes(name, method)

@@ -48,14 +48,15 @@ def ask(address: str, home: Path, *calls: tuple[str, dict]) -> list[tuple[str, o
 @pytest.fixture
 def repositories(tmp_path: Path) -> dict[str, Path]:
     """A model, a look-alike, and a model that is too large."""
-    found = {name: tmp_path / name for name in ("own/tiny", "own/janus", "own/large")}
+    found = {name: tmp_path / name for name in ("own/tiny", "own/twin", "own/janus", "own/large")}
     for folder in found.values():
         folder.mkdir(parents=True)
         (folder / "config.json").write_text('{"model_type": "llama"}')
         for file in ("model.safetensors", "pytorch_model.bin", "README.md", "picture.png"):
             (folder / file).write_bytes(b"x" * 100)
     served = {"model_type": "emu3", "vocab_size": 184622}  # transformers' layout: no look-alike
-    (found["own/tiny"] / "config.json").write_text(json.dumps(served))
+    for name in ("own/tiny", "own/twin"):
+        (found[name] / "config.json").write_text(json.dumps(served))
     (found["own/janus"] / "config.json").write_text('{"model_type": "multi_modality"}')
     found["own/lora"] = tmp_path / "own/lora"
     found["own/lora"].mkdir()
@@ -67,17 +68,20 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: Path) -> None:
-    home = tmp_path / "home"
+    """The last model is downloaded to a cache of the caller's own."""
+    home, elsewhere = tmp_path / "home", {"cache_dir": str(tmp_path / "own cache")}
     with serve_hub(repositories, {"huge.safetensors": 2**60}) as (address, asked):
-        tiny, janus, large, gated, missing, revision, lora = ask(
+        tiny, janus, large, gated, missing, revision, lora, other = ask(
             address, home,
             ("own/tiny", {}), ("own/janus", {}), ("own/large", {}), ("own/gated", {}),
             ("own/other", {}), ("own/tiny", {"revision": "v9"}), ("own/lora", {}),
+            ("own/twin", elsewhere),
         )  # fmt: skip
-    assert tiny == ("", ["config.json", "model.safetensors"])
+    assert tiny == other == ("", ["config.json", "model.safetensors"])
+    assert (tmp_path / "own cache" / "models--own--twin").is_dir()
     assert lora[0] == "UnsupportedModelError" and "an adapter of peft; load own/base" in lora[1]
     assert "adapter_model.safetensors" not in asked and "model.load_adapter" in lora[1]
-    assert "huge.safetensors" not in asked and asked.count("model.safetensors") <= 2  # HEAD, GET
+    assert "huge.safetensors" not in asked and asked.count("model.safetensors") <= 4  # HEAD, GET
     assert janus[0] == "UnsupportedModelError" and "deepseek-community/Janus-Pro-7B" in janus[1]
     assert "GiB on the disk of" in large[1] and "set HF_HOME" in large[1]
     assert "gated; accept its licence at https://huggingface.co/own/gated" in gated[1]
@@ -86,29 +90,15 @@ def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: P
     assert "leave it out for the main branch" in revision[1]
 
     gone = "http://127.0.0.1:9"  # nobody listens
-    cached, offline, local, none = ask(
+    near = {"local_files_only": True}
+    cached, offline, local, none, there, not_there = ask(
         gone, home,
-        ("own/tiny", {}), ("own/new", {}), ("own/tiny", {"local_files_only": True}),
-        ("own/new", {"local_files_only": True}),
+        ("own/tiny", {}), ("own/new", {}), ("own/tiny", near), ("own/new", near),
+        ("own/twin", elsewhere | near), ("own/twin", near),
     )  # fmt: skip
-    assert cached == local == tiny
+    assert cached == local == there == tiny and "no copy there" in not_there[1]
     assert "the hub cannot be reached" in offline[1] and "connect to the network" in offline[1]
     assert "local_files_only=True and no copy there" in none[1]
-
-
-def test_a_cache_of_the_callers_own(repositories: dict[str, Path], tmp_path: Path) -> None:
-    home, own = tmp_path / "home", {"cache_dir": str(tmp_path / "own cache")}
-    with serve_hub(repositories, {}) as (address, _):
-        (made,) = ask(address, home, ("own/tiny", own))
-    assert made == ("", ["config.json", "model.safetensors"])
-    assert (tmp_path / "own cache" / "models--own--tiny").is_dir()
-    there, elsewhere = ask(
-        "http://127.0.0.1:9",
-        home,
-        ("own/tiny", own | {"local_files_only": True}),
-        ("own/tiny", {"local_files_only": True}),
-    )
-    assert there == made and "no copy there" in elsewhere[1]
 
 
 @pytest.mark.parametrize(

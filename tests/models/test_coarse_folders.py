@@ -69,13 +69,14 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
     found = mmaccel.TextToImage.from_pretrained(source, size=size)
     assert found.model.coarse == folder
 
-    def draw(drafts):
-        return found(captions(family), policy=mmaccel.Jacobi(WINDOW, drafts), seed=3)
+    def draw(drafts, pipe=found):
+        policy = mmaccel.Jacobi(WINDOW, drafts)
+        return pipe(captions(family)[0], policy=policy, seed=3, output_type="tokens")
 
-    plain, policy = draw("neighbour"), mmaccel.Jacobi(WINDOW, own)
+    plain = draw("neighbour")
     for fused in (False, "auto"):
         other = mmaccel.TextToImage.from_pretrained(source, size=size, fused=fused)
-        check_states(other.model, lambda: other(captions(family), policy=policy, seed=3))  # noqa: B023
+        check_states(other.model, lambda: draw(own, other))  # noqa: B023
     for drafts in ("auto", "coarse", own):
         drawn = draw(drafts)
         assert torch.equal(drawn.tokens, plain.tokens)

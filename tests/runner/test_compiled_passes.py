@@ -24,11 +24,8 @@ from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all
 
+OPT = pytest.param("opt, norms after and projections", marks=pytest.mark.slow)
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
-COMPILED_SLOWLY = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("cohere2", "gpt_neox", "opt, norms after and projections")
-]
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
 
 
@@ -80,7 +77,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @needs_compiler
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("name", ["llama", "gemma2, capped", *COMPILED_SLOWLY])
+@pytest.mark.parametrize("name", ["llama", "gemma2, capped", OPT])
 def test_compiled_passes_give_the_same_logits(name: str) -> None:
     plain, compiled = open_windows(name)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):

@@ -24,6 +24,7 @@ from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.results import Progress
 from mmaccel.samplers.prefix_tree import count_common
+from mmaccel.samplers.prompt_chunks import Part
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.tiny_lms import build_lm
@@ -273,13 +274,12 @@ def _keep_before_the_end(patch: Patch) -> None:
     """A prompt is kept once its first chunk is processed."""
     keep = PrefixReader.keep
 
-    def wrong(reader: PrefixReader, cursors: Any, parts: Any, find_row: Any) -> None:
-        for row, *_ in parts:
-            cursor = cursors[row]
-            done = cursor.done
-            cursor.done = [*cursor.ends]
-            keep(reader, cursors, parts, find_row)
-            cursor.done = done
+    def wrong(reader: PrefixReader, parts: Sequence[Part], find_row: Any) -> None:
+        for part in parts:
+            done = part.cursor.done
+            part.cursor.done = [*part.cursor.ends]
+            keep(reader, parts, find_row)
+            part.cursor.done = done
 
     patch.setattr(PrefixReader, "keep", wrong)
 

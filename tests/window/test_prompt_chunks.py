@@ -31,6 +31,7 @@ from mmaccel.pipelines.layers.mixed_pass import MixedPass
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
+from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed, prefill_together
 from mmaccel.samplers.window.rows import RunRows
 from tests.exactness.test_continuous_batching import Strict
@@ -165,9 +166,10 @@ def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> Non
     assert "prefill_chunk_size: chunks had passes of their own: a test" in other.stats.notes
 
 
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("size", [1, 2, 5, SIZE, 64])
+@pytest.mark.parametrize(
+    ("size", "scale", "apart"),
+    [(1, 1.0, False), (2, 2.0, False), (5, 2.0, False), (5, 2.0, True), (64, 1.0, False)],
+)
 def test_no_pass_feeds_more_than_the_budget(size: int, scale: float, apart: bool) -> None:
     """Nor do those between two windows together; newcomers and their branches are ragged."""
     window, others = Watched(size=size, apart=apart), [1, 2, 3, 4]
@@ -218,7 +220,7 @@ def test_the_first_prompt_has_the_budget_and_others_get_what_it_leaves() -> None
     seen = []
     while parts := feed.plan():
         feed.advance(parts)
-        seen.append([tuple(part) for part in parts])
+        seen.append([(part.row, *part[2:]) for part in parts])
     assert seen[:3] == [
         [(7, 0, 0, 10), (7, 1, 0, 2)],
         [(7, 1, 2, 1), (8, 0, 0, 4), (9, 0, 0, 7)],
@@ -271,6 +273,18 @@ def test_the_prompt_of_a_draft_model_comes_in_chunks_too(batching: bool) -> None
     assert widest <= SIZE
     for row, number in enumerate([1, 0, 2]):
         own = decode(Watched(size=None), [number], policy=Speculative(4, Watched("qwen2", None)))
+        assert made.tokens[row].equal(own.tokens[0])
+
+
+def test_a_model_that_drafts_for_itself_has_whole_prompts_in_its_cache() -> None:
+    """It drafts before the pass that would process the last of them."""
+    policy = Speculative(4, drafts=TriForce(budget=0.5, block=2))
+    window, given = Watched(), list[FinishedRow]()
+    made = decode(window, [1, 0, 2], ContinuousBatching(2, given.append), policy=policy)
+    assert all(kind != "mixed" for kind, *_ in window.seen)
+    assert any("TriForce(" in note for note in made.stats.notes)
+    for row, number in enumerate([1, 0, 2]):
+        own = decode(Watched(size=None), [number], policy=policy)
         assert made.tokens[row].equal(own.tokens[0])
 
 
