@@ -20,7 +20,7 @@ from mmaccel.kernels.takes import CACHE, HEADS, Takes
 TAKES = {"q": HEADS, "k": CACHE, "summaries": Takes(like="q", adjacent=False)}
 _KINDS = {"given": 0, "bounds": 1, "means": 2, "sums": 3}
 _TILE = 32  # blocks of a program
-_WARPS = 8
+_WARPS = {2: 8, 4: 4}  # by the bytes of a number
 _ENTRIES = tl.constexpr(16)  # of a block that are read at a time
 
 
@@ -140,7 +140,7 @@ def block_scores(
         q, k, summaries, start.contiguous(), out, *q.stride()[:3], *k.stride()[:3],
         *summaries.stride(), heads, group, width, room, head, n_blocks, size,
         KIND=_KINDS[kind], EACH=each, M=16, N=_TILE, D=max(16, triton.next_power_of_2(head)),
-        num_warps=_WARPS, num_stages=1,
+        num_warps=_WARPS[q.element_size()], num_stages=1,
     )  # fmt: skip
     return out
 
@@ -160,4 +160,4 @@ def _build(itemsize: int, kind: int, each: bool) -> Build:
     kinds = dict.fromkeys(("q", "k", "summaries"), number) | {"start": "*i64", "out": "*fp32"}
     constants = {"KIND": kind, "EACH": each, "M": 16, "N": _TILE, "D": 512 // itemsize}
     aligned = ("q_row", "q_head", "q_step", "k_row", "k_head", "k_step", "head")
-    return Build.of(_score_kernel, kinds, constants, _WARPS, 1, 255, aligned)
+    return Build.of(_score_kernel, kinds, constants, _WARPS[itemsize], 1, 255, aligned)
