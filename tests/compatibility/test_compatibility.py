@@ -1,4 +1,8 @@
-"""docs/compatibility.md has a row for every family, and every cell is what a run gives."""
+"""docs/compatibility.md has a row for every family, and every cell is what a run gives.
+
+Cells of policies and batches are compared in `test_matrix.py`, those of visual tokens in
+`tests/vision_language/test_reducers.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,6 @@ from mmaccel.pipelines.diffusion_lm.registry import FAMILIES as DENOISERS
 from tests.architecture.source import ROOT
 from tests.compatibility.measure import measure
 from tests.compatibility.models import LMS, Row, rows
-from tests.fixtures.tiny_vlms import encodes_first
 
 REPORT = json.loads((ROOT / "benchmarks/results/compatibility.json").read_text(encoding="utf-8"))
 ROWS = list(rows())
@@ -47,11 +50,9 @@ def test_the_page_has_these_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}-{row.title}-{row.name}")
 def test_cells_are_what_a_run_gives(row: Row) -> None:
-    if row.has_images and not encodes_first():
-        pytest.skip("visual tokens need a newer transformers")
     transformers.logging.set_verbosity_error()
     recorded = REPORT["compatibility"][ROWS.index(row)]
-    assert measure(row) == recorded
+    assert measure(row, ("cuda_graphs", "int8", "lora")).items() <= recorded.items()
 
 
 def test_reasons_are_numbered_and_equal_rows_joined() -> None:

@@ -21,6 +21,7 @@ from torch.utils._device import _device_constructors
 import mmaccel
 from tests.compatibility.measure import policies
 from tests.compatibility.models import Row, rows
+from tests.compatibility.test_compatibility import REPORT
 from tests.fixtures.fake_device import same as same_on_fake_device
 from tests.fixtures.shared import new_folder
 from tests.fixtures.tiny_vlms import encodes_first
@@ -73,6 +74,9 @@ def test_a_policy_makes_the_plain_loops_tokens(row: Row) -> None:
     (alone,), together = row.call(target, fast, 1)[0], made[0][0]
     n = min(together.shape[-1], alone.shape[-1])  # a row that ends is filled up in company
     assert n and together[..., :n].equal(alone[..., :n]), "the first row alone"
+    (recorded,) = [each for each in REPORT["compatibility"] if each["title"] == row.title
+                   and each["name"] == row.name and each["section"] == row.section]  # fmt: skip
+    assert (recorded["policy"], recorded["batch"]) == (type(fast).__name__, "yes")
 
 
 @each(ROWS)

@@ -25,7 +25,13 @@ from mmaccel.samplers.window.draft_record import DraftRecord
 from tests.exactness.bitwise_runs import PROMPTS, assert_same, run
 from tests.exactness.test_sibling_rules import Alone, filter_twice, longest_path, renormalise_not
 from tests.fixtures.coarse import strong_coarse
-from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
+from tests.fixtures.toy_distribution import (
+    SAMPLES,
+    SETTINGS,
+    Setting,
+    assert_exact,
+    assert_rejected,
+)
 from tests.fixtures.tree_language import TreeLanguage
 
 RULES: tuple[SiblingRule, ...] = (RSD(), MCSD(), SpecTr())
@@ -206,4 +212,5 @@ def test_planted_bugs_are_seen_in_drafts_that_nothing_corrects(
     plant(monkeypatch)
     window = 1 + tree.depth + 1
     source = DraftModel(setting("plain").language(seed=2))
-    assert_rejected(SpeculativeJacobi(window, "maximal", source, tree), setting("plain"))
+    many = replace(setting("plain"), samples=SAMPLES)
+    assert_rejected(SpeculativeJacobi(window, "maximal", source, tree), many)

@@ -195,7 +195,7 @@ def test_a_row_is_the_row_alone(
     made = feeding.check(1, size=size)
     assert made is not None
     n_mixed = target.model.n_mixed
-    assert n_mixed + made.stats.prefill_passes >= feeding.n_tokens / size and n_mixed > 2
+    assert n_mixed + made.stats.prefill_passes >= feeding.n_tokens / size and n_mixed > 1
 
     if policy.draft_source().other_model:
         return  # refused, which is said in GLOSSARY
