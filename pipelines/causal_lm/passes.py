@@ -343,12 +343,13 @@ class WindowPasses:
             parts.append((piece, own))
         this = MixedPass(whole.start, whole.windows, whole.stores, whole=whole, pieces=parts)
         n_windows = rows * width
+        kept: dict[str, Any] = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
         output = self._compute(
             torch.cat(tokens)[None],
             window.position_ids(torch.cat(positions)[:, None]).mT,
             None,
             this,
-            **dict.fromkeys(window.facts.last_only, torch.arange(n_windows)),
+            **kept,
         )
         states = window.last_states
         if states is not None:
