@@ -329,7 +329,9 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
             quality = rows[0]["quality"]
             names = {"right": "right", "distance": "total_variation"}
             names |= {name: name for name in ("colours", "shapes", "relations", "whole")}
-            shown = {h: f"{{quality[{name}]:.3f}}" for h, name in names.items() if name in quality}
+            shown: Columns = {
+                h: f"{{quality[{name}]:.3f}}" for h, name in names.items() if name in quality
+            }
             floor = quality.get("floor")
             noise = "" if floor is None else f" Noise alone gives a distance of {floor:.3f}."
             text = (

@@ -60,13 +60,13 @@ def long_parts(tiny: bool) -> dict[str, Part]:
 def methods_of(tiny: bool) -> dict[str, LayerMethods]:
     """What is compared."""
     snapkv = mmaccel.SnapKV(budget=8, window=4) if tiny else mmaccel.SnapKV(budget=2048)
-    first = {"first_layer": 0} if tiny else {}
+    first = 0 if tiny else 2
     return {
         "full": LayerMethods(),
         "SnapKV(2048)": LayerMethods(kv_cache=snapkv),
         "QuantizedCache(4)": LayerMethods(kv_cache=mmaccel.QuantizedCache()),
-        "Quest 10 %": LayerMethods(attention=mmaccel.Quest(budget=0.1, **first)),
-        "TopP(.95)": LayerMethods(attention=mmaccel.TopP(p=0.95, **first)),
+        "Quest 10 %": LayerMethods(attention=mmaccel.Quest(budget=0.1, first_layer=first)),
+        "TopP(.95)": LayerMethods(attention=mmaccel.TopP(p=0.95, first_layer=first)),
     }
 
 
@@ -122,7 +122,7 @@ def _time(
         n_bytes = _read_bytes(window, methods, rows, positions, left_out)
         floor = n_bytes / gb_per_s / 1e6
         eager = _time_eager(window.device, step)
-        made = {"width": width, "bytes": n_bytes, "floor_ms": floor, "eager_ms": eager}
+        made: Row = {"width": width, "bytes": n_bytes, "floor_ms": floor, "eager_ms": eager}
         made |= {"attention": window.route.attention, "route": window.route.name}
         if window.device.type == "cuda":
             captured = time_call(window.device, step)

@@ -340,7 +340,7 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates, MixedPasses)
         each = [row for row in range(rows) for _ in range(width)]
         for piece in pieces:
             each += [piece.row] * len(piece.tokens)
-        with self._select_inputs(torch.tensor(each, device=entries.tokens.device)):
+        with self._select_inputs(entries.tokens.new_tensor(each)):
             return self.passes.forward_mixed(entries, pieces)
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:

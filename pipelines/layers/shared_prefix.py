@@ -143,7 +143,7 @@ class SharedPrefix:
             packed = some.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)  # [Hkv, n, G, W, D]
             heads = packed.flatten(0, 3)[None, :, None]  # of one position, the last of the prefix
             if by_kernel:
-                end = torch.full((1,), keys.shape[2] - 1, device=keys.device)
+                end = torch.full((1,), keys.shape[2] - 1, dtype=torch.int64, device=keys.device)
                 out, out_lse = dispatch.run(
                     window_attention, heads, keys, values, end, scale=scale, softcap=softcap
                 )

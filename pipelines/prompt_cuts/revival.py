@@ -107,13 +107,14 @@ class AuxiliaryCache:
         self.since.masked_fill_(self.since >= start[:, None], _NEVER)
 
     @property
-    def n_computed(self) -> tuple[list[int], int]:
-        """Tokens that were computed behind each of the method's layers, over all rows; and how many
-        there were that later steps revived.
-        """
-        is_computed = (self.since != _NEVER) & self.valid
-        is_revived = is_computed & (self.since != _PROMPT)
-        return is_computed.sum((1, 2)).tolist(), int(is_revived.any(0).sum())
+    def is_computed(self) -> Tensor:
+        """`[S, B, N]` bool, what was computed behind each of the method's layers."""
+        return (self.since != _NEVER) & self.valid
+
+    @property
+    def is_revived(self) -> Tensor:
+        """`[S, B, N]` bool, what a later step than the prompt's pass has computed of these."""
+        return self.is_computed & (self.since != _PROMPT)
 
 
 class RevivingCuts(PromptCuts):
@@ -177,16 +178,21 @@ class RevivingCuts(PromptCuts):
         if not self.cuts:
             return
         layers = self.layers
-        n_computed, n_revived = self._tokens.n_computed
+        n_tokens = int(layers.mask.sum())
+        n_stay = n_tokens - int(layers.n_leaving.sum())
+        whole = n_tokens * layers.depth
+        computed = n_tokens * layers.before[0]
+        revived = 0
         ends = [*layers.before[1:], layers.depth]
-        n_stays = int((layers.mask & ~layers.may_leave).sum())
-        computed = int(layers.mask.sum()) * layers.before[0]
-        for count, first, end in zip(n_computed, layers.before, ends, strict=True):
-            computed += (count + n_stays) * (end - first)
-        whole = int(layers.mask.sum()) * layers.depth
+        counts = self._tokens.is_computed.sum((1, 2)).tolist()
+        later = self._tokens.is_revived.sum((1, 2)).tolist()
+        for count, late, first, end in zip(counts, later, layers.before, ends, strict=True):
+            computed += (n_stay + count) * (end - first)
+            revived += late * (end - first)
+        n_revived = int(self._tokens.is_revived.any(0).sum())
         stats.notes.append(
-            f"{layers.leaving.slot}: {n_revived} tokens were revived by later steps; "
-            f"{computed} of {whole} layers of the prompt's tokens were computed"
+            f"{layers.leaving.slot}: {n_revived} tokens were revived by later steps; {computed} of "
+            f"{whole} layers of the prompt's tokens were computed, {revived} of them so"
         )
 
 

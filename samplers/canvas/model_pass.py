@@ -167,8 +167,14 @@ class ModelPass:
         with self.formats.passing():
             if self.by_entry:
                 logits = self.columns.logits_as_rows(self.model.forward(entries), copies)
-            else:
-                logits = forward_live(self.model, entries, self.live, tokens.shape[1])
+            elif self.live is None:
+                logits = self.model.forward(entries)
+            else:  # row b of each copy and branch is at b, B + b, ...; 0 in rows that are left out
+                total = len(entries.tokens)
+                first = torch.arange(0, total, tokens.shape[1], device=own.device)
+                rows = (first[:, None] + self.live).flatten()
+                some = self.model.forward(entries.select(rows))
+                logits = some.new_zeros(total, *some.shape[1:]).index_copy(0, rows, some)
         self.seconds += time.perf_counter() - began
         return self.predict(logits, canvas, slots, is_open, copies), n_entries
 
@@ -259,24 +265,3 @@ class ModelPass:
             one = self._noise[1]
             self._noise[copies] = Noise(one.seeds.repeat(copies), one.items.repeat(copies))
         return self._noise[copies]
-
-
-def forward_live(model: Denoiser, entries: CanvasPass, live: Tensor | None, batch: int) -> Tensor:
-    """Run a pass over some rows of a model without a KV cache.
-
-    Args:
-        model: the denoiser.
-        entries: of m * B rows; row b of each copy and branch is at b, B + b, ...
-        live: `[n]` int64 in 0..B-1; None: all.
-        batch: B.
-
-    Returns:
-        Logits `[m * B, Q, V]`; 0 in rows that were left out.
-    """
-    if live is None:
-        return model.forward(entries)
-    total = entries.tokens.shape[0]
-    first = torch.arange(0, total, batch, device=live.device)
-    rows = (first[:, None] + live).flatten()
-    some = model.forward(entries.select(rows))
-    return some.new_zeros(total, *some.shape[1:]).index_copy(0, rows, some)

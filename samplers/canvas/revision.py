@@ -28,7 +28,6 @@ passes. Source: a practice of users, no paper.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -211,26 +210,27 @@ class ShadowPass(ModelPass):
         """One for every slot of a block."""
         return width
 
-    def forward(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
-        """One pass over one canvas; see `ModelPass.forward`."""
-        slots, is_open = self.open_slots(canvas)
+    def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
+        """See `ModelPass.plan`; a shadow of every committed slot is counted too."""
+        entries, n_entries = super().plan(canvas, tokens, slots)
         checked = canvas.is_committed & ~canvas.is_given
         end = torch.minimum(canvas.end, canvas.limit)[:, None]
-        checked = checked.gather(1, slots) & (self.slots(canvas) < end)
-        began = time.perf_counter()
-        entries, n_entries = self.plan(canvas, self.model_tokens(canvas)[None], slots)
+        self._checked = checked.gather(1, slots) & (self.slots(canvas) < end)  # [B, Q]
         assert canvas.mask_token is not None
-        entries = with_shadows(entries, self.columns, checked, canvas.mask_token)
-        with self.formats.passing():
-            own, shadows = self.model.forward(entries).chunk(2, 1)
-        self.seconds += time.perf_counter() - began
-        predictions = self.predict(own, canvas, slots, is_open, copies)
-        logits = self.predict(shadows, canvas, slots, checked, copies).logits
-        last = logits.shape[-1] - 1  # the mask token may lie beyond; such slots are not checked
+        entries = with_shadows(entries, self.columns, self._checked, canvas.mask_token)
+        return entries, n_entries + self._checked.sum() * self.columns.branches
+
+    def predict(
+        self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
+    ) -> SlotPredictions:
+        """See `ModelPass.predict`; `logits` are those of slots and of their shadows."""
+        own, shadows = logits.chunk(2, 1)
+        model = super().predict(shadows, canvas, slots, self._checked, copies).logits
+        last = model.shape[-1] - 1  # the mask token may lie beyond; such slots are not checked
         tokens = canvas.tokens.gather(1, slots).clamp(max=last)[..., None]
-        probability = logits.softmax(-1).gather(-1, tokens)[..., 0]
-        self.left_out = torch.where(checked, probability, 1.0)
-        return predictions, n_entries + checked.sum() * self.columns.branches
+        probability = model.softmax(-1).gather(-1, tokens)[..., 0]
+        self.left_out = torch.where(self._checked, probability, 1.0)
+        return super().predict(own, canvas, slots, is_open, copies)
 
 
 class ShadowRun(RevisedRun):

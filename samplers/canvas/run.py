@@ -135,11 +135,6 @@ class CanvasRun:
         self.track(order)
         return order
 
-    @property
-    def live(self) -> Tensor | None:
-        """`[n]` int64, rows that the last pass computed; None: all."""
-        return self.model_pass.live
-
     def sync(self) -> bool:
         """Hand out rows that have ended, admit the next ones, and return whether any slot is still
         to be committed. Cost: one host synchronisation.

@@ -102,21 +102,6 @@ def test_stale_plans_are_stale(plan: CachePlan) -> None:
     assert (made.stats.positions or 0) <= model.tokens_processed < plain.tokens_processed
 
 
-@pytest.mark.parametrize("prompt, positions", [([5, 9, 7, 1], 4 * 20), ([5, 9, 7, 1, 2, 3], 72)])
-def test_positions_of_a_block_causal_run(prompt: list[int], positions: int) -> None:
-    """Blocks of 4: the first pass of each also caches the block before it. After 6 tokens two slots
-    complete a block: 8 + 4, then three blocks of 8 + 4 + 4 + 4.
-    """
-    length = 20 - len(prompt)
-    model = masked(block=4)
-    made = run(Stepwise(cache="block"), model, length, prompts=[prompt])
-    assert made.stats.passes == model.passes == length
-    assert made.stats.positions == model.tokens_processed == positions
-    assert model.head_rows == length * 4
-    plain = run(Stepwise(), masked(block=4), length, prompts=[prompt])
-    assert plain.stats.positions == 20 * length
-
-
 @pytest.mark.parametrize("cache", ["none", "dual", "block"])
 def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
     model = masked(block=BLOCK)

@@ -141,3 +141,6 @@ def test_what_a_call_says() -> None:
     _, stats = answer(model, LazyLLM(keep=0.25, layers=(1, 2)), inputs, **LONG)
     assert "8 of 32 visual tokens after layer 1, at every step (LazyLLM" in stats.reference
     assert stats.exactness == "relaxed" and stats.passes == N_NEW
+    with mmaccel.attach(model, "autoregressive", prompt_tokens=LazyLLM(keep=0.25)) as run:
+        model.generate(**inputs, do_sample=False, max_new_tokens=2)
+    assert run.stats.fallbacks == ["prompt_tokens with images, of which visual_tokens drops some"]

@@ -251,7 +251,7 @@ def read_prompt_reducer(given: UsePromptReducer) -> PromptReducer | None:
         return None
     method = read_reducer(given)
     check_method("prompt_tokens", method, PromptReducer, "mmaccel.LazyLLM(keep=0.5)")
-    return method  # type: ignore[no-any-return]
+    return method
 
 
 UseReducers = (
