@@ -186,7 +186,7 @@ def test_what_goes_together_is_right(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", sampled(GOES, 8, 1), ids=str)
+@pytest.mark.parametrize("pair", sampled(GOES, 8, 4), ids=str)
 def test_more_that_goes_together_is_right(pair: Pair) -> None:
     assert find_fault(pair) == ""
 
