@@ -176,7 +176,7 @@ class Pass:
     def select(self, rows: Tensor) -> Self:
         """The same pass over these rows alone, `[n]` int64. One number expanded stays expanded."""
         given = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        chosen = {
+        chosen: dict[str, Any] = {
             name: value[:1].expand(len(rows), *value.shape[1:])
             if value.stride(0) == 0
             else value[rows]

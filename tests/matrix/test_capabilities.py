@@ -135,14 +135,10 @@ def find_stale(pair: Pair, rows: list[list[int]]) -> str:
     summaries are made anew of all keys, in every pass.
     """
     follow = SparseBlocks._follow
+    choose = SparseBlocks._choose_by_scores
     off = list[float]()
 
-    def compare(own: SparseBlocks, layer: int, key: Tensor, at: Tensor, is_real: Tensor) -> Any:
-        made = follow(own, layer, key, at, is_real)
-        if made is None:
-            off.append(0.0)
-            return None
-        made = made.clone()
+    def note(own: SparseBlocks, layer: int, key: Tensor, is_real: Tensor, made: Tensor) -> None:
         kept = own._summaries.pop(layer)
         anew = follow(own, layer, key, None, is_real)
         own._summaries[layer] = kept
@@ -150,10 +146,30 @@ def find_stale(pair: Pair, rows: list[list[int]]) -> str:
         missing = anew.shape[2] * own.method.block - is_real.shape[1]
         holds = pad(is_real, (0, missing)).unflatten(1, (anew.shape[2], -1)).any(2)
         off.append(float((made - anew)[holds[:, None].expand(made.shape[:3])].abs().max()))
+
+    def compare(own: SparseBlocks, layer: int, key: Tensor, at: Any, is_real: Tensor) -> Any:
+        made = follow(own, layer, key, at, is_real)
+        if at is None:  # of a prompt: nothing is chosen yet
+            return made
+        if made is None:
+            off.append(0.0)
+            return None
+        note(own, layer, key, is_real, made.clone())
         return made
+
+    def compare_scored(
+        own: SparseBlocks, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
+    ) -> Any:
+        chosen = choose(own, layer, query, key, start, scale)
+        is_real = torch.arange(key.shape[2]) < (start + query.shape[2])[:, None]
+        n_blocks = -(-key.shape[2] // own.method.block)
+        made = own._summaries[layer][..., :n_blocks].mT.clone()
+        note(own, layer, key, is_real, made)
+        return chosen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SparseBlocks, "_follow", compare)
+        patch.setattr(SparseBlocks, "_choose_by_scores", compare_scored)
         run(pair, rows)
     if not off:
         return "no block is chosen"
