@@ -25,15 +25,16 @@ def grouped_attention(
         scale: of the scores; None: `D ** -0.5`.
         is_causal: whether entries see those up to themselves, instead of a mask; S is W.
     """
-    if is_causal:
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale,
-            enable_gqa=query.shape[1] > key.shape[1],
-        )  # fmt: skip
     rows, heads = key.shape[:2]
     width = query.shape[2]
     groups = query.shape[1] // heads
     on_cpu = query.device.type == "cpu"
+    if is_causal:
+        if groups > 1 and not on_cpu:  # float32 has no fast kernel for grouped heads there
+            key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1 and on_cpu
+        )
     is_one_row = on_cpu and width == 1 and query.dtype != torch.float32
     is_batch = on_cpu and rows * heads >= 16 and 4 <= groups * width and width <= 16
     if groups > 1 and (is_one_row or is_batch):

@@ -207,7 +207,10 @@ class GenerateCall:
         config = self.config
         self.cache = cast(Any, others.get(CACHE))
         is_known = type(self.cache).__name__ in _CACHES
-        self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
+        try:
+            self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
+        except ValueError:  # no layer attends (Mamba)
+            self.n_cached = 0
         embeddings, mask = others.get("inputs_embeds"), others.get("attention_mask")
         n_ids = self.ids.shape[-1]
         # `generate` drops a mask that hides nothing, and stores its width

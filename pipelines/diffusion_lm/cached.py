@@ -201,7 +201,8 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
                 )
         most = getattr(passes.config, "max_position_embeddings", None)
         # as LLaDA's configuration calls it
-        self.max_positions = getattr(passes.config, "max_sequence_length", most)
+        own = getattr(passes.config, "max_sequence_length", None)
+        self.max_positions = most if own is None else own
         self._predecessors: Predecessors | None = None
 
     def check(self) -> None:

@@ -16,39 +16,56 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import get_ident
-from typing import Any
+from threading import Lock, get_ident
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
+
+Answers: TypeAlias = list[tuple[int, Callable[..., Any]]]
+"""Of one method of a module: threads, and what answers their calls."""
+# by id of the module and name; and what the module itself had there
+_answers: dict[tuple[int, str], tuple[Answers, Any]] = {}
+_changing = Lock()
 
 
 @contextmanager
 def answering(modules: Sequence[Any], name: str, answer: Callable[..., Any]) -> Iterator[None]:
     """Inside the block, calls of a method of modules by this thread are `answer(module, ...)`;
-    other threads get the module's own.
+    other threads, whose blocks may begin or end inside this one, get their own.
     """
-    thread = get_ident()
-    before = [vars(module).get(name) for module in modules]
-
-    def call(module: Any, own: Any, *args: Any, **options: Any) -> Any:
-        if get_ident() != thread:
-            return own(*args, **options)
-        return answer(module, *args, **options)
-
-    try:
+    entry = get_ident(), answer
+    with _changing:
         for module in modules:
-            setattr(module, name, partial(call, module, getattr(module, name)))
+            answers, _ = _answers.setdefault((id(module), name), ([], vars(module).get(name)))
+            if not answers:
+                setattr(module, name, partial(_call, module, getattr(module, name), answers))
+            answers.append(entry)
+    try:
         yield
     finally:
-        for module, own in zip(modules, before, strict=True):
-            vars(module).pop(name, None)
-            if own is not None:
-                setattr(module, name, own)
+        with _changing:
+            for module in modules:
+                answers, before = _answers[id(module), name]
+                answers.remove(entry)
+                if answers:
+                    continue
+                del _answers[id(module), name]
+                vars(module).pop(name, None)
+                if before is not None:
+                    setattr(module, name, before)
+
+
+def _call(module: Any, own: Any, answers: Answers, *args: Any, **options: Any) -> Any:
+    for thread, answer in reversed(tuple(answers)):
+        if thread == get_ident():
+            return answer(module, *args, **options)
+    return own(*args, **options)
 
 
 class LLaDAPasses(CachedPasses):
@@ -73,6 +90,11 @@ class LLaDAPasses(CachedPasses):
         run = partial(queried_logits, self.model, entries.queries, input_ids=entries.tokens)
         if cache is None and self._takes_bias:
             return run(attention_bias=mask.expand(-1, 1, entries.tokens.shape[1], -1), **options)
+        if cache is None and not bool(mask.all()):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}: expected rows of one length, as its passes without "
+                "a cache are over every column, received padding; decode these prompts one by one"
+            )
         if cache is None:
             return run(**options)
         rotary = self._blocks[0].rotary_emb  # all layers have the same

@@ -6,6 +6,7 @@ only. Scales and caps that a model applies to its logits afterwards still apply.
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -26,8 +27,11 @@ def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Te
         `[R, Q, V]`.
     """
     selected = []
+    thread = get_ident()
 
     def select(_: nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if get_ident() != thread:  # a pass of another thread
+            return None
         if states[0].ndim != 3 or states[0].shape[0] != queries.shape[0]:
             return None
         selected.append(True)

@@ -169,9 +169,10 @@ class Eviction:
             layer.hide(Going(going, self._boundary))
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Go on with these rows alone, `[n]` int64, in their order; there are no branches."""
+        """Go on with these rows alone, `[n]` int64, in their order: items of all branches."""
         assert self._boundary is not None
         self._boundary = self._boundary[rows]
+        self._is_paired = self._is_paired[:, rows[: len(rows) // self._branches]]
         self._queries = [queries[rows] for queries in self._queries]
         self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
         self._seen = [seen.keep(rows) for seen in self._seen]

@@ -323,7 +323,8 @@ def _check_sync(model: Any, window: TokenModel, prompt: Prompt) -> str | None:
     """Self-check of a model: why its forward pass cannot be captured; None if it can."""
     options = getattr(window, "graph_options", None)  # another attention may synchronise
     checked = _CHECKED.setdefault(model, {})
-    state = (getattr(model, "dtype", None), None if options is None else options())
+    methods = repr(getattr(window, "methods", None))
+    state = (getattr(model, "dtype", None), methods, None if options is None else options())
     if state in checked:
         return checked[state]
     rows = prompt.tokens.shape[0]

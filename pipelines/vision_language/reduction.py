@@ -157,18 +157,18 @@ class VisionModel(Capable):
                 return (
                     f"visual features enter its first {deep} layers; choose layers from {deep} on"
                 )
-            return self._lack_of_layers(method)
+            return self._lack_of_layers(method, "; use ILRe or a method at the exit")
         return ""
 
     @property
     def _depth(self) -> int:
         return len(self.model.get_decoder().layers)
 
-    def _lack_of_layers(self, method: TokenReducer) -> str:
+    def _lack_of_layers(self, method: TokenReducer, remedy: str = "") -> str:
         """Why no token can leave in front of a method's layers of the language model."""
         method.layers_of(self._depth)
         if method.restarts:
             return ""
         if any(window is not None for window in check_causal_lm(self.model)):
-            return "it has layers that slide, which count columns; use ILRe or a method at the exit"
+            return f"it has layers that slide, which count columns{remedy}"
         return ""

@@ -231,6 +231,8 @@ class VisualCall:
         if not slot or method is None:
             return call
         layers = DecoderLayers(call, method, seeds, leaving)
+        if slot == "prompt_tokens" and not layers.drops_some:
+            return call
         if not method.restarts:
             self.inside = RevivingCuts(layers) if method.revives else PromptCuts(layers)
         elif layers.drops_some:

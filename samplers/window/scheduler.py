@@ -330,12 +330,14 @@ class WindowScheduler(Scheduler):
     @as_called()
     def _prefill(self, run: WindowRun, model: TokenModel) -> None:
         """Process the planned chunk in a model, in passes of its own: one for each number of
-        tokens.
+        tokens; of models that process all rows at once one, in which others overwrite the surplus.
         """
         tokens = super().prompt().tokens.clamp(min=0)
-        for width in sorted({part.n for part in self._planned}):
+        widths = sorted({part.n for part in self._planned})
+        takes_rows = isinstance(model, SelectedRows)
+        for width in widths if takes_rows else widths[-1:]:
             began = time.perf_counter()
-            parts = [part for part in self._planned if part.n == width]
+            parts = [part for part in self._planned if part.n == width or not takes_rows]
             places = sorted((self._find_row(part.row, part.branch), part.start) for part in parts)
             rows, start = torch.tensor(places, device=tokens.device, dtype=torch.int64).unbind(1)
             if len({start for _, start in places}) == 1:  # one number expanded: one mask for all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.layer_passes import answering
 from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
@@ -19,6 +21,7 @@ from mmaccel.pipelines.diffusion_lm.models import (
     LuminaDenoiser,
     SDARDenoiser,
 )
+from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -316,3 +319,59 @@ def test_a_range_of_the_vocabulary(family: str) -> None:
         assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
     drafted = LosslessUnmask(3).sample(images(family), prompt, 6, **options)
     assert torch.equal(drafted.tokens, made.tokens)
+
+
+def test_passes_of_two_threads_answer_for_themselves_and_leave_nothing() -> None:
+    """One begins inside the other, and ends behind it."""
+    holder = type("Holder", (), {"attention": lambda self: "own"})()
+    begun = [Event(), Event()]
+    ended = Event()
+    heard: list[str] = []
+
+    def first() -> None:
+        with answering([holder], "attention", lambda module: "first"):
+            begun[0].set()
+            begun[1].wait(5)
+            heard.append(holder.attention())
+        heard.append(holder.attention())
+        ended.set()
+
+    def second() -> None:
+        begun[0].wait(5)
+        with answering([holder], "attention", lambda module: "second"):
+            begun[1].set()
+            ended.wait(5)
+            heard.append(holder.attention())
+
+    threads = [Thread(target=first), Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == ["first", "own", "second"]
+    assert holder.attention() == "own"
+    assert not vars(holder)
+
+
+def test_a_pass_of_another_thread_has_states_of_its_own() -> None:
+    head = nn.Linear(4, 6)
+    states = torch.randn(1, 3, 4)
+    others: list[Tensor] = []
+
+    def forward() -> Any:
+        thread = Thread(target=lambda: others.append(head(states)))
+        thread.start()
+        thread.join()
+        return SimpleNamespace(logits=head(states))
+
+    forward.get_output_embeddings = lambda: head  # type: ignore[attr-defined]
+    logits = queried_logits(forward, torch.tensor([[2, 0]]))
+    assert torch.equal(logits, head(states)[:, [2, 0]])
+    assert torch.equal(others[0], head(states))
+
+
+def test_a_model_over_every_column_refuses_padding() -> None:
+    denoiser = LuminaDenoiser(TinyLumina(VOCAB), MASK)
+    denoiser.supports_kv_cache = False
+    with pytest.raises(UnsupportedModelError, match="received padding"):
+        run(Stepwise(), denoiser, 4, prompts=[[5] * 7, [3, 4]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import mmaccel
@@ -165,3 +166,57 @@ def test_no_list_is_longer_than_its_method_says(
     for policy in POLICIES:
         run(policy, False, attention=method)
     assert seen and all(seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [(name, method) for name, method in SELECTORS if not method.reads_all(0)]
+)
+def test_lists_hold_what_is_counted_whatever_width_a_pass_has(name: str, method: Any) -> None:
+    """Nothing is read on the host: a choice of a wider pass, and a cache that grows."""
+    sparse = SparseBlocks(method, reads_back=False)
+    keys = torch.randn(1, 2, 160, 8, generator=torch.Generator().manual_seed(1))
+    for width, start, room in ((16, 40, 128), (1, 57, 128), (9, 58, 160), (1, 60, 160)):
+        query = torch.randn(1, 4, width, 8, generator=torch.Generator().manual_seed(width))
+        held = keys[:, :, :room]
+        blocks = sparse.choose(0, query, held, torch.tensor([start]), scale=8**-0.5)
+        assert blocks is not None
+        own = set(range(start // method.block, (start + width - 1) // method.block + 1))
+        for listed, count in zip(blocks.index[0], blocks.count[0], strict=True):
+            assert int(count) <= len(listed)
+            assert own <= set(listed[: int(count)].tolist())
+
+
+@pytest.mark.parametrize(("n_blocks", "budget"), [(750, 0.572), (3500, 0.142), (1500, 0.286)])
+def test_a_list_has_room_for_a_budget_that_float32_rounds_up(n_blocks: int, budget: float) -> None:
+    wanted = int((torch.tensor(n_blocks) * budget).ceil())  # as `choose_blocks` has it
+    assert wanted > int(n_blocks * budget) + 1
+    assert mmaccel.Quest(budget=budget).most(n_blocks, 1) >= wanted
+
+
+def test_a_child_that_scores_otherwise_is_asked() -> None:
+    class Newest(mmaccel.Quest):
+        def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
+            place = torch.arange(summaries.shape[2], dtype=queries.dtype)
+            return place.expand(summaries.shape[:3])
+
+    model = build_lm("llama")
+    seen: list[set[int]] = []
+    choose = SparseBlocks.choose
+
+    def watch(*given: Any, **options: Any) -> Any:
+        blocks = choose(*given, **options)
+        if blocks is not None:
+            seen.append(set(blocks.index.flatten().tolist()))
+        return blocks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparseBlocks, "choose", watch)
+        method = Newest(budget=0.3, block=4, first_layer=0)
+        with mmaccel.attach(model, "autoregressive", attention=method):
+            model.generate(
+                **left_padded([[*range(4, 24)] * 2]), do_sample=False, max_new_tokens=2,
+                pad_token_id=PAD,
+            )  # fmt: skip
+    assert seen
+    for blocks in seen:
+        assert blocks == {0, *range(max(blocks) - len(blocks) + 2, max(blocks) + 1)}

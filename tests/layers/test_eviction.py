@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel import ContinuousBatching, Noise, SamplingParams
 from mmaccel.catalog import METHODS, load
-from mmaccel.contracts import Pass
+from mmaccel.contracts import FinishedRow, Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import rounds
@@ -25,7 +26,9 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.results import Generation
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
+from tests.fixtures.toy_models import make_prompt
 from tests.layers.masked_model import greedy, list_full, masked
 from tests.layers.planted import EVICTION
 
@@ -932,3 +935,32 @@ def test_planted_bugs_are_seen(bug: str, seen_by: str, monkeypatch: pytest.Monke
     EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
         test_eviction_is_a_mask_over_the_full_cache("llama", 5, seen_by, True)
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize(
+    "method",
+    [mmaccel.TOVA(budget=10, every=5), mmaccel.KVzap(budget=3, every=5, window=4, threshold=-2.5)],
+    ids=lambda method: type(method).__name__,
+)
+def test_rows_that_end_between_rounds_leave_the_others_as_they_are(
+    method: Any, branches: int
+) -> None:
+    lengths = (30, 18, 26, 9, 21, 28)[: 3 * branches]
+
+    def decode(batching: ContinuousBatching | None) -> Generation:
+        window = CausalLMWindow(build_lm("llama"))
+        window.use_methods(LayerMethods(kv_cache=method), branches)
+        stops = torch.tensor([3, 7, 11, 18])
+        prompt = make_prompt(draw_rows(*lengths), branches, batching=batching, stop_tokens=stops)
+        params = SamplingParams(guidance_scale=1 + 0.5 * (branches - 1))
+        noise = Noise.from_seed([0, 1, 2], 3)
+        return mmaccel.Autoregressive().sample(window, prompt, 24, params=params, noise=noise)
+
+    given: list[FinishedRow] = []
+    whole = decode(None)
+    decode(ContinuousBatching(3, given.append))
+    assert len({len(row.tokens) for row in given}) > 1
+    for row in given:
+        expected = whole.tokens[row.row, : int(whole.lengths[row.row])]
+        assert row.tokens.tolist() == expected.tolist()

@@ -24,7 +24,7 @@ from mmaccel import (
     SamplingParams,
     Speculative,
 )
-from mmaccel.contracts import FinishedRow, Pass, Prompt, PromptPiece
+from mmaccel.contracts import FinishedRow, Pass, Prompt, PromptPiece, TokenModel
 from mmaccel.pipelines.causal_lm.passes import WindowPasses
 from mmaccel.pipelines.layers import attention
 from mmaccel.pipelines.layers.mixed_pass import MixedPass
@@ -466,3 +466,32 @@ def test_planted_bugs_change_logits(plant: Callable[[Patch], None], monkeypatch:
         difference = (window.last_logits[-1] - whole.last_logits[-1]).abs().max()
         is_same = tokens == wanted and bool(difference < 1e-5)
         assert is_same == (bug is None)
+
+
+class AllRows(TokenModel):
+    """Processes all rows in every pass, as a model without `SelectedRows` does."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.inner = CausalLMWindow(build_lm("llama"))
+        self.vocab_size = self.inner.vocab_size
+        self.max_positions = self.inner.max_positions
+        self.setup.prefill_chunk_size = SIZE
+
+    def reserve(self, rows: int, positions: int) -> None:
+        self.inner.reserve(rows, positions)
+
+    def forward(self, entries: Pass) -> Tensor:
+        return self.inner.forward(entries)
+
+    def prefill(self, entries: Pass) -> None:
+        self.inner.prefill(entries)
+
+
+@pytest.mark.parametrize("rows", [[1, 4], [0, 1, 2, 3, 4]])
+def test_parts_of_two_sizes_leave_each_other_alone(rows: list[int]) -> None:
+    made = decode(AllRows(), rows, ContinuousBatching(len(rows)))
+    for row, tokens in zip(rows, made.tokens, strict=True):
+        alone = decode(CausalLMWindow(build_lm("llama")), [row])
+        assert tokens.tolist() == alone.tokens[0].tolist()

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ class LastChoice:
         """
         for name, value in vars(self).items():
             held = getattr(before, name)
-            if held is None and value is not None:
-                setattr(self, name, value.clone())
+            if value is not None and (held is None or held.shape != value.shape):
+                setattr(self, name, value.clone())  # a cache that has grown
             elif held is not None and value is not held:
                 held.copy_(value)
                 setattr(self, name, held)
@@ -96,7 +96,7 @@ class LayerBlocks:
         width: W.
         n_own: blocks that the pass writes in, at most.
         scale: of the scores.
-        is_first: whether the layer has not chosen before in the run; False where `reads_back` is.
+        is_first: whether the layer has not chosen before in the run; False unless `reads_back`.
         reads_back: whether tensors may be read on the host, as those of captured steps may not.
         last: what the layer's method has kept.
         lasts: that of all layers that have chosen, by number; a layer before this one has chosen
@@ -189,7 +189,15 @@ class AttentionMethod(Method, ABC):
     chooses_prompts: ClassVar[bool] = False
     """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
     summary: ClassVar[Kind | None] = None
-    """Where `block_scores` and `choose_blocks` do what `choose` does: the kind of the summaries."""
+    """Where `block_scores` and `choose_blocks` do what `choose` does: the kind of the summaries.
+
+    It is not inherited: a child may score otherwise.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "summary" not in vars(cls):
+            cls.summary = None
 
     @property
     def needs(self) -> Words:
@@ -271,8 +279,6 @@ class AttentionMethod(Method, ABC):
 class BlockScorer(AttentionMethod):
     """Base of methods that read the blocks whose summaries have the highest scores.
 
-    A child of one with a `summary` that scores otherwise sets it to None.
-
     Args:
         budget, block, first_layer: as for every method.
     """
@@ -304,8 +310,11 @@ class BlockScorer(AttentionMethod):
 
 
 def count_highest(n_blocks: int, n_own: int, budget: float) -> int:
-    """How many blocks `LayerBlocks.highest` chooses at most; see `AttentionMethod.most`."""
-    return min(max(int(n_blocks * budget) + 1, n_own + 1), n_blocks)
+    """How many blocks `LayerBlocks.highest` chooses at most; see `AttentionMethod.most`.
+
+    One more than the fraction rounded up: in float32, where it is rounded, it may be larger.
+    """
+    return min(max(int(n_blocks * budget) + 2, n_own + 1), n_blocks)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from mmaccel.checks import within
 from mmaccel.reduction.sparse_attention.contract import (
     AttentionMethod,
     LayerBlocks,
-    count_highest,
 )
 
 
@@ -59,10 +58,6 @@ class TokenSelect(AttentionMethod):
         last.probe = probe
         last.chosen = chosen
         return chosen | blocks.is_kept
-
-    def most(self, n_blocks: int, n_own: int) -> int:
-        """An earlier choice, and the blocks of the pass."""
-        return min(count_highest(n_blocks, n_own, self.budget) + n_own, n_blocks)
 
     def _vote(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with most votes, `[R, 1, N]` bool."""
