@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool1d
 import mmaccel
 from mmaccel.catalog import METHODS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import stores
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
@@ -253,14 +253,14 @@ def share_alike(short_smollm2: Any, attentions: list[Tensor], name: str) -> floa
     method, vote = VOTES[name]
     kept: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        own = stores.evict
+        own = Eviction.evict
 
         def note(*given: Any, **named: Any) -> Any:
             made = own(*given, **named)
-            kept.extend(made.kept)
+            kept.extend(made)
             return made
 
-        patch.setattr(stores, "evict", note)
+        patch.setattr(Eviction, "evict", note)
         generate(model, mmaccel.Jacobi(4), rows, 1, kv_cache=method)
     alike = []
     for ours, attention in zip(kept, attentions, strict=True):
