@@ -196,21 +196,6 @@ class CanvasPass(Pass):
 
 
 @dataclass(frozen=True)
-class PromptPiece:
-    """Tokens of one row's prompt that a pass processes beside its windows.
-
-    Attributes:
-        row: of the pass.
-        start: cache index of the first one.
-        tokens: `[n]` int64.
-    """
-
-    row: int
-    start: int
-    tokens: Tensor
-
-
-@dataclass(frozen=True)
 class PrefixGroups:
     """Rows of a run whose prompts are the same.
 

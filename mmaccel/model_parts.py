@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, Pass, PromptPiece
+from mmaccel.contracts import CanvasPass, Pass
 from mmaccel.results import BlockCounts, StepBytes
 
 
@@ -69,6 +69,21 @@ class TreePasses(ABC):
                 that follows `start` on; shorter paths end in -1. Their keys and values then stand
                 at ``start[r] … start[r] + D - 1``.
         """
+
+
+@dataclass(frozen=True)
+class PromptPiece:
+    """Tokens of one row's prompt that a pass processes beside its windows.
+
+    Attributes:
+        row: of the pass.
+        start: cache index of the first one.
+        tokens: `[n]` int64.
+    """
+
+    row: int
+    start: int
+    tokens: Tensor
 
 
 class MixedPasses(ABC):

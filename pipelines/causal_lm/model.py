@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import OF_LAYERS, Pass, PromptPiece, Route
-from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses
+from mmaccel.contracts import OF_LAYERS, Pass, Route
+from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses, PromptPiece
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass, PromptPiece
+from mmaccel.contracts import Pass
 from mmaccel.errors import ShapeError
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.layers.attention import Watcher, WindowPass, find_ancestors
 from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import PromptPiece
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.layers.attention import WindowPass
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import OutOfMemoryError, Tensor
 
-from mmaccel.contracts import Pass, PromptPiece, TokenModel
-from mmaccel.model_parts import CapturedBuffers, MixedPasses, TreePasses
+from mmaccel.contracts import Pass, TokenModel
+from mmaccel.model_parts import CapturedBuffers, MixedPasses, PromptPiece, TreePasses
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores

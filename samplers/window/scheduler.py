@@ -31,10 +31,9 @@ from mmaccel.contracts import (
     FinishedRow,
     Pass,
     Prompt,
-    PromptPiece,
     TokenModel,
 )
-from mmaccel.model_parts import SelectedRows
+from mmaccel.model_parts import PromptPiece, SelectedRows
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.noise import Noise

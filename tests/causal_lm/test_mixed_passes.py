@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mmaccel import CausalLMWindow
-from mmaccel.contracts import Pass, PromptPiece
+from mmaccel.contracts import Pass
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes

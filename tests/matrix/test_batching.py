@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mmaccel import CausalLMWindow, ContinuousBatching, Noise, SamplingParams
 from mmaccel.catalog import POLICIES, load
-from mmaccel.contracts import FinishedRow, Pass, Prompt, PromptPiece
+from mmaccel.contracts import FinishedRow, Pass, Prompt
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.results import Generation

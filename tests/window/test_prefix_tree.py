@@ -19,7 +19,8 @@ from mmaccel import (
     ContinuousBatching,
     PrefixTree,
 )
-from mmaccel.contracts import FinishedRow, Pass, PromptPiece
+from mmaccel.contracts import FinishedRow, Pass
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.results import Progress

@@ -24,7 +24,8 @@ from mmaccel import (
     SamplingParams,
     Speculative,
 )
-from mmaccel.contracts import FinishedRow, Pass, Prompt, PromptPiece, TokenModel
+from mmaccel.contracts import FinishedRow, Pass, Prompt, TokenModel
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.passes import WindowPasses
 from mmaccel.pipelines.layers import attention
 from mmaccel.pipelines.layers.mixed_pass import MixedPass
