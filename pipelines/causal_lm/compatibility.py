@@ -340,11 +340,6 @@ def check_options(vocab_size: int | None, full: int, stride: Any, attention: str
         check_int("vocab_size", vocab_size, 1, full, hint=f"None keeps all {full} ids")
     if stride not in ("auto", None):
         check_int("stride", stride, 1, hint='try 64, None or "auto"')
-    check_attention(attention)
-
-
-def check_attention(attention: str) -> None:
-    """Raise OptionError unless `attention` is one of the three."""
     check_choice("attention", attention, _ATTENTIONS, hint="auto takes the kernel on GPUs")
 
 

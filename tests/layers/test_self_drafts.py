@@ -20,9 +20,9 @@ from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
+from tests.fixtures.llamagen import open_llamagen
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-from tests.models.test_llamagen import open_text
 
 QUEST = mmaccel.Quest(budget=0.25, block=4, first_layer=0)
 SOURCES = {
@@ -101,7 +101,7 @@ def test_drafts_over_the_whole_cache_are_all_right() -> None:
 def test_llamagen_drafts_for_itself(name: str) -> None:
     tokens = []
     for policy in (mmaccel.Autoregressive(), Jacobi(window=4, drafts=SOURCES[name])):
-        window, prompt = open_text(True)
+        window, prompt = open_llamagen("text", True)
         made = policy.sample(
             window,
             prompt,

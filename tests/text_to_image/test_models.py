@@ -17,14 +17,15 @@ import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.loading.checkpoint import read_weights
 from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
+from tests.fixtures.checkpoints import FAMILIES, LLAMAGEN_TEXTS, NUMBERS, SIZES, WORDS, captions
+from tests.fixtures.llamagen import Transformer
 from tests.fixtures.tiny_lms import PassCounter
-from tests.models.test_llamagen import full_logits
 
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
@@ -312,21 +313,20 @@ def test_llamagens_texts_are_those_of_the_authors(built: Callable[[str], Path]) 
     """Greedy tokens of full passes over T5's features with zeros on the left, as in the authors'
     sampling script.
     """
-    pipe = TextToImage.from_pretrained(
-        built("llamagen-t2i"), size=SIZES["llamagen-t2i"], dtype=torch.float64
-    )
+    pipe = TextToImage.from_pretrained(built("llamagen-t2i"), size=SIZES["llamagen-t2i"])
     source: Any = pipe.image_model
     said = captions("llamagen-t2i")
     made = pipe(said, temperature=0.0, guidance_scale=1.0, top_k=0, output_type="tokens")
-    model, rows, seen = source.window.model, [], torch.zeros(len(said), 8, dtype=torch.bool)
+    model = Transformer(LLAMAGEN_TEXTS)
+    model.load_state_dict(read_weights(built("llamagen-t2i")))
+    rows, seen = [], torch.zeros(len(said), 8, dtype=torch.bool)
     with torch.no_grad():
         for row, caption in enumerate(said):
             ids = torch.tensor([source.words(caption)["input_ids"]])
             features = source.encoder(ids).last_hidden_state[0]
-            zeros = torch.zeros(8 - len(features), 16, dtype=torch.float64)
-            rows.append(torch.cat([zeros, features]))
-            seen[row, len(zeros) :] = True
-        logits = full_logits(model, model.cls_embedding(torch.stack(rows)), made.tokens, seen)
+            rows.append(torch.cat([torch.zeros(8 - len(features), 16), features]))
+            seen[row, 8 - len(features) :] = True
+        logits = model(model.cls_embedding(torch.stack(rows)), made.tokens, seen)
     assert len(set(seen.sum(1).tolist())) > 1  # of different lengths
     assert torch.equal(logits.argmax(-1), made.tokens)
 
