@@ -20,7 +20,6 @@ from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
-from tests.fixtures.llamagen import open_llamagen
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -95,22 +94,6 @@ def test_drafts_over_the_whole_cache_are_all_right() -> None:
             stats = decode(policy).stats
             assert stats.passes == ceil(LENGTH / 5)
             assert stats.draft_passes == stats.passes * 4
-
-
-@pytest.mark.parametrize("name", list(SOURCES))
-def test_llamagen_drafts_for_itself(name: str) -> None:
-    tokens = []
-    for policy in (mmaccel.Autoregressive(), Jacobi(window=4, drafts=SOURCES[name])):
-        window, prompt = open_llamagen("text", True)
-        made = policy.sample(
-            window,
-            prompt,
-            16,
-            params=SamplingParams(guidance_scale=2.0),
-            noise=Noise.from_seed(3, prompt.batch),
-        )
-        tokens.append(made.tokens)
-    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("name", list(SOURCES))

@@ -101,20 +101,6 @@ def test_orpheus_sound_is_the_codecs_and_its_noise_is_the_seeds() -> None:
     assert not torch.equal(other, utterance.waveform)
 
 
-def test_orpheus_draws_on_its_own_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torch.manual_seed` would start the generators of all graphics cards anew."""
-    seeded: list[object] = []
-    for name in ("manual_seed", "manual_seed_all"):
-        monkeypatch.setattr(torch.cuda, name, seeded.append)
-    pipe = media_pipe("orpheus")
-    before = torch.get_rng_state()
-    tokens = torch.arange(FIRST, FIRST + 28, 4)
-    first, again = pipe.speech.render(tokens, -1), pipe.speech.render(tokens, -1)
-    other = pipe.speech.render(tokens, 2**64 - 2)
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert seeded == [] and torch.equal(torch.get_rng_state(), before)
-
-
 def test_two_codecs_in_two_threads_draw_what_each_draws_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
