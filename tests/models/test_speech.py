@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import TextToSpeech
-from mmaccel.pipelines.models import speech_tokens as speech_parts
+from mmaccel.pipelines.models import token_names as speech_parts
 from mmaccel.pipelines.text_to_speech.streaming import check_sound
 from tests.fixtures.shared import media_folders, media_pipe
 from tests.fixtures.speech import FAMILIES, FIRST, SECONDS, SNAC_CODES, TEXTS

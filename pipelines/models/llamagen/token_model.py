@@ -15,7 +15,6 @@ Departures: dropout and training are left out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ from torch.nn import functional as F
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.loading.checkpoint import count_layers, fill, shape_of
+from mmaccel.pipelines.loading.checkpoint import count_layers, fill, rename, shape_of
 from mmaccel.pipelines.loading.moving import move_module
 
 SIDE = 1024  # columns that a position counts; images have fewer
@@ -40,13 +39,14 @@ _LAYER = {  # names of a layer's tensors, published and in transformers
     "ffn_norm": "post_attention_layernorm",
 }
 _OUTER = {
-    "tok_embeddings.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "cls_embedding.cap_proj.fc1.weight": "condition.fc1.weight",
-    "cls_embedding.cap_proj.fc2.weight": "condition.fc2.weight",
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "cls_embedding.cap_proj.fc1": "condition.fc1",
+    "cls_embedding.cap_proj.fc2": "condition.fc2",
     "cls_embedding.uncond_embedding": "condition.unconditional",
 }
+_MIXED = "attention.wqkv.weight"  # of queries, keys and values, one after the other
 _CLASSES = "cls_embedding.embedding_table.weight"
 _NO_ANGLES = "the queries and keys of its prompt are zero"
 
@@ -281,17 +281,14 @@ def load_transformer(
 
 def _convert(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """The tensors under transformers' names, those of queries and keys in its order of channels."""
-    found = {_OUTER.get(name, name): value for name, value in weights.items()}
-    for name, value in weights.items():
-        at = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
-        if at and at[2] in _LAYER:
-            found[f"model.{at[1]}{_LAYER[at[2]]}.weight"] = found.pop(name)
-        elif at and at[2] == "attention.wqkv" and len(value) % (6 * heads) == 0:
-            del found[name]
+    found = rename(weights, _LAYER, _OUTER)
+    for name in [name for name in found if name.endswith(_MIXED)]:
+        if len(found[name]) % (6 * heads) == 0:
+            value = found.pop(name)
             for kind, part in zip("qkv", value.chunk(3), strict=True):
                 if kind != "v":  # pairs of neighbours to pairs of halves
                     part = part.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-                found[f"model.{at[1]}self_attn.{kind}_proj.weight"] = part
+                found[f"model.{name.removesuffix(_MIXED)}self_attn.{kind}_proj.weight"] = part
     tokens = weights["tok_embeddings.weight"]
     if _CLASSES in weights and weights[_CLASSES].shape[1:] == tokens.shape[1:]:
         found["model.embed_tokens.weight"] = torch.cat([tokens, found.pop(_CLASSES)])
