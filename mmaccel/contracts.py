@@ -81,6 +81,13 @@ class FinishedRow:
     nats: float = 0.0
 
 
+class PromptCost(NamedTuple):
+    """Tokens of a prompt that a model has processed itself, over all rows, in so many passes."""
+
+    tokens: int
+    passes: int
+
+
 class Arrivals(NamedTuple):
     """Rows that join a run.
 
@@ -393,11 +400,12 @@ class TokenModel(Model):
         """
         self.forward(entries)
 
-    def process_prompt(self) -> int | None:
-        """Process a prompt that the model has itself, after `reserve`.
+    def process_prompt(self) -> PromptCost | None:
+        """Process a prompt that the model has itself, after `reserve`, in passes of
+        `RunSetup.prefill_chunk_size` tokens at most where that goes.
 
         Returns:
-            How many tokens it processed; None for a model whose prompt `prefill` processes.
+            What it cost; None for a model whose prompt `prefill` processes.
         """
         return None
 

@@ -452,7 +452,7 @@ class SharedPrompts:
             n_processed=0,
             observer=None if evictor is None else self._observe(evictor),
         )
-        own = OwnPrompt(mask, lengths, lambda sparse: states)
+        own = OwnPrompt(mask, lengths, lambda sparse, size: states)
         window.run_caches().take(own, states)
         window.prompt_logits = self.logits if is_whole else None
 

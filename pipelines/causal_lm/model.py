@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import OF_LAYERS, Pass, Route
+from mmaccel.contracts import OF_LAYERS, Pass, PromptCost, Route
 from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses, PromptPiece
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
@@ -194,6 +194,8 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates, MixedPasses)
             return own.capture_obstacle
         if own is not None and word in ("shared prompts", "copied entries", "draft canvas"):
             return "its prompt is more than ids, and its own prefill processes it"
+        if own is not None and word == "own chunks":
+            return own.whole_reason
         if word == "shared prompts" and "output_attentions" in self.pass_options:
             return "attentions of all tokens are asked for"
         if word == "layer states":
@@ -350,7 +352,7 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates, MixedPasses)
         return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
-    def process_prompt(self) -> int | None:
+    def process_prompt(self) -> PromptCost | None:
         """Process the window's own prompt; see `mmaccel.contracts.TokenModel.process_prompt`."""
         return self.passes.process_prompt()
 

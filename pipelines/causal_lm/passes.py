@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import Pass, PromptCost
 from mmaccel.errors import ShapeError
 from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
@@ -53,16 +53,16 @@ class WindowPasses:
             )
         return found
 
-    def process_prompt(self) -> int | None:
+    def process_prompt(self) -> PromptCost | None:
         """See `CausalLMWindow.process_prompt`."""
         own = self._window.own_prompt
         if own is None:
             return None
         caches = self.caches()
-        states = own.process(caches.sparse)
+        states = own.process(caches.sparse, self._window.setup.prefill_chunk_size)
         caches.take(own, states)
         self._window.prompt_logits = states.logits
-        return states.n_processed
+        return PromptCost(states.n_processed, states.n_passes)
 
     def prefill(self, entries: Pass) -> None:
         """See `CausalLMWindow.prefill`."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass, PromptCost, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import find_device
 
 
@@ -109,7 +109,7 @@ class DelayWindow(TokenModel):
         self._codes = pad(self._given, (0, 0, 0, 1))  # the last step is never read
 
     @torch.no_grad()
-    def process_prompt(self) -> int | None:
+    def process_prompt(self) -> PromptCost | None:
         """Process the steps before the one that scores the first slot."""
         n_steps = self._n_given - 1
         if n_steps < 1:
@@ -117,7 +117,7 @@ class DelayWindow(TokenModel):
         rows = len(self._codes)
         first = torch.zeros(rows, dtype=torch.int64, device=self._codes.device)
         self._steps.forward(self._codes[:, :n_steps], first)
-        return rows * n_steps
+        return PromptCost(rows * n_steps, 1)
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
