@@ -122,7 +122,7 @@ def test_memory_is_allocated_once() -> None:
     for start in (0, 8, 3):
         out = window.forward(Pass(torch.ones(2, 8, dtype=torch.int64), torch.tensor([start, 0])))
         assert out.shape == (2, 8, VOCAB) and not out.requires_grad
-        layers = window.cache_layers()
+        layers = window.run_caches().layers
         assert len(layers) == 2 and layers[0].keys.shape[0] == 2 * 42
         addresses.add(tuple(layer.keys.data_ptr() for layer in layers))
     assert len(addresses) == 1
