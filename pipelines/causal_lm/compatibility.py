@@ -120,11 +120,6 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
     return facts
 
 
-def check_causal_lm(model: Any) -> Sequence[int | None]:
-    """The sliding windows of a model's layers; raises UnsupportedModelError as `find_facts`."""
-    return find_facts(model).windows
-
-
 UNSERVED = "its calls run as ever without a policy; docs/models.md lists the models that are served"
 
 

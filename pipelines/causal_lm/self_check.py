@@ -63,7 +63,7 @@ def check_windows(model: Any, window: Any) -> None:
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
 
     Args:
-        model: one that `check_causal_lm` accepts, in evaluation mode.
+        model: one that `find_facts` accepts, in evaluation mode.
         window: over the model.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
+from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 
@@ -42,7 +42,7 @@ class MaskedLM(CachedDenoiser):
         block: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        windows = check_causal_lm(model)
+        windows = find_facts(model).windows
         if any(window is not None for window in windows):
             raise UnsupportedModelError(
                 f"model: expected attention over everything in every layer, received a "

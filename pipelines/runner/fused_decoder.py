@@ -128,8 +128,8 @@ class FusedDecoder:
     @property
     def linears(self) -> list[Any]:
         """The model's own modules of its layers' products."""
-        parts = [[x.attention.qkv, x.attention.out, x.mlp.up, x.mlp.down] for x in self._layers]
-        return [linear for part in parts for packed in part for linear in packed.linears]
+        of_layers = self.products.linears[: 4 * len(self._layers)]
+        return [linear for packed in of_layers for linear in packed.linears]
 
     @contextmanager
     def meeting(self, meet: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -484,7 +484,7 @@ def open_fused(
     replaced, another dtype, device or attention. Then it is read, packed and checked again.
 
     Args:
-        model: of transformers, one that `check_causal_lm` accepts.
+        model: of transformers, one that `find_facts` accepts.
         windows: as in `read_structure`.
         check: compares a decoder with the model's own forward; returns what is wrong, or "".
 
@@ -504,18 +504,17 @@ def open_fused(
         reason = "" if is_same else check(decoder)
     except UnknownDecoderError as error:
         reason = str(error)
-    except Exception as error:  # the model's own forward serves, unless the device failed
+    except BaseException as error:  # interrupted, too
         if decoder is not None:
             decoder.unpack()
-        if is_device_error(error) or isinstance(error, MMAccelError):
+        if not isinstance(error, Exception) or isinstance(error, MMAccelError):
             raise
+        if is_device_error(error):
+            raise
+        # else the model's own forward serves
         reason = f"layers whose reading ends in a {describe(error)}"
         if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
             return None, reason
-    except BaseException:  # interrupted
-        if decoder is not None:
-            decoder.unpack()
-        raise
     if reason and decoder is not None:
         decoder.unpack()
         decoder = None
