@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
+from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 
 
@@ -44,7 +44,7 @@ class MaskedLM(CachedDenoiser):
         block: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        windows = check_causal_lm(model)
+        windows = find_facts(model).windows
         if any(window is not None for window in windows):
             raise UnsupportedModelError(
                 f"model: expected attention over everything in every layer, received a "
