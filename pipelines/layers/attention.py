@@ -139,6 +139,13 @@ class WindowPass:
         """The layers that methods serve; see `number_served`."""
         return number_served(self.windows)
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """`[R, W]` int64, of its entries where nothing was evicted."""
+        indices = self.stores[0].layout.indices
+        assert indices is not None
+        return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
+
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
@@ -221,9 +228,7 @@ class WindowPass:
         else:
             mask = self._find_mask(store.layout, options["window"], query)
             if store.is_changing:
-                entry = torch.arange(query.shape[2], device=self.start.device)
-                position = self.start[:, None] + entry
-                mask, key, value = store.change(mask, key, value, position)
+                mask, key, value = store.change(mask, key, value, self.positions)
             if prefix is None:
                 return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
             out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)

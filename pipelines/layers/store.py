@@ -444,6 +444,11 @@ class WindowLayer:
         self.layout = layout
         self.hold(take(keys, keep), take(values, keep))
 
+    def move(self, keep: Tensor) -> None:
+        """Keep chosen entries, moved to the front, in the same memory; see `evict`."""
+        for store in self.held():
+            store.copy_(take(store, keep))
+
     def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
         """Let each head keep entries of its own, in parts of those that keep about equally many, in
         eighths of what the longest one keeps: so a part has room for little more than it holds.
@@ -494,12 +499,10 @@ class WindowLayer:
         self.packed.append(keys, values, self.layout.packed, due)
         room = torch.arange(self.layout.allocated_length, device=due.device)
         index = (due * self.packed.quantizer.group)[:, None, None] + room
-        moved = take(keys, index), take(values, index)
-        if not self.packed.is_reserved:
-            self.hold(*moved)
-            return
-        for store, states in zip((keys, values), moved, strict=True):  # in the same memory
-            store.copy_(states)
+        if self.packed.is_reserved:
+            self.move(index)
+        else:
+            self.hold(take(keys, index), take(values, index))
 
     @property
     def n_bytes(self) -> int:
@@ -595,7 +598,8 @@ def take(states: Tensor, index: Tensor) -> Tensor:
 
 def fit(known: Tensor, size: int) -> Tensor:
     """What is known `[R, H, S]` of the entries of a store, of `size` of them; 0 of those behind."""
-    return pad(known, (0, size - known.shape[2]))
+    n_missing = size - known.shape[2]
+    return pad(known, (0, n_missing)) if n_missing > 0 else known[..., :size]
 
 
 def _make_store(states: Tensor, room: int) -> Tensor:
