@@ -93,6 +93,13 @@ def test_evicting_runs_capture_graphs_of_their_own(name: str, policy: Any) -> No
     assert_captured(policy, [1, 1, 1], kv_cache=method)
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
+    method = mmaccel.QuantizedCache(group=6, residual=5)
+    assert_captured(policy, [1, 1, 1], kv_cache=method)
+
+
 @pytest.mark.parametrize("given", [{}, {"attention": QUEST}], ids=str)
 def test_behind_a_prompt_that_the_model_processes(given: dict[str, Any]) -> None:
     """Its logits are the first pass's, which is no graph."""
