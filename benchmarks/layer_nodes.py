@@ -87,6 +87,8 @@ def count_launches(kernel: str, options: dict[str, Any]) -> int:
     """Launches of a call, as the docstrings of the kernels say."""
     if kernel == "window_attention":
         return 3 if options.get("ragged") else 2
+    if kernel == "packed_attention":
+        return 2
     return 3 if kernel == "choose_blocks" and options.get("p") is not None else 1
 
 
@@ -97,7 +99,8 @@ def read_bytes(name: str, weights: float, cache: float) -> float | None:
         "full": 1.0,
         "SnapKV(2048)": 2048 / 32_768,
         "SnapKV(2048, every=64)": (2048 + 3 * 64) / 32_768,
-        "QuantizedCache(4)": 2 + 1 / 4,  # codes are unpacked, written, and read
+        # codes; two numbers a channel of a group of keys, and two a value; what stays whole
+        "QuantizedCache(4)": 1 / 4 + (2 / 64 + 2 / 128) / 2 + 192 / 32_768,
         "Quest 10 %": 0.1 + blocks,
         "DHSA 10 %": 0.1 + blocks / 2,
         "LongHeads 10 %": 0.1 + blocks / 2,

@@ -41,6 +41,7 @@ from torch.nn.functional import pad
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.grouped_attention import grouped_attention
+from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
@@ -207,6 +208,16 @@ class WindowPass:
         prefix = None if number is None else self.prefix
         scale = options["scale"]
         softcap = options["softcap"]
+        if store.packed is not None:
+            counts = store.layout.packed
+            assert counts is not None
+            packed = store.packed.for_kernels(counts)
+            if self.by_kernel and packed is not None:
+                return dispatch.run(
+                    packed_attention, query, key, value, start, packed, store.layout.reads_next,
+                    scale=scale, softcap=softcap, num_splits=self.num_splits,
+                )[0]  # fmt: skip
+            key, value = store.unpack(key, value)
         if self.opens and softcap is None:
             width = query.shape[2]
             key = key[:, :, :width]

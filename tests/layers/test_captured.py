@@ -126,6 +126,13 @@ def test_rounds_begin_before_the_next_boundary_at_the_latest(
     assert not all(same) if late else all(same)
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
+    method = mmaccel.QuantizedCache(group=6, residual=5)
+    assert_captured(policy, [1, 1, 1], kv_cache=method)
+
+
 @pytest.mark.parametrize("given", [{}, {"attention": QUEST}], ids=str)
 def test_behind_a_prompt_that_the_model_processes(given: dict[str, Any]) -> None:
     """Its logits are the first pass's, which is no graph."""

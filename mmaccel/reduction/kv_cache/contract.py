@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.kernels.column_mass import column_mass
+from mmaccel.kernels.pack_group import Codes
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.policies import Method
 from mmaccel.results import Exactness
@@ -380,24 +381,6 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Codes:
-    """Numbers in fewer bits: `least + scale * code`.
-
-    Attributes:
-        codes: uint8, maybe several codes a byte.
-        scale, least: broadcastable to the numbers.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    least: Tensor
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All three."""
-        return self.codes, self.scale, self.least
-
-
-@dataclass(frozen=True)
 class CacheQuantizer(KVCacheMethod, ABC):
     """Base of methods that hold accepted entries in fewer bits, group by group.
 
@@ -431,6 +414,16 @@ class CacheQuantizer(KVCacheMethod, ABC):
             )
 
     needs = frozenset({"own attention", "packed entries", "rounds"})
+    code_bits: ClassVar[int | None] = None
+    """Where kernels pack and unpack, as `mmaccel.kernels.pack_group` has it: the bits of a code.
+
+    It is not inherited: a child may pack otherwise.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "code_bits" not in vars(cls):
+            cls.code_bits = None
 
     @property
     def excludes(self) -> Exclusions:
