@@ -30,19 +30,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
 from mmaccel.pipelines.layers.store import HIDDEN
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
-    Places,
-    choose_left,
     count_tokens,
     find_attentions,
     has_class_token,
     has_tower_tokens,
 )
-from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
+from mmaccel.pipelines.vision_language.tower_reduction import (
+    TowerReduction,
+    join_targets,
+    spread_states,
+)
 from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
@@ -152,45 +153,20 @@ class TowerRun:
         """`[R]` int64, patches at a level."""
         return self.levels[level].is_patch.sum(1)
 
+    @property
+    def targets(self) -> Tensor:
+        """`[R, N]` int64, the patch that stands for each patch at the end."""
+        last = self.levels[-1]
+        return last.origin.gather(1, last.column[:, self.n_special :]) - self.n_special
+
     def restore(self, states: Tensor, layer: int) -> Tensor:
         """`[R, S, C]` of the states `[R, S', C]` that a layer gave out."""
         column = next(level for level in reversed(self.levels) if level.first <= layer).column
         return states.gather(1, column[..., None].expand(-1, -1, states.shape[-1]))
 
-    def find_left(self, place: Places, first: int) -> tuple[Tensor, Tensor]:
-        """Which features of an image are left if one of those that are equal is.
-
-        It is that of the token which represents the others; where padding was cut off with it, the
-        first of the others.
-
-        Args:
-            place: of the features.
-            first: the image's first row of the tower.
-
-        Returns:
-            `[n]` bool, True for features that are no token of the tower, and `[n]` float32, how
-            many tokens each stands for.
-        """
-        last = self.levels[-1]
-        source = place.source
-        n_patches = last.column.shape[1] - self.n_special
-        row = first + source.clamp(0).div(n_patches, rounding_mode="floor")
-        token = self.n_special + source.clamp(0) % n_patches
-        slot = last.column[row, token]
-        is_own = last.origin[row, slot] == token
-        left = choose_left(row * last.origin.shape[1] + slot, is_own, source >= 0)
-        return left, last.size[row, slot].where(source >= 0, 1.0)
-
 
 class EncoderReduction(TowerReduction):
     """The encoding of one `generate` call with a reducer inside the tower.
-
-    Args:
-        model: the model.
-        method: of the stage "encoder_layer".
-        inputs: what `generate` was called with.
-        seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
-            a policy without a seed has those of seed 0 here.
 
     Attributes:
         runs: the tower's calls, by modality.
@@ -199,16 +175,12 @@ class EncoderReduction(TowerReduction):
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
     ) -> None:
-        self.method, self._model, self._inputs, self._seeds = method, model, inputs, seeds
-        self._tower = find_tower(model)
+        super().__init__(model, method, inputs, seeds)
         self._depth = find_depth(model, inputs)
         self._before = method.layers_of(self._depth)
         self._n_special = int(has_class_token(model))
-        self._modalities = [
-            name
-            for name, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos"))
-            if inputs.get(pixels) is not None
-        ]
+        if getattr(method, "features", "auto") == "merged":
+            self.remedy = 'give features="auto"'
         self._run: TowerRun | None = None
         self.runs: dict[str, TowerRun] = {}
 
@@ -242,45 +214,13 @@ class EncoderReduction(TowerReduction):
         with super().applied(), attention_named(configs, "sdpa"):
             yield
 
-    @property
-    def ran(self) -> bool:
-        return bool(self.runs)
-
-    @property
-    def changed(self) -> bool:
-        """Whether some tokens were merged."""
-        return any(run.merges for run in self.runs.values())
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Tokens of all images before the first layer that merges, and after the last."""
-        runs = self.runs.values()
-        before, after = (sum(int(run.counts(k).sum()) for run in runs) for k in (0, -1))
-        return before, after
-
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        run = self.runs.get(visuals[0].modality)
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        run = self.runs.get(visual.modality)
         wanted = getattr(self.method, "features", "auto")
         if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):
             return None
-        found = list[tuple[Tensor, Tensor]]()
-        for visual, place in zip(visuals, places, strict=True):
-            if place.tiles:
-                found.append(run.find_left(place, sum(run.parts[: visual.index])))
-            elif wanted == "merged":
-                raise UnsupportedModelError(
-                    f"{self.method!r}: expected {visual.modality} features that are tokens of the "
-                    "encoder, received features that were pooled or resized after it; give "
-                    'features="auto"'
-                )
-            else:
-                ones = torch.ones(
-                    len(visual.features), device=visual.features.device, dtype=torch.float32
-                )
-                found.append((ones.bool(), ones))
-        return found
+        first = sum(run.parts[: visual.index])
+        return join_targets(list(run.targets[first : first + run.parts[visual.index]]))
 
     def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         self._run = None
@@ -292,6 +232,7 @@ class EncoderReduction(TowerReduction):
                 find_seeds(rows, self._seeds), device=pixels.device, dtype=torch.int64
             )
             self._run = self.runs[modality] = TowerRun(seeds, self._n_special, parts)
+            self.ran = True
 
     def _attend(self) -> Any:
         def hook(attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -379,18 +320,14 @@ class EncoderReduction(TowerReduction):
     def _end(self, _tower: Any, _args: Any, output: Any) -> None:
         run = self._run
         self._run = None
-        if run is not None:
-            run.noted.clear()
-        if run is None or not run.merges:
+        if run is None:
             return
-        states = output.last_hidden_state
-        output.last_hidden_state = run.restore(states, len(find_attentions(self._tower)))
-        hidden = getattr(output, "hidden_states", None)
-        if hidden is not None:  # the first is what entered layer 0; None for those not asked for
-            output.hidden_states = tuple(
-                None if states is None else run.restore(states, index - 1)
-                for index, states in enumerate(hidden)
-            )
+        run.noted.clear()
+        before, after = self.counts
+        self.counts = before + int(run.counts(0).sum()), after + int(run.counts(-1).sum())
+        if run.merges:
+            self.changed = True
+            spread_states(output, len(find_attentions(self._tower)), run.restore)
 
 
 def _open_level(states: Tensor, mask: Tensor | None, n_special: int) -> Level:

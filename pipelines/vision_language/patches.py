@@ -28,31 +28,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
-from mmaccel.pipelines.vision_language.tokens import Places, choose_left
-from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
-from mmaccel.pipelines.vision_language.towers import (
-    JOINTS,
-    describe_tower,
-    find_side,
-    find_tower,
-    find_unit,
+from mmaccel.pipelines.vision_language.tower_reduction import (
+    TowerReduction,
+    find_kept,
+    find_slots,
+    join_targets,
+    spread_features,
 )
+from mmaccel.pipelines.vision_language.towers import describe_tower, find_side
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-
-_MODALITIES = (("image", "pixel_values"), ("video", "pixel_values_videos"))
-
-
-def open_pruning(
-    model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
-) -> PrunedRows | PrunedPack:
-    """What drops the patches of one `generate` call; see `EncoderReduction` for the arguments."""
-    tower = describe_tower(model)
-    assert tower is not None  # see VisionModel
-    kind = PrunedPack if tower.patches == "packed" else PrunedRows
-    return kind(model, method, inputs, seeds)
 
 
 def find_targets(plan: Plan) -> Tensor:
@@ -72,43 +59,20 @@ class PrunedRows(EncoderReduction):
     ) -> None:
         super().__init__(model, method, inputs, seeds)
         self._before = (0,)
-        self._unit = find_unit(model)
         self._pixels = torch.zeros(0, dtype=torch.float32)
         self._targets: dict[str, Tensor] = {}  # [R, U] int64, by modality
 
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        modality = visuals[0].modality
-        run = self.runs.get(modality)
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        run = self.runs.get(visual.modality)
         if run is None or not run.merges:
             return None
-        is_joined = self._model.config.model_type in JOINTS
-        target = self._targets[modality]  # [R, U]
-        n = target.shape[1]
+        targets = self._targets[visual.modality]
         parts = run.parts
-        if is_joined:  # of whose features each n are a row
-            lengths = {visual.index: len(visual.features) // n for visual in visuals}
+        if self._is_joined:  # a row of the prompt may have its images as one
+            lengths = {each.index: len(each.features) // targets.shape[1] for each in visuals}
             parts = [lengths[index] for index in range(len(lengths))]
-        size = torch.zeros_like(target).scatter_add_(1, target, torch.ones_like(target))
-        found = list[tuple[Tensor, Tensor]]()
-        for visual, place in zip(visuals, places, strict=True):
-            index = torch.arange(len(visual.features), device=target.device)
-            if not is_joined and not place.tiles:  # pooled or resized after the tower
-                found.append(
-                    (
-                        torch.ones_like(index, dtype=torch.bool),
-                        torch.ones(len(index), dtype=torch.float32),
-                    )
-                )
-                continue
-            source = (index if is_joined else place.source).to(target.device)
-            row = sum(parts[: visual.index]) + source.clamp(0).div(n, rounding_mode="floor")
-            patch = source.clamp(0) % n
-            stands = target[row, patch]
-            left = choose_left(row * n + stands, stands == patch, source >= 0)
-            found.append((left, size[row, stands].where(source >= 0, 1).float()))
-        return found
+        first = sum(parts[: visual.index])
+        return join_targets(list(targets[first : first + parts[visual.index]]))
 
     def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         super()._begin(tower, args, given)
@@ -169,32 +133,14 @@ class PrunedRows(EncoderReduction):
 
 
 class PrunedPack(TowerReduction):
-    """The encoding of one call by a packed tower, which receives fewer patches.
-
-    Args:
-        model, method, inputs, seeds: see `EncoderReduction`.
-
-    Attributes:
-        counts: patches of all images and videos, and those that the tower received.
-    """
-
-    ran = False
-    counts = (0, 0)
+    """The encoding of one call by a packed tower, which receives fewer patches."""
 
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
     ) -> None:
-        self.method, self._model, self._inputs, self._seeds = method, model, inputs, seeds
-        self._tower = find_tower(model)
-        self._unit = find_unit(model)
-        self._modalities = [name for name, key in _MODALITIES if inputs.get(key) is not None]
+        super().__init__(model, method, inputs, seeds)
         self._targets: dict[str, list[Tensor]] = {}  # [U] int64 of each image, by modality
-        self._index: Tensor | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether some patches went."""
-        return self.counts[1] < self.counts[0]
+        self._slots: Tensor | None = None
 
     def hook(self) -> Sequence[Any]:
         return [
@@ -202,40 +148,25 @@ class PrunedPack(TowerReduction):
             self._tower.register_forward_hook(self._restore),
         ]
 
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        if not self.changed:
-            return None
-        found = []
-        for visual in visuals:
-            target = self._targets[visual.modality][visual.index]
-            itself = torch.arange(len(target), device=target.device)
-            size = target.bincount(minlength=len(target)).float()
-            found.append((target == itself, size[target]))
-        return found
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        return self._targets[visual.modality][visual.index] if self.changed else None
 
     def _drop(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Patches `[n, P]` without those that go, and what the tower would compute of grids."""
-        self._index = None
+        self._slots = None
         if self._is_paused or len(self._targets) == len(self._modalities):
             return None
         self.ran = True
         pixels, grids = args[0], given["grid_thw"]
-        targets = self._find_targets(pixels, grids)
-        first = 0
-        stands = []
-        for own in targets:
-            stands.append(own + first)
-            first += len(own)
-        stand = torch.cat(stands)  # [features], the feature that stands for each
-        kept = stand == torch.arange(len(stand), device=stand.device)
+        target = join_targets(self._find_targets(pixels, grids))
+        kept = find_kept(target)
         block = self._unit**2
         before, after = self.counts
         self.counts = before + len(pixels), after + int(kept.sum()) * block
         if bool(kept.all()):
             return None
-        self._index = (kept.cumsum(0) - 1)[stand]
+        self.changed = True
+        self._slots = find_slots(target)
         left = pixels.view(-1, block, pixels.shape[-1])[kept].flatten(0, 1)
         return (left, *args[1:]), {**given, **self._describe(grids, kept)}
 
@@ -303,15 +234,7 @@ class PrunedPack(TowerReduction):
 
     def _restore(self, _tower: Any, _args: Any, output: Any) -> Any:
         """Features of all places, each that of the one which stands for it."""
-        index = self._index
-        self._index = None
-        if index is None:
-            return None
-        output.pooler_output = output.pooler_output[index]
-        deep = getattr(output, "deepstack_features", None)
-        if deep is not None:
-            output.deepstack_features = [features[index] for features in deep]
-        return output
+        return None if self._slots is None else spread_features(output, self._slots)
 
 
 def _bounds(kept: Tensor, lengths: Sequence[int], block: int) -> Tensor:

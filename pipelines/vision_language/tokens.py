@@ -268,27 +268,6 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
     )
 
 
-def choose_left(slot: Tensor, is_own: Tensor, is_token: Tensor) -> Tensor:
-    """One feature of each slot: the slot's own or, where it was cut off, the first of the others.
-
-    Args:
-        slot: `[n]` int64 >= 0, of each feature.
-        is_own: `[n]` bool, features at the place that represents their slot.
-        is_token: `[n]` bool, False for features without a slot, all of which are chosen.
-
-    Returns:
-        `[n]` bool.
-    """
-    key = (2 * slot + (~is_own).long()).where(is_token, -2)
-    order = key.argsort(stable=True)
-    group = key[order].div(2, rounding_mode="floor")
-    is_first = torch.ones_like(is_token)
-    is_first[1:] = group[1:] != group[:-1]
-    left = torch.empty_like(is_token)
-    left[order] = is_first
-    return left | ~is_token
-
-
 def open_context(
     model: Any,
     visuals: Sequence[Visual],
