@@ -19,7 +19,6 @@ the columns of all but one place. Where features were pooled or resized after th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from mmaccel.pipelines.vision_language.tower_reduction import (
     TowerReduction,
     find_kept,
     find_slots,
+    find_targets,
     join_targets,
     spread_features,
 )
@@ -39,20 +39,14 @@ from mmaccel.pipelines.vision_language.towers import describe_tower, find_side
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-
-
-def find_targets(plan: Plan) -> Tensor:
-    """`[B, N]` int64, the token that stands for each; its own index where it stays."""
-    itself = torch.arange(plan.assign.shape[1], device=plan.assign.device)
-    stands = plan.keep.gather(1, plan.assign.clamp(0))
-    return stands.where(plan.assign >= 0, itself)
 
 
 class PrunedRows(EncoderReduction):
     """The encoding of one call by a tower with a row for each image, tile or frame, of which
     patches go in front of the first layer. R rows, U features of a row.
     """
+
+    weighs = False
 
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
@@ -83,9 +77,10 @@ class PrunedRows(EncoderReduction):
         super()._end(tower, args, output)
         self._pixels = torch.zeros(0, dtype=torch.float32)
 
-    def _plan(self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor) -> Plan:
-        """The plan of the tower's patches that follows from the one of features."""
-        is_patch = run.levels[-1].is_patch  # [R, S]
+    def _choose(
+        self, run: TowerRun, index: int, patches: ChosenColumns, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As a method at a layer, by what the pixels of features say."""
         side = find_side(self._tower)
         unit = self._unit
         rows, columns = (n // (side * unit) for n in self._pixels.shape[-2:])
@@ -93,7 +88,7 @@ class PrunedRows(EncoderReduction):
         blocks = cut.unflatten(-1, (columns, -1)).unflatten(-3, (rows, -1))  # [R, C, h, P, w, P]
         x = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [R, U, C * P * P]
         # a feature of which the tower's mask hides a part stays as it is
-        own = is_patch[:, run.n_special :]
+        own = run.is_patch[:, run.n_special :]
         parts = own.view(len(own), rows, unit, columns, unit)
         where = torch.arange(rows * columns, device=x.device).expand(len(x), -1)
         context = make_context(
@@ -106,13 +101,12 @@ class PrunedRows(EncoderReduction):
         )
         target = find_targets(self.method.plan(context))
         self._targets[self._modalities[len(self.runs) - 1]] = target
-        return self._expand(target, (rows, columns), run, patches)
+        return self._expand(target, (rows, columns), run, patches), hidden
 
     def _expand(
         self, target: Tensor, grid: tuple[int, int], run: TowerRun, patches: ChosenColumns
-    ) -> Plan:
-        """The plan of the tower's patches where features `[R, U]` of a grid go into others."""
-        is_patch = run.levels[-1].is_patch  # [R, S]
+    ) -> Tensor:
+        """Which patch stands for each, `[R, N]`, where features `[R, U]` go into others."""
         unit = self._unit
         rows, columns = grid
         width = columns * unit
@@ -125,11 +119,9 @@ class PrunedRows(EncoderReduction):
         special = torch.arange(run.n_special, device=target.device).expand(len(target), -1)
         column = torch.cat([special, run.n_special + to_y * width + to_x], 1)  # [R, S]
         # columns of the sequence, as places among the patches
-        place = is_patch.cumsum(1) - 1
+        place = run.is_patch.cumsum(1) - 1
         itself = torch.arange(patches.index.shape[1], device=target.device)
-        into = place.gather(1, column.gather(1, patches.index)).where(patches.valid, itself)
-        plan = merge_tokens(into, patches.valid, mass=(into == itself).float())
-        return replace(plan, size=plan.valid.float(), merges=False)
+        return place.gather(1, column.gather(1, patches.index)).where(patches.valid, itself)
 
 
 class PrunedPack(TowerReduction):

@@ -21,6 +21,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.vision_language.tokens import Places
 from mmaccel.pipelines.vision_language.towers import JOINTS, describe_tower, find_tower, find_unit
 from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens.plan import Plan
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -166,6 +167,13 @@ def join_targets(targets: Sequence[Tensor]) -> Tensor:
         joined.append(target + first)
         first += len(target)
     return torch.cat(joined)
+
+
+def find_targets(plan: Plan) -> Tensor:
+    """`[B, N]` int64, the token that stands for each; its own index where it stays."""
+    itself = torch.arange(plan.assign.shape[1], device=plan.assign.device)
+    stands = plan.keep.gather(1, plan.assign.clamp(0))
+    return stands.where(plan.assign >= 0, itself)
 
 
 def find_kept(target: Tensor) -> Tensor:
