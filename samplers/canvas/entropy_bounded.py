@@ -30,7 +30,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState, ranked
+from mmaccel.samplers.canvas.selector import Selector, SelectorState, ranked
 
 SHARE = 4.0  # about 44 passes for the 256 slots of `scenes-masked`
 
@@ -82,7 +82,7 @@ class EntropyBounded(SelectorPolicy):
 
 
 @dataclass(frozen=True)
-class LowestEntropies(LogitsOnly):
+class LowestEntropies(Selector):
     """The longest prefix of the open slots, by entropy, that costs at most a bound; one slot costs
     nothing and is always taken.
     """

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
 from mmaccel.samplers.window.rows import count_gains
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.canvas.revision import Reviser
 
 
 class RowState(Protocol):
@@ -62,6 +65,7 @@ class CanvasRun:
         cache: what passes reuse.
         copies: most canvases that one pass computes.
         layout: of these, "rows" of a batch or "entries" of one row.
+        pass_type: class of its passes.
 
     Attributes:
         canvas: what is committed.
@@ -71,9 +75,8 @@ class CanvasRun:
         has_new_rows: whether there are rows without a pass while others go on.
         draws: None, or a function that receives a pass's predictions and returns them with other
             tokens drawn; for proofs that enumerate all draws.
+        reviser: changes the canvas after every commit; None: nothing does.
     """
-
-    pass_type: ClassVar[type[ModelPass]] = ModelPass
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class CanvasRun:
         cache: CachePlan,
         copies: int = 1,
         layout: str = "rows",
+        pass_type: type[ModelPass] = ModelPass,
     ) -> None:
         self._began = time.perf_counter()
         check_run(policy, model, prompt, length, params, noise, block, cache)
@@ -101,6 +105,7 @@ class CanvasRun:
         self.noise = noise
         self.layout = prompt.layout
         self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
+        self.reviser: Reviser | None = None
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
@@ -120,7 +125,7 @@ class CanvasRun:
         self._reported = self.canvas.lengths  # [B], slots that `on_step` has received
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
-        self.model_pass = self.pass_type(
+        self.model_pass = pass_type(
             model, prompt, self.canvas, width, params, noise, cache, copies, layout
         )
         self.stats.prefill_passes += self.model_pass.n_prefilled > 0
@@ -212,11 +217,19 @@ class CanvasRun:
         check_answer(name, chosen, predictions.is_open.shape, "bool")
         chosen = predictions.at_least_one(chosen)
         assert predictions.drawn is not None
-        was_open = self.canvas.is_live
+        was_open, before = self.canvas.is_live, self.canvas.is_committed
         self.mark_invalid(predictions.has_invalid_logits & was_open)
         n_new = self.commit_on(self.canvas, chosen, predictions.drawn)
         self.bound.charge(n_new, bound_nats(predictions.entropy, chosen), was_open)
+        if self.reviser is not None:
+            new = (self.canvas.is_committed & ~before).gather(1, predictions.slots)
+            self.reviser.revise(predictions, new & (self.slots < self.canvas.end[:, None]))
         self.finish_pass()
+
+    @property
+    def slots(self) -> Tensor:
+        """`[B, Q]` int64, slots from the active block's first on; L and above are none."""
+        return self.model_pass.slots(self.canvas)
 
     def commit_on(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
         """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it.

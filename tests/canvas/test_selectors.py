@@ -21,7 +21,7 @@ from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
 from mmaccel.samplers.canvas.kl_stable import Stable
-from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
+from mmaccel.samplers.canvas.masked_parallel import Quota
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import And, AtLeast, Or, SelectorState, ranked, top
@@ -40,7 +40,7 @@ from tests.fixtures.joints import families
 
 LENGTH = 6
 JOINTS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
-BY_PEAK = ByOrder(Order("confidence", None))
+BY_PEAK = Order("confidence", None)
 SURE, EVEN = [0.9, 0.1], [0.5, 0.5]
 NO_END = torch.iinfo(torch.int64).max
 
@@ -59,7 +59,7 @@ def test_ranks_put_the_worst_open_slot_before_closed_ones() -> None:
 
 
 def test_only_selectors_that_declare_it_see_samples() -> None:
-    sampled = ByOrder(Order("sampled", None))
+    sampled = Order("sampled", None)
     for selector in (And(BY_PEAK, sampled), Or(sampled, BY_PEAK)):
         assert selector.sees_samples
     assert AtLeast(1, sampled).sees_samples and Quota("linear", 2, sampled).sees_samples
