@@ -85,9 +85,7 @@ class RunPolicy(Capable, CanvasPolicy):
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
-        return CanvasRun(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
-        )
+        return CanvasRun(self, model, prompt, length, **options)
 
     @abstractmethod
     def decode(self, run: CanvasRun) -> Generation:

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from mmaccel.checks import check_answer
 from mmaccel.contracts import Denoiser, FinishedRow, Prompt
-from mmaccel.policies import CanvasInterrupt, CanvasPolicy, CanvasProgress, OnCanvasStep
+from mmaccel.policies import CanvasInterrupt, CanvasProgress, OnCanvasStep
 from mmaccel.results import Generation, Stats
-from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.checks import check_run
 from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order, make_order
@@ -41,6 +41,7 @@ from mmaccel.samplers.scheduling import Scheduler
 from mmaccel.samplers.window.rows import count_gains
 
 if TYPE_CHECKING:
+    from mmaccel.samplers.canvas.policy import RunPolicy
     from mmaccel.samplers.canvas.revision import Reviser
 
 
@@ -55,14 +56,12 @@ class CanvasRun:
     """One run of B rows.
 
     Args:
-        policy: for the statistics.
+        policy: has `block` and `cache`; for the statistics.
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
         params, noise: as in `mmaccel.policies.Policy.sample`.
         on_step: called after every pass.
-        block: slots per block, None for one block; a block-causal model's own by default.
-        cache: what passes reuse.
         copies: most canvases that one pass computes.
         layout: of these, "rows" of a batch or "entries" of one row.
         pass_type: class of its passes.
@@ -80,7 +79,7 @@ class CanvasRun:
 
     def __init__(
         self,
-        policy: CanvasPolicy,
+        policy: RunPolicy,
         model: Denoiser,
         prompt: Prompt,
         length: int,
@@ -88,14 +87,12 @@ class CanvasRun:
         params: SamplingParams,
         noise: Noise,
         on_step: OnCanvasStep | None = None,
-        block: int | None = None,
-        cache: CachePlan,
         copies: int = 1,
         layout: str = "rows",
         pass_type: type[ModelPass] = ModelPass,
     ) -> None:
         self._began = time.perf_counter()
-        check_run(policy, model, prompt, length, params, noise, block, cache)
+        check_run(policy, model, prompt, length, params, noise)
         self.scheduler = None
         if prompt.batching is not None:
             self.scheduler = Scheduler(prompt, prompt.batching, noise, is_fixed=True)
@@ -110,8 +107,9 @@ class CanvasRun:
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
         own = model.block
-        block = own if block is None else block
-        self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
+        block = own if policy.block is None else policy.block
+        blank = {"mask_token": model.mask_token, "block": block, "is_own": own is not None}
+        self._blank = partial(Canvas, length=length, **blank)
         self.canvas = self._blank(prompt)
         if self.scheduler is not None:  # a batch slot may wait for its first row
             is_open = torch.tensor(
@@ -126,7 +124,7 @@ class CanvasRun:
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
         self.model_pass = pass_type(
-            model, prompt, self.canvas, width, params, noise, cache, copies, layout
+            model, prompt, self.canvas, width, params, noise, as_plan(policy.cache), copies, layout
         )
         self.stats.prefill_passes += self.model_pass.n_prefilled > 0
 
@@ -325,18 +323,3 @@ class CanvasRun:
         stats.forward_seconds = self.model_pass.seconds
         stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, lengths, passes, stats), is_committed
-
-
-def blank_canvas(
-    length: int, mask_token: int | None, block: int | None, is_own: bool, prompt: Prompt
-) -> Canvas:
-    """A canvas before its first pass.
-
-    Args:
-        length, mask_token, block: see `Canvas`.
-        is_own: whether the model has blocks, which are counted from a row's first token.
-    """
-    offset = torch.zeros_like(prompt.lengths[: prompt.batch])
-    if is_own and block is not None:
-        offset = prompt.lengths[: prompt.batch] % block
-    return Canvas(prompt, length, mask_token, block, offset)
