@@ -181,12 +181,12 @@ class GenerateService(Service):
         call = GenerateCall(
             model,
             *(given[name] for name in _SAMPLE),
-            {name: value for name, value in given.items() if name not in _SAMPLE},
-            self.layout,
-            self.assume_stateless,
-            self.family.arguments,
-            self.family.placeholders(model),
-            self.series.tokens,
+            others={name: value for name, value in given.items() if name not in _SAMPLE},
+            layout=self.layout,
+            assume_stateless=self.assume_stateless,
+            arguments=self.family.arguments,
+            placeholders=self.family.placeholders(model),
+            earlier=self.series.tokens,
         )
         given["input_ids"] = call.ids
         run_original = partial(self._fall_back, model, "_sample", given)
