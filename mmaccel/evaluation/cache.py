@@ -453,7 +453,7 @@ class SharedPrompts:
             n_processed=0,
             observer=None if evictor is None else self._observe(evictor),
         )
-        own = OwnPrompt(mask, lengths, lambda sparse: states)
+        own = OwnPrompt(mask, lengths, lambda sparse, size: states)
         take_prompt(window.run_caches(), own, states)
         window.prompt_logits = self.logits if is_whole else None
 

@@ -22,6 +22,8 @@ def find_lack(window: CausalLMWindow, word: str, part: Any) -> str:
     own = window.own_prompt
     if own is not None and word == "captured steps" and own.capture_obstacle:
         return own.capture_obstacle
+    if own is not None and word == "own chunks":
+        return own.whole_reason
     if own is not None and word in ("shared prompts", "copied entries", "draft canvas"):
         return "its prompt is more than ids, and its own prefill processes it"
     if word == "shared prompts" and "output_attentions" in window.pass_options:

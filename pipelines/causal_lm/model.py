@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import IMAGE_CODES
-from mmaccel.contracts import Pass, Route
+from mmaccel.contracts import Pass, PromptCost, Route
 from mmaccel.errors import ShapeError
 from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses, PromptPiece
 from mmaccel.pipelines.causal_lm.caches import count_step_bytes, open_stores, take_prompt
@@ -232,17 +232,17 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return is_chosen or self.methods.evictor is not None
 
     @torch.no_grad()
-    def process_prompt(self) -> int | None:
+    def process_prompt(self) -> PromptCost | None:
         """Process the window's own prompt; see `mmaccel.contracts.TokenModel.process_prompt`."""
         own = self.own_prompt
         if own is None:
             return None
         stores = self.run_caches()
-        states = own.process(stores.sparse)
+        states = own.process(stores.sparse, self.setup.prefill_chunk_size)
         take_prompt(stores, own, states)
         self._steps = states.steps
         self.prompt_logits = states.logits
-        return states.n_processed
+        return PromptCost(states.n_processed, states.n_passes)
 
     def prompt_width(self, width: int) -> int:
         """The width at which a prompt is processed: on an accelerator a multiple of 64, so that

@@ -91,8 +91,7 @@ class StaticModelBuffers(
         """Whether passes of the next run may read tensors on the host: on a CPU, where that costs
         nothing, unless they are captured.
         """
-        runner = self.setup.runner
-        return self.device.type == "cpu" and (runner is None or not runner.is_static)
+        return reads_back(self)
 
     @property
     def serves_later_runs(self) -> bool:
@@ -119,7 +118,7 @@ class StaticModelBuffers(
             self.setup.ragged,
             *(getattr(self, name) is not None for name in self.row_inputs),
             *(find_address(getattr(self, name)) for name in self.constants),
-            *_torch_settings(self.device),
+            *torch_settings(self.device),
         )
 
     def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
@@ -264,6 +263,14 @@ class StaticModelBuffers(
         return self.caches
 
 
+def reads_back(model: TokenModel) -> bool:
+    """Whether passes of a model's next run may read tensors on the host: see
+    `StaticModelBuffers.reads_back`.
+    """
+    runner = model.setup.runner
+    return model.device.type == "cpu" and (runner is None or not runner.is_static)
+
+
 def model_state(model: nn.Module) -> Hashable:
     """Addresses of a module's parameters and buffers, its training mode and attention's name.
 
@@ -285,7 +292,7 @@ def find_address(tensor: Tensor | None) -> Hashable:
     return address, tensor.dtype, tensor.shape
 
 
-def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
+def torch_settings(device: torch.device) -> tuple[Hashable, ...]:
     """Settings that decide which kernels a captured pass consists of."""
     cuda = torch.backends.cuda
     kernels = (
