@@ -39,7 +39,7 @@ from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
-from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
+from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun, takes
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
     Head,
@@ -196,14 +196,14 @@ class FusedDecoder:
         )
         hidden = self._enter(hidden, position_ids)
         if not self.same_bits:
-            at_once = run is not None and run.at_once
+            at_once = run is not None and run.mode is True
             self.products.prepare(hidden.shape[0] * hidden.shape[1], at_once=at_once)
         project_out = self._structure.project_out
-        if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
+        if run is not None and kernel_pass is None and not kept and takes(run, hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
-            states = run.run(self, hidden, angles, masks, stores, index)
-            return states if project_out is None else project_out(states)  # type: ignore[no-any-return]
+            states = self.compiled.run(run, self, hidden, angles, masks, stores, index)
+            return states if project_out is None else project_out(states)
 
         shape = hidden.shape
         norm, write, gate = (_choose(f, hidden) for f in (add_norm, rope_write, gated_act))
@@ -233,7 +233,7 @@ class FusedDecoder:
             return out.transpose(1, 2).flatten(2)
 
         states = self._run_layers(hidden, attend, norm, gate, kept)
-        return states if project_out is None else project_out(states)  # type: ignore[no-any-return]
+        return states if project_out is None else project_out(states)
 
     def _turn_and_write(
         self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
