@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import mmaccel
-from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams, Speculative
+from mmaccel import CausalLMWindow, Eagle, Jacobi, Speculative
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.heads import (
@@ -29,7 +29,7 @@ from tests.fixtures.heads import (
 )
 from tests.fixtures.mtp import open_mtp_model, save_mtp
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.toy_models import sample
 
 ONE_EACH = ("eagle", "eagle3", "mtp, sliding", "dflash, sliding")
 
@@ -152,8 +152,7 @@ def test_the_layout_of_eagle_is_that_of_the_authors(third: bool, tmp_path: Path)
 def test_a_run_that_has_ended_keeps_no_states(tmp_path: Path) -> None:
     model, source = KINDS["eagle"].make(tmp_path, 40)
     window = CausalLMWindow(model)
-    given: dict[str, Any] = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
-    Jacobi(window=4, drafts=source).sample(window, make_prompt([[5, 6]]), 6, **given)
+    sample(Jacobi(window=4, drafts=source), window, [[5, 6]], 6)
     assert not window.keeps_states and window.read_prompt is None
 
 
