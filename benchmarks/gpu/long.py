@@ -153,7 +153,7 @@ def _read_bytes(
 ) -> int:
     """What a pass reads: weights, entries, and summaries of blocks."""
     weights = weight_bytes(window.model, window.vocab_size)
-    held = sum(layer.n_bytes for layer in window.cache_layers())
+    held = sum(layer.n_bytes for layer in window.run_caches().layers)
     if methods.attention is None:
         return weights + held
     whole = key_bytes(window.model, rows, positions)

@@ -32,8 +32,8 @@ from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.attach.unwrap import is_holder, is_pipeline, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.route import close_forwards
 from mmaccel.pipelines.generate_call import (
     PER_LAYER,
     GenerateCall,
@@ -171,39 +171,24 @@ class GenerateService(Service):
                 reason = f"a call of a {type(holder).__name__} that never called its decoder"
                 self._record_fallback([reason], began)
 
-    def sample(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
-        **others: Any,
-    ) -> Any:
+    def sample(self, model: Any, *args: Any, **options: Any) -> Any:
         """`_sample` by the policy, or by the original where that cannot serve it.
 
         Raises:
             UnsupportedModelError, AttachError: the call cannot be served, and `strict`.
         """
+        given = {"synced_gpus": False, "streamer": None} | dict(zip(_SAMPLE, args)) | options
         call = GenerateCall(
             model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            synced_gpus,
-            streamer,
-            others,
+            *(given[name] for name in _SAMPLE),
+            {name: value for name, value in given.items() if name not in _SAMPLE},
             self.layout,
             self.assume_stateless,
             self.family.arguments,
             self.family.placeholders(model),
             self.series.tokens,
         )
-        loop = (call.ids, logits_processor, stopping_criteria, generation_config)
-        given = dict(zip(_SAMPLE, (*loop, synced_gpus, streamer))) | others
+        given["input_ids"] = call.ids
         run_original = partial(self._fall_back, model, "_sample", given)
         try:
             facts = self.family.check(model)
@@ -387,10 +372,10 @@ class GenerateService(Service):
             return ends
 
         def hand_on(made: Generation) -> Any:
-            is_whole = window.own_prompt is not None and self.engine.prefill_chunk_size
-            if is_whole and not chunk_size:
+            whole = "" if window.own_prompt is None else window.lack("own chunks")
+            if whole and window.setup.prefill_chunk_size is not None:
                 made.stats.notes.append(
-                    "prefill_chunk_size: the model's own prefill has processed this prompt whole"
+                    f"prefill_chunk_size: this prompt was processed whole: {whole}"
                 )
             self._describe_reduction(call, window, made.stats)
             self.series.tokens = made.tokens

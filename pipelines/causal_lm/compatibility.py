@@ -120,11 +120,6 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
     return facts
 
 
-def check_causal_lm(model: Any) -> Sequence[int | None]:
-    """The sliding windows of a model's layers; raises UnsupportedModelError as `find_facts`."""
-    return find_facts(model).windows
-
-
 UNSERVED = "its calls run as ever without a policy; docs/models.md lists the models that are served"
 
 
@@ -216,6 +211,26 @@ def read_weight(head: Any) -> Tensor:
     if weight.device.type == "meta" and getattr(linear, "_hf_hook", None) is not None:
         weight = linear._hf_hook.weights_map["weight"]  # accelerate keeps it elsewhere
     return cast(Tensor, weight)
+
+
+def name_head(model: Any, n_rows: int, n_ids: int) -> str:
+    """The full name of a head of which some rows alone can be computed; empty where all are."""
+    head = model.get_output_embeddings()
+    has_hook = getattr(head, "_hf_hook", None) is not None  # which brings the whole head
+    if n_rows >= n_ids or not isinstance(head, nn.Linear) or has_hook:
+        return ""
+    return next(name for name, module in model.named_modules() if module is head)
+
+
+def take_rows(model: Any, name: str, rows: Any) -> dict[str, Tensor]:
+    """Weight and bias of some rows of a head that `name_head` names, by full name; or nothing."""
+    if not name:
+        return {}
+    head = model.get_submodule(name)
+    found = {f"{name}.weight": head.weight[rows]}
+    if head.bias is not None:
+        found[f"{name}.bias"] = head.bias[rows]
+    return found
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -95,6 +96,21 @@ class DiaRules:
     last_begin: int | None
     before: Processor | None = None
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether it never reads tensors on the host."""
+        return self.before is None
+
+    @cached_property
+    def _first_book(self) -> Tensor:
+        """`[n]` int64, slots of the first book."""
+        return (self.cells.book == 0).nonzero()[:, 0]
+
+    @cached_property
+    def _last_book(self) -> int:
+        """The one that ends last."""
+        return len(self.delays) - 1 - int(self.delays.flip(0).argmax())
+
     def __call__(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         if self.before is not None:
             scores = self.before(scores, tokens, columns)
@@ -104,8 +120,7 @@ class DiaRules:
         book = self.cells.book[at]
         filtered = self._filter(scores, book)
         due = self.find_ends(tokens, slots) + self.delays[book]
-        last = len(self.delays) - 1 - int(self.delays.flip(0).argmax())
-        ends = torch.where(book == last, self.stop, self.end)
+        ends = torch.where(book == self._last_book, self.stop, self.end)
         certain = torch.where(step == due, ends, self.padding)
         known = torch.full_like(scores, -math.inf).scatter_(-1, certain[..., None], 0.0)
         return torch.where((step < due)[..., None], filtered, known)
@@ -126,7 +141,7 @@ class DiaRules:
             tokens: `[B, N]` int64, the prompt's column, generated tokens, drafts.
             slots: `[B, W]` int64.
         """
-        own = (self.cells.book == 0).nonzero()[:, 0]  # [n], slots of the first book
+        own = self._first_book
         ended = tokens[:, own + 1] == self.end
         steps = torch.where(ended, self.cells.step[own], _NEVER)
         first = pad(steps, (1, 0), value=_NEVER).cummin(1).values  # [B, n + 1], after as many
@@ -155,7 +170,9 @@ class DiaSteps(StepDecoder):
 
     def reserve(self, rows: int, n_steps: int) -> None:
         n_layers = len(self._model.model.decoder.layers)
-        self._caches = StepCaches(n_layers, rows, n_steps, self._states.dtype)
+        self._caches = StepCaches(
+            n_layers, rows, n_steps, self._states.dtype, reads_back=self.reads_back
+        )
 
     def forward(self, codes: Tensor, first: Tensor) -> Tensor:
         at = first[:, None] + torch.arange(codes.shape[1], device=first.device)

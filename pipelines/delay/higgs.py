@@ -42,8 +42,12 @@ class HiggsRules:
         n_books: K.
         end: id that ends a book.
         stop: V, which the stream has in place of an end behind K - 1 others of its step.
+
+    Attributes:
+        is_capturable: see `DiaRules`.
     """
 
+    is_capturable: ClassVar[bool] = True
     cells: Cells
     n_books: int
     end: int
@@ -109,7 +113,14 @@ class HiggsSteps(StepDecoder):
         padding = None if bool(self._mask.all()) else ~self._mask
         self._n_before = n_prompt - 1  # cache indices before that of step 0
         self._scratch = self._n_before + n_steps
-        self._caches = StepCaches(len(body.layers), rows, self._scratch, dtype, padding=padding)
+        self._caches = StepCaches(
+            len(body.layers),
+            rows,
+            self._scratch,
+            dtype,
+            padding=padding,
+            reads_back=self.reads_back,
+        )
         index = torch.arange(n_prompt, device=self._mask.device).expand(rows, -1)
         positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
         self._first = self._run(index, positions, **self._prompt)[:, -1:]  # [R, 1, K, V]

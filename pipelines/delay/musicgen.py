@@ -67,7 +67,9 @@ class MusicgenSteps(StepDecoder):
     def reserve(self, rows: int, n_steps: int) -> None:
         body = self._body
         states = self._states
-        self._caches = StepCaches(len(body.layers), rows, n_steps, states.dtype)
+        self._caches = StepCaches(
+            len(body.layers), rows, n_steps, states.dtype, reads_back=self.reads_back
+        )
         every = torch.zeros(1, 1, n_steps + 1, dtype=torch.int64, device=states.device)
         self._positions = body.embed_positions(every)  # [S + 1, D]
 
@@ -107,7 +109,9 @@ class MelodySteps(MusicgenSteps):
         states = self._states
         n_before = states.shape[1]
         length = n_before + n_steps
-        self._caches = StepCaches(len(body.layers), rows, length, states.dtype)
+        self._caches = StepCaches(
+            len(body.layers), rows, length, states.dtype, reads_back=self.reads_back
+        )
         self._positions = body.embed_positions(states.new_zeros(1, length + 1, 1))
         index = torch.arange(n_before, device=states.device)
         with torch.no_grad():

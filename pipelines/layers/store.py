@@ -31,6 +31,7 @@ from mmaccel.pipelines.layers.packing import PackedEntries
 MASK_FORMS = ("additive", "bool", "zero-one")
 """Of the masks that models take: added to scores, True where something is seen, or 1 there."""
 
+HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _STEPS = 8  # of how many entries the heads of a layer keep
 
 

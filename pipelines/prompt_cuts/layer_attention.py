@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.attention import Watcher
-from mmaccel.pipelines.prompt_cuts.columns import HIDDEN, ChosenColumns
+from mmaccel.pipelines.layers.store import HIDDEN
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, Text, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer

@@ -128,7 +128,7 @@ class Structure:
 
 
 def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
-    """The structure of a model that `check_causal_lm` accepts.
+    """The structure of a model that `find_facts` accepts.
 
     Args:
         model: of transformers.

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
+from mmaccel.pipelines.layers.store import HIDDEN
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
@@ -49,7 +50,6 @@ from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 
-_HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _WITH_BIAS = {"sdpa", "eager"}
 
 
@@ -399,7 +399,7 @@ def _open_level(states: Tensor, mask: Tensor | None, n_special: int) -> Level:
     column = torch.arange(width, device=states.device).repeat(rows, 1)
     is_seen = torch.ones_like(column, dtype=torch.bool)
     if mask is not None:  # of bools, or of numbers that are added: [R, 1, S, S]
-        seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
+        seen = mask if mask.dtype == torch.bool else mask > HIDDEN
         is_seen = seen.any(dim=2)[:, 0].expand(rows, -1)
     return Level(-1, column, column, is_seen & (column >= n_special), is_seen, is_seen.float())
 

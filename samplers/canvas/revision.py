@@ -242,31 +242,48 @@ class ShadowRun(RevisedRun):
 def with_shadows(
     entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
 ) -> CanvasPass:
-    """A pass with a shadow for every query.
+    """A pass with a shadow for every slot whose logits are wanted.
+
+    Where logits are shifted, those of a shadow are the ones of a twin: a copy of the entry before
+    the slot, which attends to the shadow instead of the slot's entry, and to which nothing attends.
 
     Args:
         entries: as entries, of one canvas.
         columns: with Q extra cache indices before the last.
-        checked: `[B, Q]` bool, queries whose shadow is wanted; the other shadows are padding.
+        checked: `[B, Q]` bool, slots whose shadow is wanted; the other shadows are padding.
         mask_token: what a shadow holds.
 
     Returns:
-        C + Q entries and 2 Q queries, the shadows last.
+        C + Q entries, or C + 2 Q with twins, and 2 Q queries, those of shadows last.
     """
     rows, count = entries.tokens.shape
     queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]
     index = torch.arange(n, device=queries.device)
-    own = entries.cache_indices.gather(1, queries)[..., None]  # [R, Q, 1]
+    slots = (queries + columns.shift).clamp(max=count - 1)  # entries of the slots
+    own = entries.cache_indices.gather(1, slots)[..., None]  # [R, Q, 1]
     last = columns.cache_size - 1
     shadows = torch.where(checked.repeat(columns.branches, 1), last - n + index, last)  # [R, Q]
     reads = entries.reads.expand(-1, count, -1)
-    theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
-    theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], True)
-    theirs[..., -1] = False
+
+    def copy(tokens: Tensor, at: Tensor, cache_indices: Tensor) -> tuple[Tensor, ...]:
+        """Entries that attend to shadows where those `at` attend to slots."""
+        theirs = reads.gather(1, at[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
+        sees = theirs.gather(2, own)
+        theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], sees)
+        theirs[..., -1] = False
+        return tokens, entries.positions.gather(1, at), cache_indices, theirs
+
+    added = [copy(torch.full_like(slots, mask_token), slots, shadows)]
+    if columns.shift:
+        tokens = entries.tokens.gather(1, queries)
+        added.append(copy(tokens, queries, torch.full_like(shadows, last)))
+    own_parts = entries.tokens, entries.positions, entries.cache_indices, reads
+    parts = [torch.cat(each, 1) for each in zip(own_parts, *added, strict=True)]
+    of_shadows = (parts[0].shape[1] - n + index).expand(rows, -1)
     return CanvasPass(
-        tokens=torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
-        positions=torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
-        cache_indices=torch.cat([entries.cache_indices, shadows], 1),
-        reads=torch.cat([reads, theirs], 1),
-        queries=torch.cat([queries, (count + index).expand(rows, -1)], 1),
+        tokens=parts[0],
+        positions=parts[1],
+        cache_indices=parts[2],
+        reads=parts[3],
+        queries=torch.cat([queries, of_shadows], 1),
     )

@@ -16,7 +16,6 @@ from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm import model as window_model
-from mmaccel.pipelines.causal_lm import passes as causal_passes
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
@@ -240,7 +239,7 @@ def test_a_long_prompt_is_attended_to_without_a_mask(
     monkeypatch.setattr(attention_module, "_TILE", 3)
 
     def decode_behind(first: int) -> Tensor:
-        monkeypatch.setattr(causal_passes, "_CAUSAL_FROM", first)
+        monkeypatch.setattr(window_model, "_CAUSAL_FROM", first)
         window = CausalLMWindow(model, fused=True)
         window.reserve(3, 40)
         prefill_together(window, ids, lengths, 36)

@@ -10,8 +10,6 @@ import torch
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     BLOCK_MASKS,
     READINGS,
@@ -19,7 +17,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     find_masks,
     make_reads,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.service import LLaDA2Service
+from mmaccel.pipelines.diffusion_lm.llada2.service import LLaDA2Denoiser, LLaDA2Service
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
 from mmaccel.pipelines.layers.store import MASK_FORMS, mask_reads
 from mmaccel.samplers.canvas.stepwise import Stepwise
@@ -36,10 +34,6 @@ def run(pipe: Any) -> torch.Tensor:
     return made
 
 
-def open_passes(model: Any, form: str = "additive") -> CachedPasses:
-    return CachedPasses(model, form=form, reports_past_only=True)
-
-
 def check(model: Any, reading: str, form: str, is_padded: bool, block: int = 8) -> str:
     """Why nothing can be cached of the pipeline's own call under a declaration."""
     pipe = build_pipe(model.reading, block)
@@ -54,7 +48,7 @@ def check(model: Any, reading: str, form: str, is_padded: bool, block: int = 8) 
 
 
 def check_mask(model: Any, form: str, block: int) -> str | None:
-    return find_fault(CachedDenoiser(open_passes(model, form), 0, block=block))
+    return find_fault(LLaDA2Denoiser(model, 0, block, form))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

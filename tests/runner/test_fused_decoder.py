@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import mmaccel
 from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm import forwards
+from mmaccel.pipelines.causal_lm import route
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.runner import fused_decoder, packed_linear
@@ -114,7 +114,7 @@ def test_angles_are_looked_up_in_tables(name: str) -> None:
     """
     window = CausalLMWindow(build_decoder(name), fused=True)
     window.reserve(2, 20)
-    decoder, tables = window.forwards.decoder, window.run_caches().tables
+    decoder, tables = window.forwards.decoder, window.tables
     assert decoder is not None and tables is not None
     positions = torch.tensor([[7, 8, 9], [0, 1, 19]])
     computed = decoder._turn(torch.zeros(2, 3, 32), positions)
@@ -139,9 +139,7 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
         window = CausalLMWindow(build_decoder("gpt2" if kind == "none" else "llama", **changes))
     window.setup.fused = True
     window.reserve(2, 20)
-    assert window.route.name == "fused" and (window.run_caches().tables is not None) == (
-        kind == "llama3"
-    )
+    assert window.route.name == "fused" and (window.tables is not None) == (kind == "llama3")
 
 
 def test_image_models_of_other_heads() -> None:
@@ -333,13 +331,13 @@ def test_a_model_that_is_attached_again_is_not_checked_again(
 ) -> None:
     """`detach` remembers what was found, `reset` forgets it, and a change is noticed."""
     checks: list[Any] = []
-    own = forwards.check_fused
+    own = route.check_fused
 
     def count(plain: CausalLMWindow, decoder: Any) -> str:
         checks.append(decoder)
         return own(plain, decoder)
 
-    monkeypatch.setattr(forwards, "check_fused", count)
+    monkeypatch.setattr(route, "check_fused", count)
     model, prompt = build_decoder("llama"), torch.tensor([[5, 6, 7]])
 
     def generate(**options: Any) -> None:
@@ -653,7 +651,7 @@ def test_a_fault_that_logits_hide_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     window = CausalLMWindow(models[0], fused="auto")
     window.choose_route()
     assert "layer 0, whose attention is" in window.route.reason
-    monkeypatch.setattr(forwards, "check_fused", lambda *_: "")
+    monkeypatch.setattr(route, "check_fused", lambda *_: "")
     fused = CausalLMWindow(models[1], fused=True)
     found = find_differences(CausalLMWindow(models[0]), fused)
     assert max(difference.mean for difference in found) < 0.02

@@ -26,7 +26,6 @@ from mmaccel import (
 )
 from mmaccel.contracts import FinishedRow, Pass, Prompt, TokenModel
 from mmaccel.model_parts import PromptPiece
-from mmaccel.pipelines.causal_lm.passes import WindowPasses
 from mmaccel.pipelines.layers import attention
 from mmaccel.pipelines.layers.mixed_pass import MixedPass
 from mmaccel.pipelines.layers.store import KVCacheLayout
@@ -350,7 +349,7 @@ def test_a_model_that_cannot_prefill_some_rows_has_no_holes(policy: Policy, size
 
 def _restart_positions(patch: Patch) -> None:
     """The positions of every piece count from 0."""
-    compute = WindowPasses._compute
+    compute = CausalLMWindow.run_forward
 
     def wrong(own: Any, tokens: Tensor, positions: Tensor, *others: Any, **options: Any) -> Any:
         for this in others:
@@ -361,7 +360,7 @@ def _restart_positions(patch: Patch) -> None:
                 positions = torch.cat([windows, *pieces], 1)
         return compute(own, tokens, positions, *others, **options)
 
-    patch.setattr(WindowPasses, "_compute", wrong)
+    patch.setattr(CausalLMWindow, "run_forward", wrong)
 
 
 def _shift_masks(patch: Patch, by: int) -> None:

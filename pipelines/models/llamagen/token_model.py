@@ -133,12 +133,12 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
             refuse_own_attention(self.model, self.attention_reason)
         layers = [WindowLayer(layout) for _ in self.model.layers]
         self.caches = LayerStores(
-            layers, layout, self.methods, self._branches, drafts=setup.drafts,
+            layers, layout, self.methods, self.branches, drafts=setup.drafts,
             reads_back=self.reads_back,
         )  # fmt: skip
 
     def forward(self, entries: Pass) -> Tensor:
-        stores = self._open_stores()
+        stores = self.run_caches()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
         if self.keeps_states:
@@ -147,7 +147,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         return logits.float()
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        chooser = self._open_stores().find_chooser(index)
+        chooser = self.run_caches().find_chooser(index)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
         logits: Tensor = self.model.output(hidden)
@@ -177,18 +177,13 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         return _LACKS.get(word, "") or super().lack(word, part)
 
     def prefill(self, entries: Pass) -> None:
-        stores = self._open_stores()
+        stores = self.run_caches()
         lengths = entries.lengths
         if lengths is None:  # rows are admitted
             self._pass(entries)
             return
         self._pass(entries, watcher=stores.observe_part(lengths, entries.tokens.shape[1]))
         stores.end_part()
-
-    def _open_stores(self) -> LayerStores:
-        """The stores of the run, which `reserve` has made."""
-        assert self.caches is not None
-        return self.caches
 
     @torch.no_grad()
     def _pass(self, entries: Pass, **options: Any) -> Tensor:
@@ -200,7 +195,7 @@ class LlamaGenWindow(StaticModelBuffers, StateModel):
         assert start is not None and conditions is not None and lengths is not None
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
-        stores = self._reserved()
+        stores = self.run_caches()
         this = stores.open_pass(indices, tree=tree, ragged=self.setup.ragged, **options)
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
