@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from mmaccel.kernels.gated_act import Activation, gated_act
 from mmaccel.kernels.norm import Norm, normalise
 
+MOST_ROWS = 64  # of which the kernel reads the weight once
+
 
 def row_product(
     x: Tensor,

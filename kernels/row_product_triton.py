@@ -19,9 +19,9 @@ from mmaccel.kernels.build import Build
 from mmaccel.kernels.gated_act import Activation
 from mmaccel.kernels.gated_act_triton import KINDS, activate
 from mmaccel.kernels.norm import Norm
+from mmaccel.kernels.row_product import MOST_ROWS
 from mmaccel.kernels.takes import Takes
 
-MOST_ROWS = 64
 LEAST_TILE = 16  # rows of a product of matrices
 PROGRAMS = 256  # at least so many, for two on each multiprocessor
 WIDEST = 64  # rows of a block of the weight
