@@ -20,8 +20,8 @@ from mmaccel.evaluation.answers import digest_weights, try_sides
 from mmaccel.evaluation.questions import Question
 from mmaccel.evaluation.visual_tokens import CONTROLS, METHODS, VisionModel, answer
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, encodes_first
-from tests.fixtures.tiny_vqa import build_vqa, save_vqa
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, build_vqa, draw_prompts, encodes_first
+from tests.fixtures.tiny_vqa import save_vqa
 
 pytestmark = pytest.mark.skipif(
     not encodes_first(), reason="this transformers encodes images in its first pass"
@@ -31,7 +31,7 @@ N_VISUAL, N_ENDS = 520, 20  # of scenes-vqa; ends of the tiles' rows
 
 @pytest.fixture(scope="module")
 def vlm() -> VisionModel:
-    return VisionModel(build_vqa(n_layers=4), make_processor(), True)
+    return VisionModel(build_vqa(), make_processor(), True)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_columns_of_other_models(name: str) -> None:
 
 @torch.no_grad()
 def test_operations_are_those_that_torch_counts() -> None:
-    model = build_vqa(n_layers=4)
+    model = build_vqa()
     model.set_attn_implementation("eager")  # whose products torch counts
     config, decoder = model.config.get_text_config(), model.get_decoder()
     for n in (7, 40):
@@ -112,7 +112,7 @@ def sides_of(model: Any, names: Any, keeps: Any) -> Any:
 
 
 def test_which_methods_a_model_takes() -> None:
-    sides, left_out = sides_of(build_vqa(n_layers=4), METHODS, [0.5, 0.2])
+    sides, left_out = sides_of(build_vqa(), METHODS, [0.5, 0.2])
     names = {side.name for side in sides}
     assert {"all tokens", *CONTROLS, "DART", "HiRED", "FastV"} <= names
     assert names.isdisjoint(left_out) and names | set(left_out) == {"all tokens", *METHODS}
@@ -120,7 +120,7 @@ def test_which_methods_a_model_takes() -> None:
     assert by_rule == [repr(mmaccel.PixelPrune())]
     assert "video" in left_out["EVS"] and len(sides) - len(by_rule) == 1 + 2 * (len(names) - 1)
     with pytest.raises(UnsupportedModelError, match="takes a method"):
-        sides_of(build_vqa(n_layers=4), ("EVS",), [0.5])
+        sides_of(build_vqa(), ("EVS",), [0.5])
     with pytest.raises(UnsupportedModelError, match="vision-language"):
         sides_of(build_lm("gpt2"), METHODS, [0.5])
 
@@ -135,11 +135,9 @@ def test_names() -> None:
 
 
 def test_weights_are_told_apart_and_whole(tmp_path: Path) -> None:
-    first = build_vqa(n_layers=4)
+    first = build_vqa()
     digest = digest_weights(first)
-    assert (
-        digest == digest_weights(build_vqa(n_layers=4)) != digest_weights(build_vqa(2, n_layers=4))
-    )
+    assert digest == digest_weights(build_vqa()) != digest_weights(build_vqa(1))
     folder = save_vqa(tmp_path / "vqa")
     assert not visual_tokens.open_model(str(folder), "cpu", torch.float32).is_demo
     tensors = load_file(folder / "model.safetensors")
