@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.kernels import sample_numpy, truncation_numpy
+from mmaccel.kernels import acceptance_numpy, sample_numpy, truncation_numpy
+from mmaccel.kernels.acceptance import is_kept, redraw
 from mmaccel.kernels.sample import argmax
 from mmaccel.kernels.truncation import sort_falling
 from mmaccel.kernels.truncation_numpy import largest
@@ -49,3 +50,20 @@ def test_arg_max_sort_and_selection() -> None:
         places = torch.from_numpy(largest(many.numpy(), 4))
         assert torch.equal(many.gather(-1, places).sort(-1).values, many.topk(4).values.flip(-1))
         assert all(len(set(row)) == 4 for row in places.tolist())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_last", [False, True])
+def test_redraws(rows: int, has_last: bool) -> None:
+    rng = torch.Generator().manual_seed(1)
+    p = torch.randn(rows, 7, 12, generator=rng).mul(2).softmax(-1)
+    q = torch.randn(rows, 6, 12, generator=rng).mul(2).softmax(-1)
+    q[:, 2] = p[:, 2]  # nothing is left of p - q
+    drafts = torch.randint(0, 12, (rows, 6), generator=rng)
+    coins, redraws = (torch.rand(rows, n, generator=rng) for n in (6, 7))
+    keeps = is_kept(p[:, :-1], q, drafts, coins)
+    assert torch.equal(acceptance_numpy.is_kept(p[:, :-1], q, drafts, coins), keeps)
+    keeps[:, 2] = False
+    last = torch.tensor([[2], [6], [0]][:rows]) if has_last else None
+    given = (p, q, drafts, keeps, redraws, last)
+    assert torch.equal(acceptance_numpy.redraw(*given), redraw(*given))
