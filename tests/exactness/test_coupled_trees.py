@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import MCSD, RSD, Coarse, Comb, Sequoia, SpecTr, SpeculativeJacobi
+from mmaccel import RSD, Coarse, Comb, Sequoia, SpeculativeJacobi
 from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.draft_model import DraftModel
@@ -23,25 +23,25 @@ from mmaccel.samplers.trees.drawn import DrawnTree
 from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.window.draft_record import DraftRecord
 from tests.exactness.bitwise_runs import PROMPTS, assert_same, run
-from tests.exactness.test_sibling_rules import Alone, filter_twice, longest_path, renormalise_not
+from tests.exactness.test_sibling_rules import (
+    RULES,
+    Alone,
+    filter_twice,
+    longest_path,
+    renormalise_not,
+    setting,
+)
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.toy_distribution import (
     SAMPLES,
-    SETTINGS,
-    Setting,
     assert_exact,
     assert_rejected,
 )
 from tests.fixtures.tree_language import TreeLanguage
 
-RULES: tuple[SiblingRule, ...] = (RSD(), MCSD(), SpecTr())
 TREES = (Comb(4, 2), Sequoia(7, depth=2, acceptance=((0.5, 0.3, 0.15),)), Comb(2, 1), Comb(4, 3))
 NAMES = ("plain", "guided", "hot, top-k", "hot, top-p", "all, guided, ragged", "structural tokens",
          "frames, guided")  # fmt: skip
-
-
-def setting(name: str) -> Setting:
-    return replace(SETTINGS[name], kind=TreeLanguage)
 
 
 def policy(

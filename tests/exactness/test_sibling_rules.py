@@ -130,21 +130,6 @@ def test_gamma_is_the_least_that_leaves_no_token_too_often() -> None:
     assert solve_gamma(p, q, torch.ones_like(n)).sub(1).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("rule", [RSD(), MCSD()], ids=repr)
-def test_siblings_behind_a_first_one_are_as_if_all_were_drawn(rule: SiblingRule) -> None:
-    q, n = torch.tensor([0.6, 0.25, 0.1, 0.05]), 100_000
-    noise = Noise.from_seed(5, n)
-    at = torch.zeros(n, 1, dtype=torch.int64)
-    slots = SlotNoise(noise, at, at[:, 0])
-    first = torch.multinomial(q, n, True, generator=torch.Generator().manual_seed(6))[:, None]
-    pairs = []
-    for given in (first, None):
-        drawn = rule.draw(q.expand(n, 1, -1), slots, 2, given)[:, 0]
-        pairs.append((drawn[:, 0] * 4 + drawn[:, 1]).bincount(minlength=16) / n)
-    assert float((pairs[0] - pairs[1]).abs().sum() / 2) < 0.01
-    assert (float(pairs[0][[0, 5, 10, 15]].sum()) == 0) == isinstance(rule, RSD)
-
-
 @dataclass(frozen=True)
 class Alone(RSD):
     """The first sibling alone."""

@@ -67,6 +67,14 @@ def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.C
         assert made.passes.equal(whole.passes)
 
 
+def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("mild")
+    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.1)
+    alone = run(Jacobi(8, mild), {}, model=language(), grid=None)
+    made = run(Jacobi(8, mild, Comb(6, 4)), {}, model=language(), grid=None)
+    assert made.stats.row_passes < 0.9 * alone.stats.row_passes
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Coarse) -> None:
     """The plain loop's tokens; with a round for every slot, the passes of a sweep."""

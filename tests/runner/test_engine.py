@@ -214,11 +214,10 @@ def test_auto_says_why_not_and_true_refuses(
 def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_check_sync", lambda *_: None)
     for kind, falls_back in (("auto", True), (True, False)):
-        runner = Engine(kind, 2).runner(window(), PROMPT, Jacobi(), SamplingParams())
-        assert isinstance(runner, CudaGraphRunner) and (runner.sync_every, runner.falls_back) == (
-            2,
-            falls_back,
-        )
+        engine = Engine(kind, 2)
+        runner = engine.runner(window(), PROMPT, Jacobi(), SamplingParams())
+        assert isinstance(runner, CudaGraphRunner) and runner._cache is engine.cache
+        assert (runner.sync_every, runner.falls_back) == (2, falls_back)
 
 
 def test_each_call_processes_prompts_as_its_engine_or_itself_says() -> None:

@@ -695,24 +695,6 @@ def test_a_layer_has_at_most_ten_operations(name: str, monkeypatch: pytest.Monke
     assert layer.total() == (10 if name == "gpt_neox" else 9), dict(layer)
 
 
-def test_calls_that_need_the_models_own_forward() -> None:
-    model = build_decoder("llama")
-    options: dict[str, Any] = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
-    prompt = torch.tensor([[5, 6, 7]])
-    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=True) as handle:
-        plain = model.generate(prompt, **options)
-        states = model.generate(
-            prompt, **options, output_hidden_states=True, return_dict_in_generate=True
-        )
-        with torch.autocast("cpu", torch.bfloat16):
-            model.generate(prompt, **options)
-        routes = [(stats.route, stats.route_reason) for stats in handle.history]
-    assert routes[0] == ("fused", "")
-    assert routes[1] == ("model", "the call asks for output_hidden_states")
-    assert routes[2] == ("model", "autocast is on")
-    assert states.sequences.equal(plain)
-
-
 def test_a_prompt_makes_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, made = build_decoder("gpt2"), []
     own = fused_decoder.FusedDecoder.logits

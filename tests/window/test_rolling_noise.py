@@ -6,28 +6,9 @@ import pytest
 import torch
 
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.window import rolling_noise
 from mmaccel.samplers.window.rolling_noise import RollingNoise
 
 V, WIDEST = 11, 6
-
-
-@pytest.mark.parametrize("ahead", [0, 2, 100], ids=lambda n: f"{n}-slots-ahead")
-def test_it_is_the_noise_of_the_slots_however_rows_move_on(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rolling_noise, "_AHEAD", ahead * V)
-    noise = Noise.from_seed([3, 2**63 + 1, 3], 3)
-    rolling = RollingNoise(noise, V, WIDEST)
-    rng = torch.Generator().manual_seed(0)
-    first = torch.zeros(3, dtype=torch.int64)
-    for _ in range(40):
-        width = int(torch.randint(1, WIDEST + 1, (), generator=rng))
-        slots = first[:, None] + torch.arange(width)
-        assert torch.equal(rolling.take(slots), noise.gumbel(slots, V))
-        first = first + torch.randint(0, width + 1, (3,), generator=rng)
-    back = torch.arange(WIDEST).expand(3, -1)  # rows may also go back
-    assert torch.equal(rolling.take(back), noise.gumbel(back, V))
 
 
 def test_the_noise_of_a_slot_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

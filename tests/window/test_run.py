@@ -8,19 +8,14 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import (
-    AcousticGroups,
-    Autoregressive,
     CausalLMWindow,
     Grid,
-    GroupedSpeculative,
     Jacobi,
     Noise,
     Prompt,
     SamplingParams,
     Speculative,
-    SpeculativeJacobi,
 )
-from mmaccel.policies import Policy
 from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
@@ -28,15 +23,6 @@ from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt, sample
 
 ROWS = [[1, 2, 3], [4]]
-POLICIES: list[Policy] = [
-    Autoregressive(),
-    Jacobi(4),
-    SpeculativeJacobi(4),
-    SpeculativeJacobi(4, "gumbel", "left"),
-    Speculative(4),
-    GroupedSpeculative(4, group=1),
-    AcousticGroups(4),
-]
 
 
 def begin(
