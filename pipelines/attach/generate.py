@@ -397,6 +397,8 @@ class GenerateService(Service):
             if call.streamer is not None:
                 call.streamer.end()
             fields = {} if outputs is None else outputs.collect()
+            for name in call.records & self.family.of_tokens:
+                fields[name] = self.family.make_steps(name, call.model, made.tokens)
             return hand_over(call.ids, made, call.pad, call.config.return_dict_in_generate, fields)
 
         task = Task(
@@ -453,7 +455,7 @@ def _prepare(
 ) -> StepOutputs | None:
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
     outputs = None
-    names = call.records
+    names = call.records - family.of_tokens
     returns_cache = call.returns_cache and family.gives_cache
     if names or returns_cache:
         cache = call.cache if returns_cache else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
@@ -41,6 +43,7 @@ class CausalLM:
         takes_own_prompt: whether its windows go on from the model's own prefill, see
             `mmaccel.pipelines.causal_lm.own_prompt`.
         gives_cache: whether a call that returns transformers' cache gets it from a window.
+        of_tokens: outputs of steps that follow from the tokens, and that no pass has to record.
         repeats_calls: whether calls are parts of one work, such as the frames of speech: each then
             has noise of its own under one seed.
     """
@@ -50,6 +53,7 @@ class CausalLM:
     known: ClassVar[frozenset[str]] = frozenset()
     takes_own_prompt: ClassVar[bool] = True
     gives_cache: ClassVar[bool] = True
+    of_tokens: ClassVar[frozenset[str]] = frozenset()
     repeats_calls: ClassVar[bool] = False
 
     def check(self, model: Any) -> ModelFacts:
@@ -110,6 +114,14 @@ class CausalLM:
     def sample_loop(self, call: GenerateCall) -> Task | None:
         """A call of `_sample` whose rows are not those of a prompt, as a task; None for others."""
         return None
+
+    def make_steps(self, name: str, model: Any, tokens: Tensor) -> tuple[Any, ...]:
+        """What transformers' loop returns of each step, by a name of `of_tokens`.
+
+        Args:
+            tokens: `[B, L]` int64, that were generated.
+        """
+        raise NotImplementedError(name)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons of this family why only the original can serve a call."""

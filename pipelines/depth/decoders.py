@@ -101,6 +101,7 @@ class CodePredictor(DepthDecoder):
 
     given = ("inputs_embeds",)
     arguments = SAMPLE | {"inputs_embeds": READ, "output_hidden_states": READ}
+    of_tokens = frozenset({"hidden_states"})
     n_before = 2
 
     def vocab_size(self, model: Any) -> int:
@@ -111,8 +112,8 @@ class CodePredictor(DepthDecoder):
 
     def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
         before = given["inputs_embeds"]
-        codes = self.embed(model, entries)[:, self.n_before :]
-        embedded = self.project(model, torch.cat([before, codes], 1))
+        codes = self.embed(model, entries[:, self.n_before :])
+        embedded = self.project(model, torch.cat([before, *codes], 1))
         hidden = model.model(
             inputs_embeds=embedded,
             attention_mask=make_mask(entries, model.dtype),
@@ -126,13 +127,13 @@ class CodePredictor(DepthDecoder):
         """What the decoder's layers read of embeddings `[R, n, D]`."""
         return embedded
 
-    def embed(self, model: Any, entries: Tensor) -> Tensor:
-        tables = model.get_input_embeddings()
-        codes = entries[:, self.n_before :].unbind(1)
-        found = [table(code) for table, code in zip(tables, codes)]
-        width = tables[0].embedding_dim
-        empty = tables[0].weight.new_zeros(len(entries), self.n_before, width)
-        return torch.cat([empty, *(one[:, None] for one in found)], 1)
+    def embed(self, model: Any, codes: Tensor) -> list[Tensor]:
+        """`[R, 1, D]` of each of the codes `[R, n]`, which begin at the second book."""
+        tables = zip(model.get_input_embeddings(), codes.unbind(1))
+        return [table(code)[:, None] for table, code in tables]
+
+    def make_steps(self, name: str, model: Any, tokens: Tensor) -> tuple[Any, ...]:
+        return (), *((one,) for one in self.embed(model, tokens[:, :-1]))
 
     def example(self, model: Any, rows: int) -> dict[str, Any]:
         width = model.get_input_embeddings()[0].embedding_dim

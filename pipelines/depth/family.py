@@ -58,10 +58,6 @@ class DepthDecoder(OwnPasses):
     def example(self, model: Any, rows: int) -> dict[str, Any]:
         """Arguments of `generate` for a random frame, without its length."""
 
-    def embed(self, model: Any, entries: Tensor) -> Tensor | None:
-        """`[R, n, D]`, what a call that asks for hidden states gets of its codes; None: nothing."""
-        return None
-
     def facts(self, model: Any) -> ModelFacts:
         """See `OwnPasses.facts`."""
         return ModelFacts(

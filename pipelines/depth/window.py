@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,10 +85,6 @@ class DepthWindow(TokenModel, CapturedBuffers):
         """Keep the prompt; the first pass scores it. See `TokenModel.prefill`."""
         last = self._write(entries)[0, -1]
         self._n_prompt.copy_(torch.maximum(self._n_prompt, last + 2))
-        recorder: Any = self.setup.recorder
-        if recorder is not None:  # of the prompt a call gets nothing
-            none = SimpleNamespace(hidden_states=())
-            recorder.take_prompt(none, SimpleNamespace(layers=()))
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
@@ -106,10 +101,6 @@ class DepthWindow(TokenModel, CapturedBuffers):
         entry = torch.arange(n, device=at.device)
         entry = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
         frame = self._tokens[:, entry.clamp(max=self._tokens.shape[1] - 1)]
-        if self.setup.recorder is not None:
-            states = kind.embed(self.model, frame)
-            if states is not None:
-                self.setup.recorder.record("hidden_states", (_take(states, at),))
         return _take(kind.score(self.model, frame, self._given), at)
 
     def _write(self, entries: Pass) -> Tensor:

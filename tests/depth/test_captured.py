@@ -20,7 +20,7 @@ POLICIES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["csm", "moshi"])
+@pytest.fixture(scope="module", params=MODELS)
 def speech(request: pytest.FixtureRequest) -> Speech:
     return MODELS[request.param]()
 
