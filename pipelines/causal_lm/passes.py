@@ -16,8 +16,8 @@ from mmaccel.errors import ShapeError
 from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.layers.attention import Watcher, WindowPass, find_ancestors
-from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
 from mmaccel.pipelines.layers.mixed_pass import MixedPass
+from mmaccel.pipelines.layers.observing import Observer, RepeatedPrompt
 from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
 
