@@ -336,11 +336,13 @@ class CausalLMWindow(StaticModelBuffers, CanvasDrafts, LayerStates, MixedPasses)
 
     def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
         """See `MixedPasses`. Windows and pieces attend apart; all else sees one row of entries."""
-        rows, width = entries.tokens.shape
-        each = [row for row in range(rows) for _ in range(width)]
-        for piece in pieces:
-            each += [piece.row] * len(piece.tokens)
-        with self._select_inputs(entries.tokens.new_tensor(each)):
+        if self.prompt_logits is not None and not pieces:  # known for the first entries
+            return self.forward(replace(entries, wanted=None))
+        each = torch.arange(len(entries.tokens), device=entries.tokens.device)[:, None]
+        each = each.expand_as(entries.tokens).flatten()
+        parts = [each if entries.wanted is None else each[entries.wanted]]
+        parts += [torch.full_like(piece.tokens, piece.row) for piece in pieces]
+        with self._select_inputs(torch.cat(parts)):
             return self.passes.forward_mixed(entries, pieces)
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:

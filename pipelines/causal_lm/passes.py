@@ -327,8 +327,18 @@ class WindowPasses:
         indices = entries.indices
         caches.prepare(indices, None, self._find_stride(indices.device))
         whole = self._open(entries, indices, sparse=caches.find_chooser())
+        wanted = entries.wanted
         tokens = [entries.tokens.flatten()]
         positions = [_find_positions(entries, indices, whole).flatten()]
+        place: Tensor | None = None  # [R W], of each entry or the first of its row
+        if wanted is not None:
+            for layout in caches.layouts:
+                layout.choose_entries(wanted)
+            tokens, positions = [tokens[0][wanted]], [positions[0][wanted]]
+            order = torch.arange(len(wanted), device=wanted.device)
+            found = torch.full_like(indices, -1).view(-1).scatter(0, wanted, order)
+            found = found.view(rows, width)
+            place = found.where(found >= 0, found[:, :1]).flatten()
         parts: list[tuple[PromptPiece, WindowPass]] = []
         for piece in pieces:
             end = piece.start + len(piece.tokens)
@@ -342,9 +352,14 @@ class WindowPasses:
             tokens.append(piece.tokens)
             positions.append(index)
             parts.append((piece, own))
-        this = MixedPass(whole.start, whole.windows, whole.stores, whole=whole, pieces=parts)
-        n_windows = rows * width
-        kept: dict[str, Any] = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
+        this = MixedPass(
+            whole.start, whole.windows, whole.stores, whole=whole, pieces=parts, wanted=wanted,
+            place=place,
+        )  # fmt: skip
+        n_windows = len(tokens[0])
+        kept: dict[str, Any] = {}
+        if pieces:
+            kept = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
         output = self._compute(
             torch.cat(tokens)[None],
             window.position_ids(torch.cat(positions)[:, None]).mT,
@@ -353,9 +368,12 @@ class WindowPasses:
             **kept,
         )
         states = window.last_states
-        if states is not None:
-            window.last_states = states[:, :n_windows].view(rows, width, -1)
         logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
+        if place is not None:
+            logits = logits[:, place]
+            states = None if states is None else states[:, place]
+        if states is not None:
+            window.last_states = states[:, : rows * width].view(rows, width, -1)
         return logits.view(rows, width, -1)
 
     def _make_masks(self, entries: Pass, indices: Tensor) -> Any:
