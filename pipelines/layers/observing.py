@@ -105,7 +105,10 @@ class Observer:
                 total = total + fit(before.total, total.shape[2])
             if rated is not None and before.rated is not None:
                 rated = torch.cat([before.rated, rated], 2)
-        self.layers[layer] = Observed(queries, scale, total, rated)
+        seen = Observed(queries, scale, total, rated)
+        if self._columns is not None:
+            seen = seen.look(self._columns.to(query.device)[:, None])
+        self.layers[layer] = seen
 
     def _rate(self, layer: int, hidden: Tensor | None, key: Tensor) -> Tensor:
         """What a method says `[R, H, T]` of the entries of the pass, without surplus."""
@@ -113,15 +116,10 @@ class Observer:
         rated = self._method.rate(layer, hidden)
         shape = (*key.shape[:2], hidden.shape[1])
         check_answer(f"{self._method.name}.rate", rated, shape, "float")
-        if self._end is not None:
-            rated = rated[:, :, : self._end - self._first]
-        if self._columns is None:
-            return rated
-        columns = self._columns.to(rated.device)
-        return rated.gather(2, columns[:, None].expand(-1, rated.shape[1], -1))
+        return rated if self._end is None else rated[:, :, : self._end - self._first]
 
     def _add_up(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        """The attention `[R, Hkv, S]` that each entry receives from all entries."""
+        """The attention `[R, Hkv, S]` that each column receives from all entries."""
         device = query.device
         lengths = self.lengths.to(device)
         column = self._first + torch.arange(query.shape[2], device=device)
@@ -129,9 +127,8 @@ class Observer:
         if self._end is not None:
             is_own = is_own & (column < self._end)
         counts = is_own.float()
-        columns = None if self._columns is None else self._columns.to(device)
-        if columns is not None:
-            counts = torch.zeros_like(counts).scatter(1, columns, counts)
+        if self._columns is not None:
+            counts = torch.zeros_like(counts).scatter(1, self._columns.to(device), counts)
         key = key.to(query.dtype)
         total = query.new_zeros(key.shape[:3], dtype=torch.float32)
         for first in range(0, query.shape[2], _PIECE):
@@ -152,9 +149,7 @@ class Observer:
                 index = torch.arange(end, device=device)
                 seen = (index <= index[begin:, None])[None, None]
                 total[..., :end] += _mass_under(seen, asking, key[:, :, :end], weights, scale)
-        if columns is None:
-            return total
-        return total.gather(2, columns[:, None].expand_as(total))
+        return total
 
 
 class RepeatedPrompt:
