@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.observing import Observed, Observer
 from mmaccel.samplers.window.step_runner import StepRunner
 
 

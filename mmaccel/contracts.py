@@ -159,6 +159,9 @@ class Pass:
             entries behind are padding. A row with more than W goes on in the next pass, and one
             without any has ended before. None: all W entries are its own, and nothing is known.
         opens: whether every row begins at cache index 0, so that entries see this pass alone.
+        wanted: `[T]` int64, numbers of the R W entries that others follow or that are asked for,
+            each row's first among them; what the rest hold may be anything. None: all. For
+            `mmaccel.model_parts.MixedPasses` alone, which leave the rest out.
     """
 
     tokens: Tensor
@@ -170,6 +173,7 @@ class Pass:
     queries: Tensor | None = None
     lengths: Tensor | None = None
     opens: bool = False
+    wanted: Tensor | None = None
 
     @property
     def indices(self) -> Tensor:

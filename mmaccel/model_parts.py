@@ -87,7 +87,9 @@ class PromptPiece:
 
 
 class MixedPasses(ABC):
-    """Passes over windows and pieces of prompts at once ("mixed passes")."""
+    """Passes whose rows have different numbers of entries: windows and pieces of prompts at once,
+    trees of different sizes ("mixed passes").
+    """
 
     @abstractmethod
     def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
@@ -97,7 +99,8 @@ class MixedPasses(ABC):
         stands before it in its row, pieces of this pass included.
 
         Args:
-            entries: windows. That of a row with pieces begins behind them.
+            entries: windows, or some of their entries (`Pass.wanted`). That of a row with pieces
+                begins behind them.
             pieces: of prompts, those of a row in their order.
         """
 

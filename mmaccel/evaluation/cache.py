@@ -38,8 +38,8 @@ from mmaccel.evaluation.tables import CACHE_COLUMNS
 from mmaccel.pipelines.causal_lm.caches import take_prompt
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
-from mmaccel.pipelines.layers.eviction import Observed, Observer
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.layers.observing import Observed, Observer
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task

@@ -23,8 +23,8 @@ from mmaccel.pipelines.causal_lm.compatibility import find_facts, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.layers.attention import watched
-from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import number_served

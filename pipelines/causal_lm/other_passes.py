@@ -26,17 +26,30 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
     """Logits `[R, W, V]` of the windows.
 
     Windows and pieces attend apart, all else sees one row of all entries. `row_inputs` are those of
-    each entry's row.
+    each entry's row. An entry that is not wanted is not computed, and has the logits of its row's
+    first one.
     """
+    wanted = entries.wanted
+    if window.prompt_logits is not None and not pieces:  # known for the first entries
+        return window.forward(replace(entries, wanted=None))
     stores = window.run_caches()
     rows, width = entries.tokens.shape
     indices = entries.indices
     stores.prepare(indices, None, window.find_stride(indices.device))
     whole = open_pass(window, entries, indices, sparse=stores.find_chooser())
-    tokens = [entries.tokens.flatten()]
-    positions = [find_positions(entries, indices, whole).flatten()]
+    row_of_entry = torch.arange(rows, device=indices.device)[:, None].expand_as(indices)
+    each = entries.tokens, find_positions(entries, indices, whole), row_of_entry
+    columns = [[states.flatten()] for states in each]
+    place: Tensor | None = None  # [R W], of each entry or the first of its row
+    if wanted is not None:
+        for layout in stores.layouts:
+            layout.choose_entries(wanted)
+        columns = [[states.flatten()[wanted]] for states in each]
+        order = torch.arange(len(wanted), device=wanted.device)
+        found = torch.full_like(indices, -1).view(-1).scatter(0, wanted, order)
+        found = found.view(rows, width)
+        place = found.where(found >= 0, found[:, :1]).flatten()
     parts: list[tuple[PromptPiece, WindowPass]] = []
-    row_of_entry = [row for row in range(rows) for _ in range(width)]
     for piece in pieces:
         end = piece.start + len(piece.tokens)
         index = torch.arange(piece.start, end, device=indices.device)
@@ -46,25 +59,34 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
             prefix = prefix.select(index.new_tensor([piece.row]))
         by_kernel = whole.by_kernel
         own = WindowPass(index[:1], whole.windows, added, by_kernel=by_kernel, prefix=prefix)
-        tokens.append(piece.tokens)
-        positions.append(index)
+        of_row = torch.full_like(piece.tokens, piece.row)
+        for column, states in zip(columns, (piece.tokens, index, of_row), strict=True):
+            column.append(states)
         parts.append((piece, own))
-        row_of_entry += [piece.row] * len(piece.tokens)
-    this = MixedPass(whole.start, whole.windows, whole.stores, whole=whole, pieces=parts)
-    n_windows = rows * width
-    kept: dict[str, Any] = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
-    with window.select_inputs(entries.tokens.new_tensor(row_of_entry)):
+    this = MixedPass(
+        whole.start, whole.windows, whole.stores, whole=whole, pieces=parts, wanted=wanted,
+        place=place,
+    )  # fmt: skip
+    n_windows = len(columns[0][0])
+    kept: dict[str, Any] = {}
+    if pieces:
+        kept = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
+    tokens, positions, of_rows = (torch.cat(column) for column in columns)
+    with window.select_inputs(of_rows):
         output = window.run_forward(
-            torch.cat(tokens)[None],
-            window.position_ids(torch.cat(positions)[:, None]).mT,
+            tokens[None],
+            window.position_ids(positions[:, None]).mT,
             None,
             this,
             **kept,
         )
     states = window.last_states
-    if states is not None:
-        window.last_states = states[:, :n_windows].view(rows, width, -1)
     logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
+    if place is not None:
+        logits = logits[:, place]
+        states = None if states is None else states[:, place]
+    if states is not None:
+        window.last_states = states[:, : rows * width].view(rows, width, -1)
     return logits.view(rows, width, -1)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Pass, PrefixGroups
 from mmaccel.pipelines.causal_lm.caches import share_prompts
-from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
+from mmaccel.pipelines.layers.observing import Observer, RepeatedPrompt
 from mmaccel.pipelines.layers.stores import LayerStores
 
 if TYPE_CHECKING:

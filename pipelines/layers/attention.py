@@ -173,11 +173,8 @@ class WindowPass:
         number = self.served.get(layer)  # as methods count
         if self.watcher is not None and number is not None:
             self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
-        if self.reads is not None:
-            return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
-        options: dict[str, Any] = {
-            "scale": scale, "softcap": softcap, "window": self.windows[layer]
-        }  # fmt: skip
+        window = self.windows[layer] if self.reads is None else None
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if store.parts:
             return self._attend_to_parts(store, query, **options)
         start = store.layout.to_index(self.start).to(query.device)
@@ -192,8 +189,8 @@ class WindowPass:
                         tiles, query, key, value, by_kernel=self.by_kernel, **options
                     )
             elif self.sparse is not None:
-                options["blocks"] = self.sparse.choose(number, query, key, start, scale=scale)
-        if self.choices is not None:
+                options |= self._choose(store, number, query, key, start, scale=scale)
+        if self.choices is not None and self.reads is None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
         return self._attend_to_store(store, query, key, value, start, number, **options)
@@ -227,7 +224,7 @@ class WindowPass:
             return _attend_in_tiles(query, key, value, window=options["window"], scale=scale)
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
-        if self.by_kernel and not is_deep and not store.is_changing:
+        if self.by_kernel and not is_deep and not store.is_changing and self.reads is None:
             # heads differ in how many blocks they have
             ragged = self.ragged or options.get("blocks") is not None
             out, lse = dispatch.run(
@@ -262,30 +259,30 @@ class WindowPass:
             made.append(self._attend_to_store(part, asking, *part.visible(), start, **options))
         return store.join_heads(made).flatten(1, 2)
 
-    def _attend_to_reads(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
-        scale: float, softcap: float | None,
-    ) -> Tensor:  # fmt: skip
-        """As `attend`, of entries that say what they read."""
-        layout = self.stores[layer].layout
-        assert self.reads is not None and layout.indices is not None
-        blocks = None
-        if isinstance(self.sparse, SparseBlocks):
-            reads = layout.shift(self.reads).to(key.device)
-            indices = layout.indices.to(key.device)
-            # entries of the last cache index are padding, which asks for no blocks
-            last = layout.to_index(torch.full_like(self.start[:, None], self.reads.shape[-1] - 1))
-            entry = torch.arange(query.shape[2], device=key.device)
-            entry = torch.where(indices == last.to(key.device), 0, entry)
-            asking = query.gather(2, entry[:, None, :, None].expand_as(query))
-            blocks = self.sparse.choose_read(layer, asking, key, indices, reads, scale=scale)
-        if blocks is not None:
-            return gathered_attention(
-                query, key, value, indices[:, 0], scale=scale, softcap=softcap, blocks=blocks,
-                reads=reads,
-            )  # fmt: skip
-        mask = self._find_mask(layout, None, query)
-        return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+    def _choose(
+        self, store: WindowLayer, number: int, query: Tensor, key: Tensor, start: Tensor, *,
+        scale: float,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The blocks that a layer attends to, and of entries that say what they read also that, as
+        arguments of `gathered_attention`.
+        """
+        sparse = self.sparse
+        assert sparse is not None
+        if self.reads is None or not isinstance(sparse, SparseBlocks):
+            return {"blocks": sparse.choose(number, query, key, start, scale=scale)}
+        layout = store.layout
+        assert layout.indices is not None
+        reads = layout.shift(self.reads).to(key.device)
+        indices = layout.indices.to(key.device)
+        # entries of the last cache index are padding, which asks for no blocks
+        last = layout.to_index(torch.full_like(self.start[:, None], self.reads.shape[-1] - 1))
+        entry = torch.arange(query.shape[2], device=key.device)
+        entry = torch.where(indices == last.to(key.device), 0, entry)
+        asking = query.gather(2, entry[:, None, :, None].expand_as(query))
+        blocks = sparse.choose(
+            number, asking, key, start, scale=scale, indices=indices, reads=reads
+        )
+        return {"blocks": blocks, "reads": reads}
 
     def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
         """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""

@@ -1,8 +1,10 @@
-"""The attention of a pass over windows and pieces of prompts, whose other layers see one row.
+"""The attention of a pass whose rows have different numbers of entries, which are one row to all
+else: windows, or what is wanted of them, and pieces of prompts.
 
 SARATHI: A. Agrawal et al., arXiv 2308.16369, section 4: linear layers process the tokens of all
 together, and each request attends for itself. Windows attend as in a pass of their own, over views
-of all rows; each piece attends over a view of its row.
+of all rows; each piece attends over a view of its row. Entries that are left out attend as copies
+of their row's first one.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ class MixedPass(WindowPass):
     Attributes:
         whole: the pass over windows.
         pieces: the pieces, each with the pass over it.
+        wanted: see `Pass`.
+        place: `[R W]` int64, of each entry of `whole` among those that are wanted; None: all are.
     """
 
     whole: WindowPass
-    pieces: Sequence[tuple[PromptPiece, WindowPass]]
+    pieces: Sequence[tuple[PromptPiece, WindowPass]] = ()
+    wanted: Tensor | None = None
+    place: Tensor | None = None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
@@ -37,9 +43,12 @@ class MixedPass(WindowPass):
         rows = len(self.whole.start)
         sizes = [len(piece.tokens) for piece, _ in self.pieces]
         windows, *asking = query[0].split([query.shape[2] - sum(sizes), *sizes], 1)  # [Hq, n, D]
+        if self.place is not None:
+            windows = windows[:, self.place]
         by_row = windows.unflatten(1, (rows, -1)).transpose(0, 1)  # [R, Hq, W, D]
         out = self.whole.attend(layer, by_row, key, value, scale=scale, softcap=softcap)
-        made = [out.transpose(0, 1).flatten(1, 2)]
+        own = out.transpose(0, 1).flatten(1, 2)
+        made = [own if self.wanted is None else own[:, self.wanted]]
         held = self.stores[layer].held()
         for (piece, this), queries in zip(self.pieces, asking, strict=True):
             row = slice(piece.row, piece.row + 1)

@@ -134,6 +134,8 @@ class SparseBlocks(BlockChooser):
         *,
         scale: float,
         since: Tensor | None = None,
+        indices: Tensor | None = None,
+        reads: Tensor | None = None,
     ) -> Blocks | None:
         """See `BlockChooser.choose`.
 
@@ -141,13 +143,24 @@ class SparseBlocks(BlockChooser):
             layer, query, key, start, scale: as there.
             since: `[R]` int64, at most `start`: from there on others may have written; None:
                 nobody has.
+            indices: `[R, W]` int64, cache indices of a pass that says what it reads; None: from
+                `start` on.
+            reads: `[R, 1 or W, S]` bool, what such a pass reads.
 
-        Cost: a host synchronisation on a CPU, and one more with `since`.
+        Cost: a host synchronisation on a CPU, and one more with `since` or `reads`.
         """
         width = query.shape[2]
         size = self.method.block
         if not self._chooses(layer):
             return None
+        n_blocks = -(-key.shape[2] // size)
+        if indices is not None and reads is not None:
+            own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
+            own.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
+            n_own = int(own.sum(1).max())
+            written = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
+            done = _Written(written, reads.any(1), own, n_own, indices[:, 0])
+            return self._choose(layer, query, key, done, scale)
         if since is None and self._is_scored(layer, start):
             return self._choose_by_scores(layer, query, key, start, scale)
         n_own = (width + size - 2) // size + 1
@@ -159,33 +172,9 @@ class SparseBlocks(BlockChooser):
         written = first[:, None] + torch.arange(n_new, device=key.device)  # [R, n]
         ends = (start + width)[:, None]
         is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
-        n_blocks = -(-key.shape[2] // size)
         block = torch.arange(n_blocks, device=key.device)
         own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
         return self._choose(layer, query, key, _Written(written, is_real, own, n_own, start), scale)
-
-    def choose_read(
-        self, layer: int, query: Tensor, key: Tensor, indices: Tensor, reads: Tensor, *,
-        scale: float,
-    ) -> Blocks | None:  # fmt: skip
-        """The blocks of a pass that says what it reads; None for all.
-
-        Args:
-            layer, query, key, scale: as in `choose`.
-            indices: `[R, W]` int64, cache indices that it has written.
-            reads: `[R, 1 or W, S]` bool.
-
-        Cost: two host synchronisations.
-        """
-        if not self._chooses(layer):
-            return None
-        n_blocks = -(-key.shape[2] // self.method.block)
-        own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
-        own.scatter_(1, (indices // self.method.block).clamp(max=n_blocks - 1), True)
-        n_own = int(own.sum(1).max())
-        written = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
-        done = _Written(written, reads.any(1), own, n_own, indices[:, 0])
-        return self._choose(layer, query, key, done, scale)
 
     def choose_prompt(
         self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float

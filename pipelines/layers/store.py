@@ -187,6 +187,15 @@ class KVCacheLayout:
             at = cache_indices.clamp(max=self.max_length - 1) % length
         self.write_index = (at + rows[:, None] * length).flatten()
 
+    def choose_entries(self, entries: Tensor) -> None:
+        """Let the prepared pass write some of its entries alone, `[T]` int64 numbers of the R W."""
+        assert self.write_index is not None and self.indices is not None
+        width = self.indices.shape[1]
+        row = torch.arange(self.heads, device=entries.device)[:, None]
+        row = row + entries // width * self.heads
+        at = (row * width + entries % width).flatten()  # [n T]
+        self.write_index = self.write_index[at.to(self.write_index.device)]
+
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
         """Let the prepared pass write further entries of a row, behind its others: those that would
         stand from one cache index on, before another, if nothing had been evicted.

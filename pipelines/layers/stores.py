@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from mmaccel.model_parts import LayerCounts
 from mmaccel.pipelines.layers.attention import Watcher, WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks
-from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.eviction import Eviction
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.packing import Packing
-from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served, take

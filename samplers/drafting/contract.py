@@ -65,10 +65,12 @@ class Nodes(NamedTuple):
         tokens: `[B, N]` int64.
         parents: `[B, N]` int64, the entry that a node follows, smaller than its own number. No node
             has more than W - 1 drafts on its path, itself included.
+        wanted: `[n]` int64, numbers of those of the B N nodes that are computed; None: all.
     """
 
     tokens: Tensor
     parents: Tensor
+    wanted: Tensor | None = None
 
     @classmethod
     def of_branches(cls, forks: Tensor, tokens: Tensor, width: int) -> Nodes:

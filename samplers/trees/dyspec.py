@@ -49,7 +49,13 @@ class DySpec(TreeShape):
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         chances = grow_likeliest(tree, self.nodes, self.depth, self.ranks, expand=self.nodes)
-        return None if chances is None else tree.nodes(self.is_needed(chances))
+        if chances is None:
+            return None
+        return tree.nodes(self.is_needed(chances))._replace(wanted=self.find_wanted(chances))
+
+    def find_wanted(self, chances: Tensor) -> Tensor | None:
+        """See `Nodes.wanted`; `chances` as for `is_needed`."""
+        return None
 
     def is_needed(self, chances: Tensor) -> Tensor:
         """Which nodes are verified, `[B, N]` bool.

@@ -6,10 +6,10 @@ the largest chance of acceptance are verified, a draft's being the product of th
 path. A row that is easy to guess gets more, and one that has ended nothing.
 
 Departures: nodes of trees instead of the drafts of chains; the chains themselves are always
-verified. Passes are rectangular: a row has room for `nodes` of them, whether it uses it or not, so
-that the budget bounds what is verified and not what is computed. How many passes a row takes
-depends on other rows, and with fresh noise its tokens would, too: the shape goes with bitwise
-policies alone.
+verified. A row has room for `nodes` of them in the cache and in attention; nothing else is computed
+of those that are left out, but by models without mixed passes. How many passes a row takes depends
+on other rows, and with fresh noise its tokens would, too: the shape goes with bitwise policies
+alone.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class TETRIS(DySpec):
 
     def is_needed(self, chances: Tensor) -> Tensor:
         """See `DySpec.is_needed`: the likeliest of the batch, parents before their children."""
-        flat = chances.flatten()
-        best = flat.sort(descending=True, stable=True).indices[: self.budget * len(chances)]
-        is_best = torch.zeros_like(flat, dtype=torch.bool)
-        is_best = is_best.scatter(0, best, True)
-        return is_best.view_as(chances) & super().is_needed(chances)
+        is_best = torch.zeros_like(chances, dtype=torch.bool)
+        is_best.view(-1)[self.find_wanted(chances)] = True
+        return is_best & super().is_needed(chances)
+
+    def find_wanted(self, chances: Tensor) -> Tensor:
+        """See `DySpec.find_wanted`: as many as the budget, of which some may be no nodes."""
+        order = chances.flatten().sort(descending=True, stable=True).indices
+        return order[: self.budget * len(chances)]

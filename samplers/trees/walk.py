@@ -35,6 +35,7 @@ class TreeStep:
     def __init__(self, run: WindowRun, shape: TreeShape) -> None:
         self._run = run
         self._shape = shape
+        self._leaves_out = not run.model.lack("mixed passes")
 
     def __call__(self) -> None:
         """One step; see `WindowRun.run`."""
@@ -52,7 +53,8 @@ class TreeStep:
         check_nodes(self._shape, nodes, drafts, run.vocab_size)
         entries = TreeEntries.of(drafts, nodes)
         depths = entries.depths()
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, depths)
+        wanted = nodes.wanted if self._leaves_out else None
+        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, depths, wanted)
         rows = torch.arange(len(depths), device=depths.device)[:, None]
         found = run.backend.run(argmax, pass_scores.target + noise[rows, depths])  # [B, E]
 

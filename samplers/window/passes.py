@@ -132,7 +132,7 @@ class ModelCalls:
         self.pieces = ()
         self.n_behind = sum(len(piece.tokens) for piece in pieces)
         with self.formats.passing():
-            if pieces:
+            if pieces or entries.wanted is not None:
                 assert isinstance(self.model, MixedPasses)
                 logits = self.model.forward_mixed(entries, pieces).detach()
             else:
@@ -247,7 +247,9 @@ class ScorePasses:
         if self.reads_last:
             self.last_scores.hold(scores[:, -1].clone())  # a view would keep the whole window's
 
-    def forward_tree(self, tokens: Tensor, parents: Tensor, depths: Tensor) -> TreeScores:
+    def forward_tree(
+        self, tokens: Tensor, parents: Tensor, depths: Tensor, nodes: Tensor | None = None
+    ) -> TreeScores:
         """One forward pass over the window and the branches behind it.
 
         Args:
@@ -255,6 +257,7 @@ class ScorePasses:
             parents: `[B, E]` int64, see `Pass`.
             depths: `[B, E]` int64, slots between the window's first and the one that an entry
                 predicts.
+            nodes: `[n]` int64, numbers of those behind the window that are computed; None: all.
         """
         inputs = self._rows.take_inputs()
         prompt = self._rows.prompt
@@ -264,10 +267,18 @@ class ScorePasses:
         branches = prompt.branches
         behind = tokens[:, width:].repeat(branches, 1)
         entries = torch.cat([inputs.tokens, behind], 1)
+        wanted = None
+        n_behind = behind.numel()
+        if nodes is not None:
+            number = torch.arange(entries.numel(), device=entries.device)
+            number = number.view(branches, *tokens.shape)
+            chosen = number[..., width:].flatten(1)[:, nodes].flatten()
+            wanted = torch.cat([number[..., :width].flatten(), chosen])
+            n_behind = len(chosen)
         logits = self._calls.forward(
-            Pass(entries, inputs.start, parents=parents.repeat(branches, 1))
+            Pass(entries, inputs.start, parents=parents.repeat(branches, 1), wanted=wanted)
         )
-        self._calls.n_behind += behind.numel()
+        self._calls.n_behind += n_behind
         processed = self.params.to_processed_scores(
             logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
         )

@@ -5,13 +5,14 @@ That rows of runs are what they are alone is proved in `tests/window/test_prompt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import CausalLMWindow
+from mmaccel import TETRIS, CausalLMWindow, Jacobi, KVzap
 from mmaccel.contracts import Pass
 from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
@@ -21,6 +22,7 @@ from mmaccel.pipelines.models.llamagen.token_model import LlamaGenTextWindow
 from tests.causal_lm.test_attention import build_any
 from tests.fixtures.llamagen import Sizes, build, load
 from tests.fixtures.toy_models import make_prompt
+from tests.layers.test_captured import run
 
 DONE = [19, 4, 0, 11]  # entries of each row that are in the cache
 PIECES = [(1, 4, 9), (1, 9, 12), (3, 11, 13), (2, 0, 7)]  # row, first, last; two of row 1
@@ -50,7 +52,9 @@ def open_window(name: str) -> Any:
 
 
 @torch.no_grad()
-def compute(window: Any, is_mixed: bool, parents: Tensor | None = None) -> list[Tensor]:
+def compute(
+    window: Any, is_mixed: bool, parents: Tensor | None = None, wanted: Tensor | None = None
+) -> list[Tensor]:
     """Logits `[R, W, V]` of windows beside pieces, and the keys and values of all rows."""
     window.reserve(4, 40)
     for row, n in enumerate(DONE):
@@ -61,6 +65,7 @@ def compute(window: Any, is_mixed: bool, parents: Tensor | None = None) -> list[
     tokens = torch.stack([row[start : start + 4] for row, start in zip(IDS, STARTS)])
     entries = Pass(tokens, starts, parents=parents)
     if is_mixed:
+        entries = replace(entries, wanted=wanted)
         logits = window.forward_mixed(entries, pieces)
     else:
         for piece in pieces:
@@ -97,6 +102,45 @@ def test_windows_may_be_trees_under_the_kernel(name: str) -> None:
     window.attention = "kernel"
     check(window, torch.tensor([[-1, 0, 0, 1]]).expand(4, -1))
     assert not window.attention_reason
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "janus", "glm_image"])
+def test_rows_may_have_trees_of_different_sizes(name: str, fused: bool) -> None:
+    window = open_window(name)
+    window.setup.fused = fused
+    window.keep_states(True)
+    parents = torch.tensor([[-1, 0, 0, 1]]).expand(4, -1)
+    wanted = torch.tensor([0, 1, 3, *range(4, 8), 8, 12, 13, 10])
+    whole = compute(window, False, parents)[0].flatten(0, 1)[wanted]
+    states = window.last_states.flatten(0, 1)[wanted]
+    made = compute(window, True, parents, wanted)[0].flatten(0, 1)[wanted]
+    torch.testing.assert_close(made, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(window.last_states.flatten(0, 1)[wanted], states)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("given", [{}, {"kv_cache": KVzap(budget=4, threshold=-3.0, window=3)}])
+def test_what_tetris_leaves_out_is_not_computed(
+    given: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = TETRIS(8, depth=3, budget=3)
+    policy = Jacobi(window=5, drafts="token-recycling", tree=tree)
+    sizes = set[Any]()
+    forward_mixed = CausalLMWindow.forward_mixed
+
+    def watch(window: CausalLMWindow, entries: Pass, pieces: Any) -> Tensor:
+        sizes.add((entries.tokens.shape, None if entries.wanted is None else len(entries.wanted)))
+        return forward_mixed(window, entries, pieces)
+
+    monkeypatch.setattr(CausalLMWindow, "forward_mixed", watch)
+    made = run(policy, captured, **given)
+    assert ((3, 13), 3 * (5 + 3)) in sizes
+    monkeypatch.setattr(CausalLMWindow, "lack", lambda self, word, *_: "a test" * ("mix" in word))
+    whole = run(policy, False, **given)
+    for (tokens, stats), (own, others) in zip(made, whole, strict=True):
+        assert tokens[:, :16].equal(own[:, :16])
+        assert stats.tokens_processed < 0.75 * others.tokens_processed
 
 
 def test_last_states_are_those_of_windows() -> None:

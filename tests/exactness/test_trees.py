@@ -314,13 +314,13 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         parents = _shift_second_forks(self.parents, self.width)
         return is_right(replace(self, parents=parents), found)
 
-    def pass_off_by_one(self: Any, tokens: Tensor, parents: Tensor, slots: Tensor) -> Any:
-        return forward(self, tokens, _shift_second_forks(parents, 9), slots)
+    def pass_off_by_one(self: Any, tokens: Tensor, parents: Tensor, *given: Any) -> Any:
+        return forward(self, tokens, _shift_second_forks(parents, 9), *given)
 
-    def mask_off_by_one(self: Any, tokens: Tensor, parents: Tensor, slots: Tensor) -> Any:
+    def mask_off_by_one(self: Any, tokens: Tensor, parents: Tensor, *given: Any) -> Any:
         is_first = (parents[:, 9:] < 9) & (parents[:, 9:] > 0)
         return forward(
-            self, tokens, torch.cat([parents[:, :9], parents[:, 9:] - is_first.long()], 1), slots
+            self, tokens, torch.cat([parents[:, :9], parents[:, 9:] - is_first.long()], 1), *given
         )
 
     def first_twin(self: TreeEntries, found: Tensor) -> Tensor:

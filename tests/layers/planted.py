@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mmaccel.pipelines.layers.rounds import Eviction
+from mmaccel.pipelines.layers.eviction import Eviction
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 
@@ -31,7 +31,7 @@ def _recent_entries_go(patch: pytest.MonkeyPatch) -> None:
 
 def _branches_plan_alone(patch: pytest.MonkeyPatch) -> None:
     own = Eviction.__init__
-    patch.setattr(Eviction, "__init__", lambda self, method, layers, _: own(self, method, layers))
+    patch.setattr(Eviction, "__init__", lambda self, method, layers, *_: own(self, method, layers))
 
 
 def _reads_are_not_moved(patch: pytest.MonkeyPatch) -> None:

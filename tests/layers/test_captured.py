@@ -15,7 +15,7 @@ from torch import Tensor
 import mmaccel
 from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.catalog import METHODS
-from mmaccel.pipelines.layers.rounds import Eviction
+from mmaccel.pipelines.layers.eviction import Eviction
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod

@@ -20,9 +20,9 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import FinishedRow, Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import rounds
-from mmaccel.pipelines.layers.eviction import Observed, Observer
+from mmaccel.pipelines.layers import eviction
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.observing import Observed, Observer
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CacheMethod
@@ -861,7 +861,7 @@ def test_what_is_dropped_while_decoding_alone_is_reported() -> None:
 
 ROUND_BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "drafts are looked at": lambda patch: patch.setattr(
-        rounds, "_get", lambda ring, end, n, own=rounds._get: own(ring, end + 1, n)
+        eviction, "_get", lambda ring, end, n, own=eviction._get: own(ring, end + 1, n)
     ),
     "a window across a boundary sees everything": lambda patch: patch.setattr(
         WindowLayer, "hide", lambda *given: None

@@ -20,8 +20,8 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.attention import watched
-from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.store import number_served
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, LayerSizes
 from tests.fixtures.fused_lms import RECOGNISED, build_decoder

@@ -17,7 +17,7 @@ from torch.nn.functional import avg_pool1d
 import mmaccel
 from mmaccel.catalog import METHODS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.rounds import Eviction
+from mmaccel.pipelines.layers.eviction import Eviction
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
