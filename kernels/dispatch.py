@@ -46,6 +46,7 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "add_norm": "add_norm",
     "rope_write": "rope_write",
     "gated_act": "gated_act",
+    "row_product": "row_product",
     "window_inputs": "window_inputs",
     "accept_prefix": "accept_prefix",
 }

@@ -32,8 +32,8 @@ from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.attach.unwrap import is_holder, is_pipeline, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.route import close_forwards
 from mmaccel.pipelines.generate_call import (
     PER_LAYER,
     GenerateCall,
@@ -387,10 +387,10 @@ class GenerateService(Service):
             return ends
 
         def hand_on(made: Generation) -> Any:
-            is_whole = window.own_prompt is not None and self.engine.prefill_chunk_size
-            if is_whole and not chunk_size:
+            whole = "" if window.own_prompt is None else window.lack("own chunks")
+            if whole and window.setup.prefill_chunk_size is not None:
                 made.stats.notes.append(
-                    "prefill_chunk_size: the model's own prefill has processed this prompt whole"
+                    f"prefill_chunk_size: this prompt was processed whole: {whole}"
                 )
             self._describe_reduction(call, window, made.stats)
             self.series.tokens = made.tokens

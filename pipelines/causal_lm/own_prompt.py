@@ -59,7 +59,8 @@ class PromptStates:
         layers: keys and values `[R, H, n, D]` of each layer, of the last n columns: of all T, or of
             those that a sliding window can see, or of those that a cut left.
         logits: `[R, V]`, after the last column.
-        n_processed: tokens that the pass processed, over all rows.
+        n_processed: tokens that were processed, over all rows.
+        n_passes: in so many passes.
         cuts: by their layers, ascending.
         steps: what later passes do in their layers; None: nothing.
         observer: what an eviction will look at; None where nothing is evicted.
@@ -68,6 +69,7 @@ class PromptStates:
     layers: Sequence[tuple[Tensor, Tensor]]
     logits: Tensor
     n_processed: int
+    n_passes: int = 1
     cuts: Sequence[Cut] = ()
     steps: RevivingCuts | None = None
     observer: Observer | None = None
@@ -80,18 +82,21 @@ class OwnPrompt:
     Attributes:
         mask: `[R, T]` bool, columns that are attended to, at least one in every row.
         next_position: `[R]` int64, position id of the first generated token.
-        process: runs the pass, of which a selector for prompts may choose the blocks.
+        process: runs the pass, of which a selector for prompts may choose the blocks, or passes of
+            so many tokens at most.
         inputs: by name, `[R, 1]`, what every generated token is processed with.
         is_cut: whether some layers may cache fewer columns than others.
         has_steps: whether later passes do something in their layers, see `RevivingCuts`.
+        whole_reason: why it cannot come in chunks; empty where it can.
     """
 
     mask: Tensor
     next_position: Tensor
-    process: Callable[[SparseBlocks | None], PromptStates]
+    process: Callable[[SparseBlocks | None, int | None], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
     is_cut: bool = False
     has_steps: bool = False
+    whole_reason: str = ""
 
     @cached_property
     def is_plain(self) -> bool:

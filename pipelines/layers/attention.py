@@ -15,6 +15,11 @@ states that it made them of where it asks for these, in passes of ours and in pa
 own (`watched`): eviction and reducers of visual tokens look at layers through it. No layer gives
 out its attention map, and none leaves its fast kernel.
 
+A long prompt that the model itself processes under a mask (rows of unequal lengths, sliding
+windows, images seen in both directions, chunks) is attended to tile by tile of its queries: each
+tile is multiplied by the keys between the first and the last that its part of the mask shows. So a
+causal prompt costs half the products, whatever it was made of.
+
 Departures: a context variable holds the pass, because some models do not pass keywords of their
 forward on. A call outside our pass that meets the name (in another thread, or because two models
 share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
@@ -31,6 +36,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
@@ -38,12 +44,13 @@ from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
-from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
+from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import (
+    HIDDEN,
     KVCacheLayout,
     WindowLayer,
     make_mask,
@@ -53,7 +60,7 @@ from mmaccel.pipelines.layers.store import (
 
 NAME = "mmaccel_window"
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
-_TILE = 256  # queries of a prompt under a sliding window that attend together
+_TILE = 256  # queries of a prompt under a sliding window or a mask that attend together
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
@@ -132,6 +139,13 @@ class WindowPass:
     def served(self) -> dict[int, int]:
         """The layers that methods serve; see `number_served`."""
         return number_served(self.windows)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """`[R, W]` int64, of its entries where nothing was evicted."""
+        indices = self.stores[0].layout.indices
+        assert indices is not None
+        return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
 
     @property
     def reads_hidden(self) -> bool:
@@ -225,9 +239,7 @@ class WindowPass:
         else:
             mask = self._find_mask(store.layout, options["window"], query)
             if store.is_changing:
-                entry = torch.arange(query.shape[2], device=self.start.device)
-                position = self.start[:, None] + entry
-                mask, key, value = store.change(mask, key, value, position)
+                mask, key, value = store.change(mask, key, value, self.positions)
             if prefix is None:
                 return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
             out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
@@ -381,11 +393,24 @@ class WatchedPass:
     tiles: PromptTiles | None = None
     served: Mapping[int, int] | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
+    _spans: dict[int, tuple[Tensor, list[tuple[int, int]]]] = field(default_factory=dict)
 
     @property
     def reads_hidden(self) -> bool:
         """See `WindowPass`."""
         return any(watcher.reads_hidden for watcher in self.watchers)
+
+    def find_spans(self, mask: Tensor) -> list[tuple[int, int]]:
+        """Of each tile of queries the keys from the first on that one of them sees, before another.
+
+        Args:
+            mask: `[R, 1 or Hq, T, S]` of bools, or of numbers that are added; layers share it.
+
+        Cost: a host synchronisation a mask.
+        """
+        if id(mask) not in self._spans:  # which is held, so that its id stays its own
+            self._spans[id(mask)] = mask, _find_spans(mask)
+        return self._spans[id(mask)][1]
 
 
 _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
@@ -418,6 +443,17 @@ def window_attention_in(
         _running.reset(token)
 
 
+def _find_spans(mask: Tensor) -> list[tuple[int, int]]:
+    """See `WatchedPass.find_spans`."""
+    seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+    seen = seen.flatten(0, 1).any(0)  # [T, S]
+    surplus = -seen.shape[0] % _TILE
+    shown = pad(seen, (0, 0, 0, surplus)).unflatten(0, (-1, _TILE)).any(1).to(torch.uint8)
+    begin = shown.argmax(1)
+    end = shown.shape[1] - shown.flip(1).argmax(1)  # all keys where a tile sees none
+    return list(zip(begin.tolist(), end.tolist(), strict=True))
+
+
 @contextmanager
 def watched(
     model: nn.Module,
@@ -426,15 +462,15 @@ def watched(
     served: Mapping[int, int] | None = None,
 ) -> Iterator[None]:
     """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
-    attention, or attend to the blocks that `tiles` chooses. Without both nothing of the model
-    changes. `served` is that of `WatchedPass`.
+    attention, tile by tile where a prompt is long, or attend to the blocks that `tiles` chooses.
+    Without both, layers that run another attention keep it. `served` is that of `WatchedPass`.
     """
+    configs = find_configs(model)
     if not watchers and tiles is None:
-        yield
-        return
+        configs = [config for config in configs if own_attention(config) == "sdpa"]
     this = WatchedPass(watchers, tiles, served)
     attending = find_attending(model) if this.reads_hidden else []
-    with window_attention_in(find_configs(model), this, attending):
+    with window_attention_in(configs, this, attending):
         yield
 
 
@@ -503,23 +539,19 @@ def _attend(
                 return made.transpose(1, 2), None
     softcap = options.get("softcap")
     if not isinstance(this, WindowPass):
-        if softcap is not None:  # which transformers' sdpa does not do
-            width, length = query.shape[2], key.shape[2]
-            mask = attention_mask
-            if mask is None:
-                mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
-                mask = mask.tril(length - width)
-            if mask.dtype == torch.bool:
-                hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
-                mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
-            scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-            out = _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
-            return out.transpose(1, 2), None
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
+        mask = attention_mask
+        options |= {"dropout": dropout, "scaling": scaling}
+        is_long = isinstance(this, WatchedPass) and query.shape[2] > _TILE
+        if mask is None or not is_long or mask.shape[2:] != (query.shape[2], key.shape[2]):
+            return _attend_by_sdpa(module, query, key, value, mask, **options), None
+        made = []
+        for tile, (begin, end) in enumerate(this.find_spans(mask)):
+            own = slice(tile * _TILE, (tile + 1) * _TILE)
+            keys, values = (states[:, :, begin:end] for states in (key, value))
+            shown = mask[:, :, own, begin:end]
+            out = _attend_by_sdpa(module, query[:, :, own], keys, values, shown, **options)
+            made.append(out)
+        return torch.cat(made, 1), None
     reason = _refuse(query, attention_mask, dropout, scaling, options, this.reads)
     if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
         reason = f"a layer with layer_idx {layer!r}"
@@ -531,6 +563,28 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     out = this.attend(layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden)
     return out.transpose(1, 2), None
+
+
+def _attend_by_sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """Attention `[R, W, Hq, D]` by transformers' sdpa, which has no `softcap`, or with one."""
+    softcap = options.get("softcap")
+    if softcap is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
+    if mask is None:
+        width, length = query.shape[2], key.shape[2]
+        mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
+        mask = mask.tril(length - width)
+    if mask.dtype == torch.bool:
+        hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
+        mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
+    scaling = options["scaling"]
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    return _attend_under(mask, query, key, value, scale=scale, softcap=softcap).transpose(1, 2)
 
 
 def _refuse(

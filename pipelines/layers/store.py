@@ -31,6 +31,7 @@ from mmaccel.pipelines.layers.packing import PackedEntries
 MASK_FORMS = ("additive", "bool", "zero-one")
 """Of the masks that models take: added to scores, True where something is seen, or 1 there."""
 
+HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _STEPS = 8  # of how many entries the heads of a layer keep
 
 
@@ -443,6 +444,11 @@ class WindowLayer:
         self.layout = layout
         self.hold(take(keys, keep), take(values, keep))
 
+    def move(self, keep: Tensor) -> None:
+        """Keep chosen entries, moved to the front, in the same memory; see `evict`."""
+        for store in self.held():
+            store.copy_(take(store, keep))
+
     def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
         """Let each head keep entries of its own, in parts of those that keep about equally many, in
         eighths of what the longest one keeps: so a part has room for little more than it holds.
@@ -588,7 +594,8 @@ def take(states: Tensor, index: Tensor) -> Tensor:
 
 def fit(known: Tensor, size: int) -> Tensor:
     """What is known `[R, H, S]` of the entries of a store, of `size` of them; 0 of those behind."""
-    return pad(known, (0, size - known.shape[2]))
+    n_missing = size - known.shape[2]
+    return pad(known, (0, n_missing)) if n_missing > 0 else known[..., :size]
 
 
 def _make_store(states: Tensor, room: int) -> Tensor:

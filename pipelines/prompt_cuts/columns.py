@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.layers.store import HIDDEN
 from mmaccel.reduction.visual_tokens.contract import PromptReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
-
-HIDDEN = -1e4  # a mask of numbers hides what has this or less
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Engine:
         prefill_chunk_size: tokens of prompts that a pass processes at most, beside the rows that
             decode; see `mmaccel.samplers.prompt_chunks`. Chunks run eagerly. None processes whole
             prompts. A prompt that the model's own prefill processes (images, embeddings, a cache)
-            stays whole.
+            comes in chunks as well, or whole with the reason in `stats.notes`.
         share_prefix: True stores and reads once a prompt that several rows of a call have (see
             `mmaccel.pipelines.layers.shared_prefix`), and raises where the model or the call
             cannot; "auto" does so where it serves and saves at least 1024 entries, and
@@ -304,7 +304,7 @@ def find_obstacle(
         return "outputs of every step, which the host stores"
     if why := window.lack("captured steps"):
         return why
-    if params.processor is not None:
+    if params.processor is not None and not getattr(params.processor, "is_capturable", False):
         return "logits processors, which may synchronise with the host"
     model = window if window.model is None else window.model
     if hasattr(getattr(model, "_hf_hook", None), "prev_module_hook"):

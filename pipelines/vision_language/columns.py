@@ -78,17 +78,28 @@ def reduce_visuals(
 
 def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
     """The call with the columns where `stays` `[B, T]` bool, and the features of those."""
-    encoded = dict(call.others.get("mm_encoder_outputs") or {})
-    for modality, output in encoded.items():
-        kept = stays[call.ids == find_placeholder(call.model, modality)]
-        made = copy(output)
-        own = flatten_features(output.pooler_output)[kept]
-        made.pooler_output = join_features([own], output.pooler_output)
-        deep = getattr(output, "deepstack_features", None)
-        if deep is not None:
-            made.deepstack_features = [[flatten_features(layer)[kept]] for layer in deep]
-        encoded[modality] = made
+    encoded = {
+        modality: take_features(call.model, modality, output, call.ids, stays)
+        for modality, output in (call.others.get("mm_encoder_outputs") or {}).items()
+    }
     return shorten_call(call, stays, encoded)
+
+
+def take_features(model: Any, modality: str, output: Any, ids: Tensor, stays: Tensor) -> Any:
+    """An encoder's output with the features of the columns where `stays` alone.
+
+    Args:
+        ids: `[B, T]` int64, of all columns.
+        stays: `[B, T]` bool.
+    """
+    kept = stays[ids == find_placeholder(model, modality)]
+    made = copy(output)
+    own = flatten_features(output.pooler_output)[kept]
+    made.pooler_output = join_features([own], output.pooler_output)
+    deep = getattr(output, "deepstack_features", None)
+    if deep is not None:
+        made.deepstack_features = [[flatten_features(layer)[kept]] for layer in deep]
+    return made
 
 
 def _find_marks(call: GenerateCall) -> list[int]:

@@ -87,11 +87,11 @@ class ModelCalls:
         self.model.setup.spare = self._spare
         self._runner.reserve(self.model, len(lengths), positions)
         began = time.perf_counter()
-        n_processed = self.model.process_prompt()
-        self.has_own_prompt = n_processed is not None
+        own = self.model.process_prompt()
+        self.has_own_prompt = own is not None
         self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
         n_left = 0 if self.knows_first else 1  # tokens of the first window
-        n_passes = 1
+        n_processed, n_passes = (None, 1) if own is None else own
         has_size = self.model.setup.prefill_chunk_size is not None
         self._has_chunks = n_processed is None and tokens is None and has_size
         if n_processed is None and tokens is not None and tokens.shape[1] > n_left:

@@ -42,14 +42,38 @@ def test_a_call_asks_for_chunks_by_the_name_of_transformers() -> None:
     assert made.equal(whole) and stats.prefill_passes == 5
 
 
-def test_a_prompt_of_embeddings_stays_whole_and_says_so() -> None:
+def test_a_prompt_of_embeddings_comes_in_chunks() -> None:
     model = build_lm("llama")
-    embeddings = model.get_input_embeddings()(torch.tensor(ROWS[:1]))
-    with mmaccel.attach(model, "jacobi", prefill_chunk_size=2, strict=True) as run:
-        model.generate(inputs_embeds=embeddings, max_new_tokens=4)
-        assert any("processed this prompt whole" in note for note in run.stats.notes)
-        model.generate(torch.tensor(ROWS[:1]), max_new_tokens=4)
-    assert run.stats.notes == [] and run.stats.prefill_passes == 5
+    padded = left_padded(ROWS)
+    embeddings = model.get_input_embeddings()(padded["input_ids"])
+    inputs = {"inputs_embeds": embeddings, "attention_mask": padded["attention_mask"]}
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    whole = model.generate(**inputs, **call)
+    with mmaccel.attach(model, "jacobi", prefill_chunk_size=4, strict=True) as run:
+        assert model.generate(**inputs, **call).equal(whole)
+    assert run.stats.notes == [] and run.stats.prefill_passes == 6
+
+
+def test_what_follows_a_given_cache_comes_in_chunks() -> None:
+    model = build_lm("llama")
+    ids = torch.tensor(ROWS[:1])
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    whole = model.generate(ids, **call)
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    with mmaccel.attach(model, "jacobi", prefill_chunk_size=3, strict=True) as run:
+        assert model.generate(ids, past_key_values=cache, **call).equal(whole)
+    assert run.stats.prefill_passes == 3 and run.stats.tokens_processed >= 7
+
+
+def test_a_prompt_that_eviction_looks_at_stays_whole_and_says_so() -> None:
+    model = build_lm("llama")
+    method = mmaccel.StreamingLLM(budget=5)
+    holes = torch.tensor([[1, 0, *[1] * 9]])  # which the model processes itself
+    options: dict[str, Any] = {"kv_cache": method, "prefill_chunk_size": 4}
+    with mmaccel.attach(model, "jacobi", strict=True, **options) as run:
+        model.generate(torch.tensor(ROWS[:1]), attention_mask=holes, max_new_tokens=4)
+    note = f"prefill_chunk_size: this prompt was processed whole: {method!r} looks at it whole"
+    assert note in run.stats.notes and run.stats.prefill_passes == 1
 
 
 def test_eviction_beside_chunks_of_the_model_itself_runs_the_original() -> None:

@@ -68,6 +68,7 @@ WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers wo
     "couple": {"scores": "double apart", "p_draft": "double apart"},
     "add_norm": {"hidden": "double apart", "update": "apart"},
     "gated_act": {"packed": "double apart"},
+    "row_product": {"x": "double apart", "weight": "double apart", "total": "apart"},
     "rope_write": dict.fromkeys(("qkv", "keys", "values"), "double apart"),
     "accept_prefix": dict.fromkeys(("new", "peak", "variation"), "apart"),
 }

@@ -181,7 +181,7 @@ def test_bytes_at_4096_positions(bits: Any, most: float) -> None:
         window.forward(Pass(torch.randint(64, (1, width)), torch.tensor([first])))
         held.append(window.layer_counts.packed_bytes[0])
     assert held[-1] <= most * whole
-    assert sum(layer.n_bytes for layer in window.cache_layers()) == held[-1]
+    assert sum(layer.n_bytes for layer in window.run_caches().layers) == held[-1]
     assert held[-1] - held[0] <= most * whole * 300 / 4096
     assert window.layer_counts.packed_bytes[1] >= whole
 

@@ -192,11 +192,11 @@ def test_planted_bugs_are_seen(
 def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     for is_cut in (False, True):
-        own = OwnPrompt(mask, mask.sum(1), lambda sparse: None, is_cut=is_cut)
+        own = OwnPrompt(mask, mask.sum(1), lambda sparse, size: None, is_cut=is_cut)
         window = CausalLMWindow(build_lm("llama"))
         window.own_prompt = own
         assert ("cache fewer tokens" in window.lack("captured steps")) == is_cut
-    window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda sparse: None)
+    window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda sparse, size: None)
     assert "token types, or positions" in window.lack("captured steps")
 
 

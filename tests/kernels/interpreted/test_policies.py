@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZE = 600  # more than a block of `sample`
-FUSED = ("add_norm", "rope_write", "gated_act")
+FUSED = ("add_norm", "rope_write", "gated_act", "row_product")
 BLOCKS = ("block_scores", "choose_blocks")
 PACKED = ("pack_group", "packed_attention")
 EVERY_PASS = ("window_inputs", "accept_prefix")
@@ -167,16 +167,18 @@ def test_coarse_drafts(
     assert made.stats.passes >= launches >= made.stats.passes - narrow > 1
 
 
-# add_norm and gated_act in a pass, of every form that rope_write and they have
-LAUNCHED = {"llama": (5, 2), "gemma3": (5, 2), "olmo2": (5, 2), "gpt_neox": (5, 0), "opt": (5, 0),
-            "cohere with norms of heads": (3, 2)}  # fmt: skip
+# add_norm, gated_act and row_product in a pass, of every form that rope_write and they have
+LAUNCHED = {"llama": (5, 2, 0), "llama, triton": (1, 0, 8), "gemma3, triton": (5, 2, 0),
+            "olmo2": (5, 2, 0), "gpt_neox": (5, 0, 0), "opt": (5, 0, 0),
+            "cohere with norms of heads": (3, 2, 0)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass by the interpreted kernels: the logits of the model's own forward."""
-    model = build_decoder(name)
-    window = CausalLMWindow(model, attention="model", fused=True)
+    kind, _, mode = name.partition(", ")
+    monkeypatch.setenv(dispatch.VARIABLE, mode or "auto")
+    window = CausalLMWindow(build_decoder(kind), attention="model", fused=True)
     window.choose_route()  # its self-check runs the kernels too
     launched = watch(monkeypatch)
     tokens, start = torch.tensor([[5, 9], [7, 8]]), torch.tensor([0, 0])
@@ -188,4 +190,5 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(launched) == fused
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
     assert launched.count("rope_write") == 2
-    assert (launched.count("add_norm"), launched.count("gated_act")) == LAUNCHED[name]
+    counts = tuple(launched.count(kernel) for kernel in ("add_norm", "gated_act", "row_product"))
+    assert counts == LAUNCHED[name]
