@@ -5,24 +5,24 @@ Departures: none.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.pack_group import Packed
-from mmaccel.kernels.takes import CACHE, COMMON, Takes
+from mmaccel.kernels.takes import CACHE, CODES, HEADS, Takes
 
 TAKES = {
-    "k": Takes(COMMON, most_bytes=CACHE.most_bytes, reach=CACHE.reach),
-    "v": Takes(like="k", most_bytes=CACHE.most_bytes, reach=CACHE.reach),
-    "packed.keys.codes": Takes((torch.uint8,), reach=CACHE.reach),
-    "packed.values.codes": Takes((torch.uint8,), reach=CACHE.reach),
+    "k": replace(HEADS, adjacent=True, reach=CACHE.reach),
+    "v": replace(CACHE, like="k"),
+    "packed.keys.codes": CODES,
+    "packed.values.codes": CODES,
     "packed.keys.scale": Takes(like="k"),
-    "packed.values.scale": Takes(like="k", adjacent=False),
+    "packed.values.scale": Takes(like="k"),
 }
 _ENTRIES = 16  # that are read at a time
 _WARPS = 4

@@ -60,4 +60,4 @@ def packed_attention(
     query = start[:, None] + torch.arange(width, device=k.device)
     is_whole = (ring[:, None] >= behind[..., None]) & (ring[:, None] <= query[..., None])
     seen = torch.cat([is_packed, is_whole], 2)[:, None]
-    return attend_where(q, *held, seen, scale=scale, softcap=softcap)
+    return attend_where(q, held[0], held[1], seen, scale=scale, softcap=softcap)

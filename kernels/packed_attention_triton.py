@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.pack_group import Packed
-from mmaccel.kernels.takes import CACHE, HEADS, Takes
-from mmaccel.kernels.window_attention_merge_triton import merge
+from mmaccel.kernels.takes import CACHE, CODES, HEADS, Takes
+from mmaccel.kernels.window_attention_merge_triton import make_shares, merge
 from mmaccel.kernels.window_attention_tiles_triton import (
     LOG2E,
     add_values,
@@ -33,10 +33,10 @@ TAKES = {
     "q": HEADS,
     "k": CACHE,
     "v": CACHE,
-    "packed.keys.codes": Takes((torch.uint8,), reach=CACHE.reach),
-    "packed.values.codes": Takes((torch.uint8,), reach=CACHE.reach),
+    "packed.keys.codes": CODES,
+    "packed.values.codes": CODES,
     "packed.keys.scale": Takes(like="q"),
-    "packed.values.scale": Takes(like="q", adjacent=False),
+    "packed.values.scale": Takes(like="q"),
 }
 # as that of `window_attention_triton`; a tile of unpacked keys leaves no registers for more stages
 _TABLE = {
@@ -177,11 +177,7 @@ def packed_attention(
     splits = num_splits or count_splits(n_groups * packed.size + room, units)
     out = torch.empty(rows, width, query_heads, value_head, dtype=q.dtype, device=q.device)
     logs = torch.empty(rows, width, query_heads, dtype=torch.float32, device=q.device)
-    shares = out
-    parts = logs
-    if splits > 1:
-        shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
-        parts = torch.empty(splits, *logs.shape, dtype=torch.float32, device=out.device)
+    shares, parts = make_shares(out, logs, splits)
     bits = None if reads_next is None else reads_next.contiguous().view(torch.uint8)
     _attend_kernel[(units, splits)](
         q, k, v, start.contiguous(), packed.count, bits,

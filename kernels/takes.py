@@ -59,3 +59,4 @@ class Takes:
 _HEAD = 512  # bytes: 128 numbers in float32, 256 in half types
 HEADS = Takes(COMMON, most_bytes=_HEAD, adjacent=False)  # of queries
 CACHE = Takes(like="q", most_bytes=_HEAD, reach=2**31)  # of keys and values
+CODES = Takes((torch.uint8,), reach=2**31)  # of entries in fewer bits

@@ -8,6 +8,7 @@ Departures: none.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -62,6 +63,14 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     tl.store(
         out + line[:, None] * value_head + dv[None, :], share, mask=is_line[:, None] & is_value
     )
+
+
+def make_shares(out: Tensor, lse: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Where splits write, see `merge`; one alone writes the results."""
+    if splits == 1:
+        return out, lse
+    shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
+    return shares, torch.empty(splits, *lse.shape, dtype=torch.float32, device=out.device)
 
 
 def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:

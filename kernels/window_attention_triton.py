@@ -35,7 +35,7 @@ from mmaccel.kernels.window_attention_even_triton import (
     build_others,
 )
 from mmaccel.kernels.window_attention_even_triton import build_attend as build_ragged
-from mmaccel.kernels.window_attention_merge_triton import build_merge, merge
+from mmaccel.kernels.window_attention_merge_triton import build_merge, make_shares, merge
 from mmaccel.kernels.window_attention_tiles_triton import LOG2E, attend_to_tiles, store_share
 
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
@@ -197,11 +197,7 @@ def window_attention(
 def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> None:
     """Write the attention of all rows, each of which has so many splits."""
     units = len(out) * launch.heads * launch.tiles
-    shares = out
-    parts = lse
-    if splits > 1:
-        shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
-        parts = torch.empty(splits, *lse.shape, dtype=torch.float32, device=out.device)
+    shares, parts = make_shares(out, lse, splits)
     _attend_kernel[(units, splits)](
         *launch.tensors, shares, parts, *launch.strides, lse.numel(),
         launch.heads, launch.group, launch.width, launch.tiles,
