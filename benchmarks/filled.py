@@ -52,7 +52,7 @@ def fill(
     lengths = torch.full((rows,), positions, device=device)
     method = methods.evictor
     observer = None if method is None else Observer(method, lengths)
-    for number, layer in enumerate(window.cache_layers()):
+    for number, layer in enumerate(window.run_caches().layers):
         layer.update(draw(heads, positions), draw(heads, positions))
         if method is not None and observer is not None:
             asking = draw(query_heads, method.observed)

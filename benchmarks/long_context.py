@@ -92,7 +92,7 @@ def main() -> None:
                     "width": width,
                     "ms": 1000 * row["seconds"]["median"],
                     "times": row["speed_up"],
-                    "cache_bytes": sum(layer.n_bytes for layer in window.cache_layers()),
+                    "cache_bytes": sum(layer.n_bytes for layer in window.run_caches().layers),
                     "route": window.route.name,
                 }
             )

@@ -413,9 +413,9 @@ class TokenModel(Model):
 class Denoiser(Model):
     """A model that predicts the tokens of masked positions from all others in one pass.
 
-    A pass gives `positions`, `cache_indices`, `reads` and `queries`. Logits of query q score the
-    token at the position of `queries[:, q]` itself, whatever shift the model has. A pass may have
-    fewer rows than were reserved: the first ones.
+    A pass gives `positions`, `cache_indices`, `reads` and `queries`. Logits of query q are the
+    model's own at the entry `queries[:, q]`: with `shift` 1 that is the one before the slot. A pass
+    may have fewer rows than were reserved: the first ones.
 
     Attributes:
         vocab_size: V, the mask token included where it is one of the ids.
@@ -434,7 +434,7 @@ class Denoiser(Model):
         is_self_checked: whether the model was already checked to follow `reads` and `block`; others
             are by `attach`, under a policy that caches their blocks.
         n_ids: ids of the model, where they are others than those of canvases; None: they are not.
-        shift: 1 if the model's own logits at a position are those of the next one, 0 if its own.
+        shift: 1 if the logits at a position are those of the next one, 0 if its own.
     """
 
     kind = "canvas"
@@ -470,7 +470,7 @@ class Denoiser(Model):
 
     def own_logits(self, tokens: Tensor) -> Tensor | None:
         """The model's logits `[R, N, V]` of whole rows `[R, N]`, in order and without a cache, for
-        self-checks; with `shift`, those of the first position are not valid. None: not known.
+        self-checks. None: not known.
         """
         return None
 

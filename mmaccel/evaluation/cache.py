@@ -35,6 +35,7 @@ from mmaccel.evaluation.answers import AskedModel, Side
 from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import TEXT_FIELDS, Question
 from mmaccel.evaluation.tables import CACHE_COLUMNS
+from mmaccel.pipelines.causal_lm.caches import take_prompt
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.eviction import Observed, Observer
@@ -453,7 +454,7 @@ class SharedPrompts:
             observer=None if evictor is None else self._observe(evictor),
         )
         own = OwnPrompt(mask, lengths, lambda sparse, size: states)
-        window.run_caches().take(own, states)
+        take_prompt(window.run_caches(), own, states)
         window.prompt_logits = self.logits if is_whole else None
 
     def _observe(self, method: CacheMethod) -> Observer:

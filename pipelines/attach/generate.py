@@ -32,8 +32,8 @@ from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.attach.unwrap import is_holder, is_pipeline, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.route import close_forwards
 from mmaccel.pipelines.generate_call import (
     PER_LAYER,
     GenerateCall,

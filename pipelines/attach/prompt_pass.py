@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
+from mmaccel.pipelines.causal_lm.compatibility import find_facts, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.layers.attention import watched
@@ -176,7 +176,7 @@ def open_prompt(
             watching: AbstractContextManager[Any] = layers.cutting()
         else:
             watchers = [] if observer is None else [observer]
-            served = number_served(check_causal_lm(call.model))
+            served = number_served(find_facts(call.model).windows)
             watching = watched(call.model, watchers, tiles, served)
         with watching:
             output, n_passes = Prefill(call, others).run(None if whole_reason else size)

@@ -54,7 +54,6 @@ class ModelFacts:
         windows: sliding window of every layer, in positions; None where it sees everything.
         n_ids: V, of the whole head.
         max_positions: see `find_position_limit`.
-        parameters: names of the parameters of the model's forward.
         cache_argument: how the model's forward names its cache.
         last_only: arguments with which a forward computes the logits of the last position alone;
             empty where it has no such option.
@@ -64,7 +63,6 @@ class ModelFacts:
     windows: Sequence[int | None]
     n_ids: int
     max_positions: int | None = None
-    parameters: frozenset[str] = frozenset()
     cache_argument: str = CACHE
     last_only: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,23 +104,17 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    parameters = frozenset(forward_parameters(model))
+    parameters = forward_parameters(model)
     facts = ModelFacts(
         config,
         _windows(layers),
         n_ids,
         find_position_limit(model),
-        parameters,
         cache_argument(parameters) or CACHE,
         {"logits_to_keep": 1} if "logits_to_keep" in parameters else {},
     )
     _found[model] = state, facts
     return facts
-
-
-def check_causal_lm(model: Any) -> Sequence[int | None]:
-    """The sliding windows of a model's layers; raises UnsupportedModelError as `find_facts`."""
-    return find_facts(model).windows
 
 
 UNSERVED = "its calls run as ever without a policy; docs/models.md lists the models that are served"
@@ -216,6 +208,26 @@ def read_weight(head: Any) -> Tensor:
     if weight.device.type == "meta" and getattr(linear, "_hf_hook", None) is not None:
         weight = linear._hf_hook.weights_map["weight"]  # accelerate keeps it elsewhere
     return cast(Tensor, weight)
+
+
+def name_head(model: Any, n_rows: int, n_ids: int) -> str:
+    """The full name of a head of which some rows alone can be computed; empty where all are."""
+    head = model.get_output_embeddings()
+    has_hook = getattr(head, "_hf_hook", None) is not None  # which brings the whole head
+    if n_rows >= n_ids or not isinstance(head, nn.Linear) or has_hook:
+        return ""
+    return next(name for name, module in model.named_modules() if module is head)
+
+
+def take_rows(model: Any, name: str, rows: Any) -> dict[str, Tensor]:
+    """Weight and bias of some rows of a head that `name_head` names, by full name; or nothing."""
+    if not name:
+        return {}
+    head = model.get_submodule(name)
+    found = {f"{name}.weight": head.weight[rows]}
+    if head.bias is not None:
+        found[f"{name}.bias"] = head.bias[rows]
+    return found
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
@@ -340,11 +352,6 @@ def check_options(vocab_size: int | None, full: int, stride: Any, attention: str
         check_int("vocab_size", vocab_size, 1, full, hint=f"None keeps all {full} ids")
     if stride not in ("auto", None):
         check_int("stride", stride, 1, hint='try 64, None or "auto"')
-    check_attention(attention)
-
-
-def check_attention(attention: str) -> None:
-    """Raise OptionError unless `attention` is one of the three."""
     check_choice("attention", attention, _ATTENTIONS, hint="auto takes the kernel on GPUs")
 
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import read_weight
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.passes import select_kept
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow, select_kept
+from mmaccel.pipelines.causal_lm.route import run_body
 
 
 class ImageTokenWindow(CausalLMWindow):
@@ -105,7 +105,7 @@ class ImageTokenWindow(CausalLMWindow):
         is_text = inputs["position_ids"] < self._lengths.view(len(tokens), -1)  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
-        hidden = select_kept(self.passes.states(self.model.model, inputs), kept)
+        hidden = select_kept(run_body(self, self.model.model, inputs), kept)
         hidden = hidden.to(self.ids.device)
         if self.keeps_states:
             self.last_states = hidden

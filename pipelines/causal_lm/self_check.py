@@ -63,7 +63,7 @@ def check_windows(model: Any, window: Any) -> None:
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
 
     Args:
-        model: one that `check_causal_lm` accepts, in evaluation mode.
+        model: one that `find_facts` accepts, in evaluation mode.
         window: over the model.
 
     Raises:
@@ -85,7 +85,7 @@ def check_windows(model: Any, window: Any) -> None:
     if activations is not None:
         tolerance = Tolerance(max(SAME_SHAPES.mean, tolerance.mean))
     process = _process_whole if activations is None else _process_alike
-    reason = same_logits(partial(process, window), partial(_run_windows, window), tolerance)
+    reason = same_logits(partial(process, window), partial(_logits_of, window), tolerance)
     if reason is None:
         return
     if reason:
@@ -157,21 +157,23 @@ def _process_alike(window: Any) -> list[Tensor]:
     return found
 
 
-def _run_windows(window: Any, choices: Choices | None = None) -> list[Tensor]:
-    """Logits `[2, W, V]` of the passes of `PASSES`, under our kernel where `choices` collects its
-    calls.
+def _run_windows(window: Any, choices: Choices | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Logits `[2, W, V]` of the passes of `PASSES`, and what the head reads `[2, W, C]` where it is
+    kept; under our kernel where `choices` collects its calls.
     """
     window.reserve(2, LENGTH)
     if choices is not None:
-        window.use_kernel(choices)
-    return [logits for logits, _ in _iterate_windows(window)]
-
-
-def _iterate_windows(window: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run the passes of `PASSES` one by one; logits `[2, W, V]` and what the head reads of each."""
+        window.choices = choices
+        window.attention_reason = ""  # our kernel runs
     ids = _make_ids(window)
-    for at in _iterate_positions(ids):
-        yield window.forward(Pass(ids.gather(1, at), at[:, 0])), window.last_states
+    return [
+        (window.forward(Pass(ids.gather(1, at), at[:, 0])), window.last_states)
+        for at in _iterate_positions(ids)
+    ]
+
+
+def _logits_of(window: Any, choices: Choices | None = None) -> list[Tensor]:
+    return [logits for logits, _ in _run_windows(window, choices)]
 
 
 def _iterate_positions(ids: Tensor) -> Iterator[Tensor]:
@@ -258,7 +260,7 @@ def _remember(model: Any, window: Any, kind: str, wants_triton: bool) -> str:
 def _check_kernel(plain: Any, wants_triton: bool) -> str | None:
     """The reason, empty where the model passes; None where nothing can be compared."""
     choices: Choices = []
-    own, kernel = partial(_run_windows, plain), partial(_run_windows, plain, choices)
+    own, kernel = partial(_logits_of, plain), partial(_logits_of, plain, choices)
     try:
         reason = same_logits(own, kernel, Tolerance.of(plain.model.dtype))
     except UnsupportedModelError as error:
@@ -305,7 +307,7 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
 
     try:
         with decoder.meeting(meet):
-            own = _run_states(plain)
+            own = _run_windows(plain)
         plain.setup.fused = decoder
         received, off = _follow(plain, decoder, met)
         limit = torch.full_like(off, torch.finfo(model.dtype).eps if is_short else 1e-5)
@@ -327,10 +329,10 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
         )
     # transformers computes norms in float32 in models of float64, too
     tolerance = Tolerance.of(model.dtype) if is_short else Tolerance.strict(torch.float32)
-    kept = 1 if decoder.head is None else 2
+    first = 1 if decoder.head is None else 0  # without a head its logits are states
     reason = same_logits(
-        lambda: [each for pair in own for each in pair[:kept]],
-        lambda: [each for pair in received for each in pair[:kept]],
+        lambda: [each for pair in own for each in pair[first:]],
+        lambda: [each for pair in received for each in pair[first:]],
         tolerance,
     )
     if reason is None:
@@ -406,7 +408,7 @@ def _keep(kept: list[Tensor], count: int, x: Tensor) -> Tensor:
 def _follow(
     window: Any, decoder: FusedDecoder, own: list[Tensor]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """`_run_states` of layers that go on from the model's own numbers, and how far each made
+    """`_run_windows` of layers that go on from the model's own numbers, and how far each made
     another, in the mean and as a part of its size.
     """
     left = iter(own)
@@ -419,7 +421,7 @@ def _follow(
         return expected
 
     with decoder.meeting(meet):
-        found = _run_states(window)
+        found = _run_windows(window)
     return found, torch.stack(off)
 
 
@@ -440,9 +442,3 @@ def _rounded_otherwise(linears: list[Any]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _run_states(window: Any) -> list[tuple[Tensor, Tensor]]:
-    """What the head reads `[2, W, C]` and logits `[2, W, V]` of every pass of `PASSES`."""
-    window.reserve(2, LENGTH)
-    return [(states, logits) for logits, states in _iterate_windows(window)]

@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.causal_lm.compatibility import name_head, take_rows
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.samplers.drafting.shared_ids import read_ids, spread_logits
 
@@ -62,17 +63,11 @@ class SharedIdsWindow(CausalLMWindow):
         self._reads = self._reads.to(device)
         self._rows = self._rows.to(device)
         self._ids = self._ids.to(device)
-        head = self.output_head()
-        self._cut = {}
-        is_whole = getattr(head, "_hf_hook", None) is not None  # accelerate's, which brings it
-        if len(self._rows) < self.facts.n_ids and isinstance(head, nn.Linear) and not is_whole:
-            name = next(name for name, each in self.model.named_modules() if each is head)
-            parameters = {"weight": head.weight, "bias": head.bias}
-            for part, values in parameters.items():
-                if values is not None:
-                    self._cut[f"{name}.{part}"] = values.detach()[self._rows]
+        with torch.no_grad():
+            name = name_head(self.model, len(self._rows), self.facts.n_ids)
+            self._cut = take_rows(self.model, name, self._rows)
 
-    def _replaced_tensors(self) -> dict[str, Tensor]:
+    def replaced_tensors(self) -> dict[str, Tensor]:
         return self._cut
 
     def compute(self, **inputs: Any) -> Any:

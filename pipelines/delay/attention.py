@@ -24,6 +24,7 @@ class StepCaches:
         dtype: of the model.
         padding: `[R, T]` bool, the first cache indices, True where no entry of the row sees them;
             None: all are seen.
+        reads_back: whether passes may read tensors on the host.
 
     Attributes:
         own: the `Cache` of self-attention.
@@ -37,7 +38,9 @@ class StepCaches:
         dtype: torch.dtype,
         *,
         padding: Tensor | None = None,
+        reads_back: bool = True,
     ) -> None:
+        self._reads_back = reads_back
         self._layout = KVCacheLayout(rows, n_entries + 1)
         self._dtype = dtype
         self._padding = None
@@ -57,7 +60,7 @@ class StepCaches:
         """Begin a pass over entries `[R, n]` int64; their mask `[R, 1, n, visible entries]`."""
         layout = self._layout
         visible = layout.max_length
-        if at.device.type == "cpu":
+        if self._reads_back:
             visible = min(visible, -(-(int(at.max()) + 1) // _STRIDE) * _STRIDE)
         layout.prepare(at, visible)
         mask = make_mask(at, layout.visible_length, None, self._dtype)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -29,12 +30,14 @@ from mmaccel.pipelines.delay.attention import StepCaches, mask_encoder
 from mmaccel.pipelines.delay.family import (
     CodeDecoder,
     draw_codes,
+    find_first,
     find_unflat,
     hand_rows,
-    open_prompt,
+    make_task,
+    read_ended,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
+from mmaccel.pipelines.delay.window import Cells, StepDecoder, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
@@ -45,7 +48,6 @@ from mmaccel.samplers.sampling_params import Processor, SamplingParams
 _GUIDANCE = "DiaClassifierFreeGuidanceLogitsProcessor"
 _FILTER = "DiaEOSChannelFilterLogitsProcessor"
 _END = "DiaEOSDelayPatternLogitsProcessor"
-_NEVER = 2**31  # a step that no sound reaches
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,21 @@ class DiaRules:
     last_begin: int | None
     before: Processor | None = None
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether it never reads tensors on the host."""
+        return self.before is None
+
+    @cached_property
+    def _first_book(self) -> Tensor:
+        """`[n]` int64, slots of the first book."""
+        return (self.cells.book == 0).nonzero()[:, 0]
+
+    @cached_property
+    def _last_book(self) -> int:
+        """The one that ends last."""
+        return len(self.delays) - 1 - int(self.delays.flip(0).argmax())
+
     def __call__(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         if self.before is not None:
             scores = self.before(scores, tokens, columns)
@@ -104,8 +121,7 @@ class DiaRules:
         book = self.cells.book[at]
         filtered = self._filter(scores, book)
         due = self.find_ends(tokens, slots) + self.delays[book]
-        last = len(self.delays) - 1 - int(self.delays.flip(0).argmax())
-        ends = torch.where(book == last, self.stop, self.end)
+        ends = torch.where(book == self._last_book, self.stop, self.end)
         certain = torch.where(step == due, ends, self.padding)
         known = torch.full_like(scores, -math.inf).scatter_(-1, certain[..., None], 0.0)
         return torch.where((step < due)[..., None], filtered, known)
@@ -126,12 +142,9 @@ class DiaRules:
             tokens: `[B, N]` int64, the prompt's column, generated tokens, drafts.
             slots: `[B, W]` int64.
         """
-        own = (self.cells.book == 0).nonzero()[:, 0]  # [n], slots of the first book
-        ended = tokens[:, own + 1] == self.end
-        steps = torch.where(ended, self.cells.step[own], _NEVER)
-        first = pad(steps, (1, 0), value=_NEVER).cummin(1).values  # [B, n + 1], after as many
+        own = self._first_book
         n_before = torch.searchsorted(own, slots.contiguous())
-        found = first.gather(1, n_before)
+        found = find_first(tokens[:, own + 1] == self.end, self.cells.step[own], n_before)
         return found if self.last_begin is None else found.clamp(max=self.last_begin)
 
 
@@ -155,7 +168,9 @@ class DiaSteps(StepDecoder):
 
     def reserve(self, rows: int, n_steps: int) -> None:
         n_layers = len(self._model.model.decoder.layers)
-        self._caches = StepCaches(n_layers, rows, n_steps, self._states.dtype)
+        self._caches = StepCaches(
+            n_layers, rows, n_steps, self._states.dtype, reads_back=self.reads_back
+        )
 
     def forward(self, codes: Tensor, first: Tensor) -> Tensor:
         at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
@@ -234,17 +249,15 @@ class Dia(CodeDecoder):
         mask = call.others.get("decoder_attention_mask")
         if mask is not None and not bool(mask.all()):
             reasons.append("prompts of sound of different lengths")
-        given, free = self._read_pattern(call)
+        given, free = self.pattern(call, call.others["decoder_delay_mask"], config.pad_token_id)
         if not torch.equal(free, free[:1].expand_as(free)):
             reasons.append("rows with different patterns")
         if reasons:
             return Task(reasons)
-        device = given.device
-        rows, n_steps, n_books = given.shape
         cells = list_cells(free[0])
         chain, chosen = read_warpers(kinds, samples, call.ids[:, :0])
-        delays = torch.tensor(model.config.delay_pattern, device=device, dtype=torch.int64)
-        last_begin = n_steps - int(delays.max()) - 1
+        delays = torch.tensor(model.config.delay_pattern, device=given.device, dtype=torch.int64)
+        last_begin = given.shape[1] - int(delays.max()) - 1
         assert call.pad is not None  # as there is an end token
         padding = int(call.pad)
         rules = DiaRules(
@@ -267,35 +280,10 @@ class Dia(CodeDecoder):
         branches = 1 if guidance is None else 2
 
         def hand_over(made: Generation) -> Any:
-            index = torch.arange(made.tokens.shape[1], device=device)
-            tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
-            tokens = torch.where(tokens == rules.stop, rules.end, tokens)
-            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
-            longest = int(cells.step[int(made.lengths.max()) - 1]) + 1
-            return hand_rows(call, grid[:, :longest])
+            ends = {"stop": rules.stop, "end": rules.end, "padding": padding}
+            return hand_rows(call, read_ended(made, cells, given, **ends))
 
         steps = DiaSteps(model, call.others["encoder_outputs"][0], text)
-        repeated = given.repeat(branches, 1, 1)
-        return Task(
-            model=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
-            prompt=open_prompt(rows, branches, n_books, device, stop=rules.stop),
-            length=len(cells.step),
-            params=params,
-            samples=samples,
-            hand_over=hand_over,
+        return make_task(
+            call, steps, cells, given, hand_over, params=params, branches=branches, end=rules.end
         )
-
-    def _read_pattern(self, call: GenerateCall) -> tuple[Tensor, Tensor]:
-        """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool."""
-        n_books = self.n_books(call.model)
-        assert call.length is not None
-        padding = call.model.config.decoder_config.pad_token_id
-        own = call.ids.unflatten(0, (-1, n_books)).mT  # [B, T, K]
-        n_prompt = own.shape[1]
-        pattern = pad(own, (0, 0, 0, call.length), value=padding)
-        mask = call.others["decoder_delay_mask"][:, : pattern.shape[1]]
-        mask = pad(mask, (0, 0, 0, pattern.shape[1] - mask.shape[1]), value=padding)
-        given = torch.where(mask == padding, pattern, mask)
-        free = mask == padding
-        free[:, :n_prompt] = False
-        return given, free

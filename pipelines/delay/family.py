@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
-from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange
 from mmaccel.pipelines.generate_call import GenerateCall, Task, find_in_call
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.results import Generation
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
+NEVER = 2**31  # a step that no sound reaches
 _ATTENTIONS = ("eager", "sdpa")  # that take masks of numbers
 
 
@@ -89,6 +93,25 @@ class CodeDecoder(OwnPasses):
     def read(self, call: GenerateCall) -> Task:
         """The task of a call whose arguments can be served, or why it cannot be."""
 
+    def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Tensor]:
+        """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool.
+
+        Args:
+            call: whose ids `[B * K, T]` are rows of single books.
+            mask: `[B, S', K]`, codes of the pattern.
+            empty: its value in cells that it does not give.
+        """
+        assert call.length is not None
+        own = call.ids.unflatten(0, (-1, self.n_books(call.model))).mT  # [B, T, K]
+        n_prompt = own.shape[1]
+        own = pad(own, (0, 0, 0, call.length), value=empty)
+        mask = mask[:, : own.shape[1]]
+        mask = pad(mask, (0, 0, 0, own.shape[1] - mask.shape[1]), value=empty)
+        free = mask == empty
+        given = torch.where(free, own, mask)
+        free[:, :n_prompt] = False
+        return given, free
+
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.has_callers_cache or CACHE in call.given["refuse"]:
             yield "a cache given by the caller"
@@ -136,23 +159,75 @@ def draw_codes(model: Any, n_books: int, n_codes: int) -> Tensor:
     return torch.randint(n_codes, (2, 5, n_books), generator=generator).to(model.device)
 
 
-def open_prompt(
-    rows: int, branches: int, n_books: int, device: torch.device, *, stop: int | None = None
-) -> Prompt:
-    """The prompt of a stream: one token for each of `rows * branches` rows.
+def make_task(
+    call: GenerateCall,
+    steps: StepDecoder,
+    cells: Cells,
+    given: Tensor,
+    hand_over: Callable[[Generation], Any],
+    *,
+    params: SamplingParams,
+    branches: int = 1,
+    end: int | None = None,
+) -> Task:
+    """The task of a stream of codes, whose prompt is one token a row.
 
     Args:
-        rows: B.
+        call: the call.
+        steps: of the model.
+        cells: the stream's.
+        given: `[B, S, K]`, codes of all other cells.
+        hand_over: makes what `_sample` returns.
+        params: of the stream.
         branches: G.
-        n_books: K.
-        stop: the token that ends a row; None: only its length does.
+        end: see `DelayWindow`; its id ends a row. None: only the length does.
     """
-    return Prompt(
-        torch.zeros(rows * branches, 1, dtype=torch.int64, device=device),
-        torch.ones(rows * branches, dtype=torch.int64, device=device),
-        branches,
-        stop_tokens=None
-        if stop is None
-        else torch.tensor([stop], device=device, dtype=torch.int64),
-        layout=CodeFrames(n_books),
+    model = DelayWindow(call.model, steps, cells, given.repeat(branches, 1, 1), end)
+    n_rows = len(given) * branches
+    tokens = torch.zeros(n_rows, 1, dtype=torch.int64, device=given.device)
+    return Task(
+        model=model,
+        prompt=Prompt(
+            tokens,
+            torch.ones_like(tokens[:, 0]),
+            branches,
+            stop_tokens=None if end is None else tokens.new_tensor([steps.vocab_size]),
+            layout=CodeFrames(given.shape[2]),
+        ),
+        length=len(cells.step),
+        params=params,
+        samples=call.config.do_sample,
+        hand_over=hand_over,
     )
+
+
+def read_ended(
+    made: Generation, cells: Cells, given: Tensor, *, stop: int, end: int, padding: int
+) -> Tensor:
+    """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest.
+
+    Args:
+        made: the stream.
+        cells: its slots' cells.
+        given: as in `make_task`.
+        stop: id of the stream in place of an `end`.
+        end: code that ends a book.
+        padding: code behind a row's end.
+    """
+    index = torch.arange(made.tokens.shape[1], device=given.device)
+    tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
+    tokens = torch.where(tokens == stop, end, tokens)
+    grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
+    return grid[:, : int(cells.step[int(made.lengths.max()) - 1]) + 1]
+
+
+def find_first(is_end: Tensor, step: Tensor, n_before: Tensor) -> Tensor:
+    """The step of the first end of a row among its first slots, `[B, W]` int64; `NEVER` without.
+
+    Args:
+        is_end: `[B, n]` bool, of some slots of a row.
+        step: `[n]` int64, theirs.
+        n_before: `[B, W]` int64, how many of them are looked at.
+    """
+    first = torch.where(is_end, step, NEVER).cummin(1).values
+    return pad(first, (1, 0), value=NEVER).gather(1, n_before)

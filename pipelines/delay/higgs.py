@@ -22,15 +22,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.pipelines.delay.attention import StepCaches
-from mmaccel.pipelines.delay.family import CodeDecoder, draw_codes, open_prompt, read_warpers
-from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
+from mmaccel.pipelines.delay.family import (
+    CodeDecoder,
+    draw_codes,
+    find_first,
+    make_task,
+    read_ended,
+    read_warpers,
+)
+from mmaccel.pipelines.delay.window import Cells, StepDecoder, list_cells
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task, is_left_padded
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
-_NEVER = 2**31  # a step that no sound reaches
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,12 @@ class HiggsRules:
         n_books: K.
         end: id that ends a book.
         stop: V, which the stream has in place of an end behind K - 1 others of its step.
+
+    Attributes:
+        is_capturable: see `DiaRules`.
     """
 
+    is_capturable: ClassVar[bool] = True
     cells: Cells
     n_books: int
     end: int
@@ -69,9 +79,8 @@ class HiggsRules:
         n_slots = len(self.cells.step)
         is_end = tokens[:, 1 : 1 + n_slots] == self.end
         own = self.cells.step[: is_end.shape[1]]
-        first = torch.where(is_end, own, _NEVER).cummin(1).values
         n_before = torch.searchsorted(own, step.contiguous())  # slots of the steps before
-        return pad(first, (1, 0), value=_NEVER).gather(1, n_before)
+        return find_first(is_end, own, n_before)
 
     def _ends_before(self, tokens: Tensor, slots: Tensor) -> Tensor:
         """How many of the K - 1 slots before each of `[B, W]` are ends."""
@@ -109,7 +118,14 @@ class HiggsSteps(StepDecoder):
         padding = None if bool(self._mask.all()) else ~self._mask
         self._n_before = n_prompt - 1  # cache indices before that of step 0
         self._scratch = self._n_before + n_steps
-        self._caches = StepCaches(len(body.layers), rows, self._scratch, dtype, padding=padding)
+        self._caches = StepCaches(
+            len(body.layers),
+            rows,
+            self._scratch,
+            dtype,
+            padding=padding,
+            reads_back=self.reads_back,
+        )
         index = torch.arange(n_prompt, device=self._mask.device).expand(rows, -1)
         positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
         self._first = self._run(index, positions, **self._prompt)[:, -1:]  # [R, 1, K, V]
@@ -223,26 +239,16 @@ class Higgs(CodeDecoder):
         rules = HiggsRules(cells, n_books, end=end, stop=self.vocab_size(model))
 
         def hand_over(made: Generation) -> Any:
-            index = torch.arange(made.tokens.shape[1], device=device)
-            tokens = torch.where(index < made.lengths[:, None], made.tokens, end)
-            tokens = torch.where(tokens == rules.stop, end, tokens)
-            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
-            longest = int(cells.step[int(made.lengths.max()) - 1])
-            return self._hand_sound(call, grid[:, 1 : longest + 1])
+            grid = read_ended(made, cells, given, stop=rules.stop, end=end, padding=end)
+            return self._hand_sound(call, grid[:, 1:])
 
         prompt = {"input_ids": call.ids}
         for name in ("audio_input_ids", "audio_input_ids_mask"):
             if name in call.given["read"]:
                 prompt[name] = call.others[name]
         steps = HiggsSteps(model, call.mask, prompt)
-        return Task(
-            model=DelayWindow(model, steps, cells, given, end=end),
-            prompt=open_prompt(rows, 1, n_books, device, stop=rules.stop),
-            length=len(cells.step),
-            params=SamplingParams(processor=rules, **chosen),
-            samples=samples,
-            hand_over=hand_over,
-        )
+        params = SamplingParams(processor=rules, **chosen)
+        return make_task(call, steps, cells, given, hand_over, params=params, end=end)
 
     @staticmethod
     def _hand_sound(call: GenerateCall, codes: Tensor) -> Any:

@@ -24,10 +24,10 @@ from mmaccel.pipelines.delay.family import (
     draw_codes,
     find_unflat,
     hand_rows,
-    open_prompt,
+    make_task,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange, list_cells
+from mmaccel.pipelines.delay.window import StepDecoder, arrange, list_cells
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
@@ -67,7 +67,9 @@ class MusicgenSteps(StepDecoder):
     def reserve(self, rows: int, n_steps: int) -> None:
         body = self._body
         states = self._states
-        self._caches = StepCaches(len(body.layers), rows, n_steps, states.dtype)
+        self._caches = StepCaches(
+            len(body.layers), rows, n_steps, states.dtype, reads_back=self.reads_back
+        )
         every = torch.zeros(1, 1, n_steps + 1, dtype=torch.int64, device=states.device)
         self._positions = body.embed_positions(every)  # [S + 1, D]
 
@@ -107,7 +109,9 @@ class MelodySteps(MusicgenSteps):
         states = self._states
         n_before = states.shape[1]
         length = n_before + n_steps
-        self._caches = StepCaches(len(body.layers), rows, length, states.dtype)
+        self._caches = StepCaches(
+            len(body.layers), rows, length, states.dtype, reads_back=self.reads_back
+        )
         self._positions = body.embed_positions(states.new_zeros(1, length + 1, 1))
         index = torch.arange(n_before, device=states.device)
         with torch.no_grad():
@@ -160,9 +164,8 @@ class Musicgen(CodeDecoder):
     def read(self, call: GenerateCall) -> Task:
         model = call.model
         n_books = self.n_books(model)
-        n_prompt = call.ids.shape[1]
         assert call.length is not None
-        n_steps = n_prompt + call.length
+        n_steps = call.ids.shape[1] + call.length
         is_guided = len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)
         kinds = call.kinds[1:] if is_guided else call.kinds
         reasons = [*find_unflat(kinds)]
@@ -177,16 +180,11 @@ class Musicgen(CodeDecoder):
             reasons.append("a pattern of another length than the call")
         if reasons:
             return Task(reasons)
-        pattern = self._by_row(call.others[_PATTERN], n_books)[:, :n_steps]  # [B, S, K]
-        free = pattern == -1
-        free[:, :n_prompt] = False
+        given, free = self.pattern(call, mask.unflatten(0, (-1, n_books)).mT, -1)
         if not torch.equal(free, free[:1].expand_as(free)):
             return Task(["rows with different patterns"])
         if not bool(free.any()):
             return Task(["a pattern in which nothing is generated"])
-        given = pattern.clone()
-        own = self._by_row(call.ids, n_books)
-        given[:, :n_prompt] = torch.where(pattern[:, :n_prompt] == -1, own, pattern[:, :n_prompt])
         cells = list_cells(free[0])
         branches = 2 if is_guided else 1
         chain, chosen = read_warpers(kinds, call.config.do_sample, call.ids[:, :0])
@@ -195,20 +193,9 @@ class Musicgen(CodeDecoder):
         def hand_over(made: Generation) -> Any:
             return hand_rows(call, arrange(made.tokens, cells, given))
 
-        repeated = given.repeat(branches, 1, 1)
-        return Task(
-            model=DelayWindow(model, self.open_steps(call), cells, repeated),
-            prompt=open_prompt(len(given), branches, n_books, given.device),
-            length=len(cells.step),
-            params=SamplingParams(guidance_scale=scale, processor=chain, **chosen),
-            samples=call.config.do_sample,
-            hand_over=hand_over,
-        )
-
-    @staticmethod
-    def _by_row(rows: Tensor, n_books: int) -> Tensor:
-        """Rows of single books `[B * K, S]` as `[B, S, K]`."""
-        return rows.unflatten(0, (-1, n_books)).mT
+        params = SamplingParams(guidance_scale=scale, processor=chain, **chosen)
+        steps = self.open_steps(call)
+        return make_task(call, steps, cells, given, hand_over, params=params, branches=branches)
 
     def open_steps(self, call: GenerateCall) -> StepDecoder:
         """The decoder, over what it attends to as the model's own forward makes it."""

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Pass, PromptCost, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.runner.static_buffers import reads_back
 
 
 class Cells(NamedTuple):
@@ -38,9 +39,11 @@ class StepDecoder(ABC):
 
     Attributes:
         vocab_size: V.
+        reads_back: whether passes after the next `reserve` may read tensors on the host.
     """
 
     vocab_size: int
+    reads_back: bool = True
 
     @abstractmethod
     def reserve(self, rows: int, n_steps: int) -> None:
@@ -77,6 +80,7 @@ class DelayWindow(TokenModel):
     """
 
     own_prompt = None
+    offers = TokenModel.offers | {"captured steps"}
 
     def __init__(
         self, model: Any, steps: StepDecoder, cells: Cells, given: Tensor, end: int | None = None
@@ -105,6 +109,7 @@ class DelayWindow(TokenModel):
         return find_device(self.model)
 
     def reserve(self, rows: int, positions: int) -> None:
+        self._steps.reads_back = reads_back(self)
         self._steps.reserve(rows, self._given.shape[1])
         self._codes = pad(self._given, (0, 0, 0, 1))  # the last step is never read
 

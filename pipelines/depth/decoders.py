@@ -43,7 +43,7 @@ class CsmDepth(DepthDecoder):
         logits = model(
             input_ids=entries,
             backbone_last_hidden_state=given["backbone_last_hidden_state"],
-            attention_mask=torch.ones_like(entries),  # without one, 5.24 fails on its positions
+            attention_mask=make_mask(entries, model.dtype),
             use_cache=False,
             return_dict=True,
         ).logits
@@ -72,8 +72,15 @@ class MoshiDepth(DepthDecoder):
 
     def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
         state = given["last_hidden_state"].expand(-1, entries.shape[1], -1)
+        tables = model.text_embed_tokens, *model.embed_tokens
+        embedded = [table(ids[:, None]) for table, ids in zip(tables, entries.unbind(1))]
         logits: Tensor = model(
-            input_ids=entries, last_hidden_state=state, use_cache=False, return_dict=True
+            input_ids=entries,
+            inputs_embeds=torch.cat(embedded, 1),  # the model looks for its tables on the host
+            last_hidden_state=state,
+            attention_mask=make_mask(entries, model.dtype),
+            use_cache=False,
+            return_dict=True,
         ).logits
         return logits
 
@@ -107,7 +114,10 @@ class CodePredictor(DepthDecoder):
         codes = self.embed(model, entries)[:, self.n_before :]
         embedded = self.project(model, torch.cat([before, codes], 1))
         hidden = model.model(
-            inputs_embeds=embedded, use_cache=False, return_dict=True
+            inputs_embeds=embedded,
+            attention_mask=make_mask(entries, model.dtype),
+            use_cache=False,
+            return_dict=True,
         ).last_hidden_state
         scored = zip(model.lm_head, hidden[:, 1:].unbind(1))
         return pad(torch.stack([head(state) for head, state in scored], 1), (0, 0, 1, 0))
@@ -140,6 +150,16 @@ class TTSCodePredictor(CodePredictor):
     def project(self, model: Any, embedded: Tensor) -> Tensor:
         narrowed: Tensor = model.small_to_mtp_projection(embedded)
         return narrowed
+
+
+def make_mask(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    """A causal mask `[R, 1, n, n]` of entries `[R, n]`, which is added to scores.
+
+    Without it the models' own masking looks for padding, on the host.
+    """
+    rows, n = entries.shape
+    hidden = torch.full((n, n), torch.finfo(dtype).min, dtype=dtype, device=entries.device)
+    return hidden.triu(1).expand(rows, 1, -1, -1)
 
 
 def draw_states(model: Any, rows: int, width: int) -> Tensor:

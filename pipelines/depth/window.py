@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass, TokenModel
+from mmaccel.model_parts import CapturedBuffers
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.runner.static_buffers import model_state, reads_back, torch_settings
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.depth.family import DepthDecoder
 
 
-class DepthWindow(TokenModel):
+class DepthWindow(TokenModel, CapturedBuffers):
     """A depth decoder over one frame of each row, as a token model.
 
     A pass scores the frame from its beginning, by the decoder's own forward without a cache: a
@@ -36,6 +38,8 @@ class DepthWindow(TokenModel):
     """
 
     own_prompt = None
+    offers = TokenModel.offers | {"captured steps"}
+    captures_prompts = False  # they are written, and no more
 
     def __init__(
         self, kind: DepthDecoder, model: Any, given: Mapping[str, Any] | None = None
@@ -47,7 +51,7 @@ class DepthWindow(TokenModel):
         self._given = {} if given is None else given
         self._most = kind.n_entries(model)
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
-        self._n_prompt = 0  # tokens of the prompts
+        self._n_prompt = torch.zeros((), dtype=torch.int64)  # tokens of the prompts
 
     @property
     def device(self) -> torch.device:
@@ -56,11 +60,32 @@ class DepthWindow(TokenModel):
     def reserve(self, rows: int, positions: int) -> None:
         shape = (rows, positions + 1)  # the last one is never read
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        self._n_prompt = self._kind.n_before
+        self._n_prompt = self._tokens.new_full((), self._kind.n_before)
+
+    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
+        given = tuple((name, value.shape, value.dtype) for name, value in self._given.items())
+        options = type(self._kind), given, *torch_settings(self.device)
+        return self.model, model_state(self.model), options
+
+    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
+        self.reserve(rows, positions)
+        self._given = {name: value.clone() for name, value in self._given.items()}
+        return {"_tokens": self._tokens, "_n_prompt": self._n_prompt, "_given": self._given}
+
+    def load_static(self, buffers: dict[str, Any]) -> None:
+        for name, value in self._given.items():
+            buffers["_given"][name].copy_(value)
+        vars(self).update(buffers)
+        self._tokens.zero_()
+        self._n_prompt.fill_(self._kind.n_before)
+
+    def prompt_width(self, width: int) -> int:
+        return width
 
     def prefill(self, entries: Pass) -> None:
         """Keep the prompt; the first pass scores it. See `TokenModel.prefill`."""
-        self._n_prompt = max(self._n_prompt, int(self._write(entries)[0, -1]) + 2)
+        last = self._write(entries)[0, -1]
+        self._n_prompt.copy_(torch.maximum(self._n_prompt, last + 2))
         recorder: Any = self.setup.recorder
         if recorder is not None:  # of the prompt a call gets nothing
             none = SimpleNamespace(hidden_states=())
@@ -76,9 +101,11 @@ class DepthWindow(TokenModel):
         n_before = kind.n_before
         at = self._write(entries) - self._n_prompt + n_before  # [R, W], in the frame
         at = at.clamp(0, self._most - 1)
-        n = int(at.max()) + 1 if at.device.type == "cpu" else self._most
-        codes = self._tokens[:, self._n_prompt : self._n_prompt + self._most - n_before]
-        frame = torch.cat([self._tokens[:, :n_before], codes], 1)[:, :n]
+        n = int(at.max()) + 1 if reads_back(self) else self._most
+        # the frame's beginning, and behind the whole prompt its codes
+        entry = torch.arange(n, device=at.device)
+        entry = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
+        frame = self._tokens[:, entry.clamp(max=self._tokens.shape[1] - 1)]
         if self.setup.recorder is not None:
             states = kind.embed(self.model, frame)
             if states is not None:

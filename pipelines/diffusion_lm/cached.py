@@ -1,26 +1,28 @@
 """Denoisers over a KV cache that is written and read at any indices.
 
-The model is called with explicit positions, a mask per entry and the stores of its layers
-(`mmaccel.pipelines.diffusion_lm.cached_passes`). Keys and values are written at their cache indices
-first; then every entry reads the indices that its mask names. So a cache plan is a set of
-positions, and one row of the cache can hold several canvases.
+A pass computes some entries of every row, writes their keys and values at any cache indices, and
+reads any indices. The model is called with explicit positions, a 4-D mask in the form that it
+takes, and the stores of its layers. Keys and values are written first; then every entry reads the
+indices that its mask names. So a cache plan is a set of positions, and one row of the cache can
+hold several canvases. Under methods of caches and attention its layers attend as a `WindowPass`
+says.
 
-Some models have logits shifted by one: the token at position i is predicted from the state at
-position i - 1 (J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487).
-A pass over a whole canvas reads these logits at another index. A pass over some entries of a row
-lacks the state before the first of them. That state is computed along: one more entry, with the
-token at that position, written to a cache index that nothing reads. It reads what its successor
-reads; under a block-causal model, only what its own block may see of that.
+Source of the idea: the replaced positions of C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618.
+
+Departures: one cache for all cache plans; the mask says what is read, never the cache's length.
 """
 
 from __future__ import annotations
 
-from copy import copy
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.checks import check_int
 from mmaccel.contracts import LAYER_METHODS, CanvasPass, Denoiser
@@ -30,16 +32,26 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     check_mode,
     find_device,
     find_layer_sizes,
+    forward_parameters,
 )
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
-from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
+from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser, scrambled_passes
+from mmaccel.pipelines.layers.attention import window_attention_in
+from mmaccel.pipelines.layers.attention_inputs import find_attending
+from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache, mask_reads
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.runner.own_products import (
     find_own_products,
     open_own_products,
     own_products,
 )
+from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 from mmaccel.samplers.canvas.layout import seen_blocks
+from mmaccel.samplers.compare_logits import Tolerance, same_logits
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 _LACKS = {  # words of methods that need more of a cache than entries of finished blocks
     "packed entries": "its cache stays as it is after the prompt",
@@ -53,97 +65,29 @@ _LACKS = {  # words of methods that need more of a cache than entries of finishe
 }
 
 
-def lack_of_blocks(passes: CachedPasses, word: str, part: Any) -> str:
-    """Why layers whose blocks are cached lack a word of `LAYER_METHODS`."""
-    if word in _LACKS:
-        return _LACKS[word]
-    if word == "own attention":
-        return passes.find_obstacle()
-    if word == "hidden states":
-        sizes = find_layer_sizes(passes.config)
-        if part.sizes not in (None, sizes):
-            return f"it has {sizes}, and {part.name} is for {part.sizes}"
-        return passes.find_obstacle(reads_hidden=True)
-    return ""
+class _Called:
+    """A `Watcher` that notes which layers call it, maybe with hidden states."""
 
+    def __init__(self, reads_hidden: bool) -> None:
+        self.layers: list[int] = []
+        self.reads_hidden = reads_hidden
 
-class Predecessors:
-    """Adds to a pass the entries before its queries, for a model with shifted logits.
-
-    Args:
-        rows: rows of the cache.
-        size: P, cache indices of a row.
-        block: positions per block of a block-causal model, or None.
-        device: of the passes.
-    """
-
-    def __init__(self, rows: int, size: int, block: int | None, device: torch.device) -> None:
-        self._block = block
-        self._positions = torch.full(
-            (rows, size), -1, device=device, dtype=torch.int64
-        )  # written at a cache index
-        self._tokens = torch.zeros_like(self._positions)
-
-    def extend(self, entries: CanvasPass) -> CanvasPass:
-        """The pass with its queries moved to the entries before them, computed where they are not.
-
-        Cost: one host synchronisation, for the number of entries that are missing.
-        """
-        rows, count = entries.tokens.shape
-        at, tokens = self._positions[:rows], self._tokens[:rows]  # [R, P], views
-        self.note(entries)
-        computed = torch.full_like(at, -1)  # entry that is written at a cache index
-        index = torch.arange(count, device=at.device).expand(rows, -1)
-        computed.scatter_(1, entries.cache_indices, index)
-        position = entries.positions.gather(1, entries.queries) - 1  # [R, Q]
-        reads = self._reads(entries)  # [R, Q, P]
-        found = reads & (at[:, None] == position[..., None])
-        is_found, cache_index = found.any(-1), found.int().argmax(-1)  # [R, Q]
-        entry = computed.gather(1, cache_index)
-        queries = torch.where(is_found & (entry >= 0), entry, entries.queries)
-        written = entries.cache_indices.gather(1, entries.queries)
-        missing = is_found & (entry < 0) & (written < at.shape[1] - 1)  # the last is of padding
-        n_missing = int(missing.sum(1).max())
-        if n_missing == 0:
-            return replace(entries, queries=queries)
-        chosen = (~missing).int().argsort(dim=1, stable=True)[:, :n_missing]  # [R, E]
-        position = position.gather(1, chosen).clamp(min=0)
-        wide = chosen[..., None].expand(-1, -1, reads.shape[-1])
-        reads = reads.gather(1, wide)  # [R, E, P]
-        if self._block is not None:
-            reads = reads & seen_blocks(at, position, self._block)
-        own = entries.reads.expand(-1, count, -1)
-        return CanvasPass(
-            tokens=torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
-            positions=torch.cat([entries.positions, position], 1),
-            cache_indices=torch.cat(
-                [entries.cache_indices, torch.full_like(chosen, at.shape[1] - 1)], 1
-            ),
-            reads=torch.cat([own, reads], 1),
-            queries=torch.where(missing, count + missing.cumsum(1) - 1, queries),
-        )
-
-    def note(self, entries: CanvasPass) -> None:
-        """Keep where a pass writes its entries."""
-        rows = len(entries.tokens)
-        self._positions[:rows].scatter_(1, entries.cache_indices, entries.positions)
-        self._tokens[:rows].scatter_(1, entries.cache_indices, entries.tokens)
-
-    def _reads(self, entries: CanvasPass) -> Tensor:
-        """Cache indices that every query reads, `[R, Q, P]` bool."""
-        wide = entries.queries[..., None].expand(-1, -1, entries.reads.shape[-1])
-        if entries.reads.shape[1] == 1:
-            return entries.reads.expand(wide.shape)
-        return entries.reads.gather(1, wide)
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.layers.append(layer)
 
 
 class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
     """Base of these; see `mmaccel.contracts.Denoiser`.
 
-    A child runs the self-check when it is constructed, or is made of a model that passed one.
+    A child says how its model is called, and runs the self-check when it is constructed, or is made
+    of a model that passed one.
 
     Args:
-        passes: of the model.
+        model: takes `input_ids`, `attention_mask`, `position_ids`, `use_cache` and a cache, or what
+            `call_model` of a child gives it.
         mask_token: id of an open slot; None for a model of uniform corruption.
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
@@ -154,7 +98,12 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             of an image.
 
     Attributes:
+        form: of 4-D masks, see `mmaccel.pipelines.layers.store.mask_reads`.
+        reports_past_only: see `KVCacheLayout`.
+        spare: cache indices beyond those reserved, which nothing reads.
+        cached_options, plain_options: arguments of the model in passes with and without a cache.
         supports_kv_cache: may be set to False; every pass is then over all columns.
+        stores: of the layers, since `reserve`; None before.
 
     Raises:
         OptionError: an option outside its domain.
@@ -163,13 +112,19 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         `[R, 1, C, P]`.
     """
 
+    form: str = "additive"
+    reports_past_only: ClassVar[bool] = False
+    spare: ClassVar[int] = 0
+    cached_options: ClassVar[Mapping[str, Any]] = NO_OPTIONS
+    plain_options: ClassVar[Mapping[str, Any]] = NO_OPTIONS
+
     supports_kv_cache = True
     any_rows = True
     is_self_checked = True
 
     def __init__(
         self,
-        passes: CachedPasses,
+        model: Any,
         mask_token: int | None,
         *,
         shift: int = 0,
@@ -177,7 +132,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         vocab_size: int | None = None,
         images: tuple[int, int] | None = None,
     ) -> None:
-        self.cached, self.model = passes, passes.model
+        self.model = model
         n_drawn = int(self.model.get_output_embeddings().weight.shape[0])
         n_ids = int(self.model.get_input_embeddings().weight.shape[0])
         check_int("shift", shift, 0, 1, hint="1 where logits are those of the next position")
@@ -199,11 +154,14 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
                     f"images: expected (first id, count) within {n_ids} ids, received {images}; "
                     "None for canvases of text"
                 )
-        most = getattr(passes.config, "max_position_embeddings", None)
+        most = getattr(self.config, "max_position_embeddings", None)
         # as LLaDA's configuration calls it
-        own = getattr(passes.config, "max_sequence_length", None)
+        own = getattr(self.config, "max_sequence_length", None)
         self.max_positions = most if own is None else own
-        self._predecessors: Predecessors | None = None
+        self.stores: LayerStores | None = None
+        self._methods = LayerMethods()
+        self._branches = 1
+        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
 
     def check(self) -> None:
         """Run the self-check: over the cache, and without where the model fails it there.
@@ -241,8 +199,19 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache: `reserve` comes first, as always."""
-        own = {"cached": copy(self.cached), "_predecessors": None}
-        return vars(self) | own
+        return vars(self) | {"stores": None, "_cache": None}
+
+    @property
+    def config(self) -> Any:
+        """Of the model's decoder."""
+        config = getattr(self.model, "config", None)
+        get_text_config = getattr(config, "get_text_config", None)
+        return get_text_config() if callable(get_text_config) else config
+
+    @property
+    def n_layers(self) -> int | None:
+        """Attention layers; None where that is not known."""
+        return getattr(self.config, "num_hidden_layers", None)
 
     @property
     def device(self) -> torch.device:
@@ -251,13 +220,13 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's dtype."""
-        return self.model.dtype
+        """Of the model's first parameter that is no integer."""
+        return next(p for p in self.model.parameters() if p.dtype.is_floating_point).dtype
 
     @property
     def prompt_limit(self) -> int | None:
         """See `FinishedBlocks`. Blocks are chosen of rows without padding, whatever their batch."""
-        methods = self.cached.methods
+        methods = self._methods
         if methods.attention is not None and methods.attention.budget < 1:
             return 0
         return None if methods.evictor is None else methods.evictor.budget
@@ -268,22 +237,55 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return super().lack(word, part)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
-        return lack_of_blocks(self.cached, word, part)
+        if word in _LACKS:
+            return _LACKS[word]
+        if word == "own attention":
+            return self._lack_of_attention(reads_hidden=False)
+        if word == "hidden states":
+            sizes = find_layer_sizes(self.config)
+            if part.sizes not in (None, sizes):
+                return f"it has {sizes}, and {part.name} is for {part.sizes}"
+            return self._lack_of_attention(reads_hidden=True)
+        return ""
+
+    def _lack_of_attention(self, reads_hidden: bool) -> str:
+        """Why the layers do not attend by a function of ours, maybe with hidden states: every layer
+        must call it once, and the logits must be those of the model's own attention.
+        """
+        ids = torch.arange(6, device=self.device)[None] % 2
+        entries = scrambled_passes(ids, None)[0]
+        called = _Called(reads_hidden)
+
+        def run() -> list[Tensor]:
+            self.open_cache(1, entries.reads.shape[-1])
+            return [self._run(entries, by_pass=False)]
+
+        def attend() -> list[Tensor]:
+            return [self._run(entries, by_pass=True, watcher=called)]
+
+        try:
+            reason = same_logits(run, attend, Tolerance.of(self.dtype))
+        except UnsupportedModelError as error:
+            return str(error)
+        if called.layers != list(range(self.n_layers or 0)):
+            reason = (
+                f"{reason or 'logits'} where {len(called.layers)} of {self.n_layers} layers asked "
+                "transformers for an attention function by name"
+            )
+        return f"under it {reason}" if reason else ""
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        self.cached.methods = methods
-        self.cached.branches = branches
+        self._methods, self._branches = methods, branches
         # what they leave of a cache belongs to a row of the prompt
         self.any_rows = type(self).any_rows and not methods
 
     @property
     def layer_counts(self) -> LayerCounts:
-        stores = self.cached.stores
-        return LayerCounts() if stores is None else stores.counts
+        return LayerCounts() if self.stores is None else self.stores.counts
 
     def moved(self) -> None:
         """Drop the cache: the weights are on another device or in another dtype."""
-        self._predecessors = self.cached.stores = None
+        self.stores = None
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache; see `Denoiser.reserve`.
@@ -295,40 +297,106 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         check_mode(self.model)
         open_own_products(self.model)
         if self.supports_kv_cache:
-            self.cached.reserve(rows, cache_size)
-        self._predecessors = None
-        if self.shift:
-            self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
+            self.open_cache(rows, cache_size)
+
+    def open_cache(self, rows: int, cache_size: int) -> None:
+        """As `reserve`, without checks of the model's mode."""
+        if self.n_layers is None:
+            raise UnsupportedModelError(
+                "model: expected a configuration with num_hidden_layers, received a "
+                f"{type(self.model).__name__} without; its keys and values cannot be cached"
+            )
+        layout = KVCacheLayout(rows, cache_size + self.spare, self.reports_past_only)
+        self._cache = make_cache(self.n_layers, layout)
+        self.stores = LayerStores(self._cache.layers, layout, self._methods, self._branches)
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`.
-
-        Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
-        the canvas.
-        """
-        if self._predecessors is not None:
-            entries = self._predecessors.extend(entries)
-        entries = replace(entries, tokens=self.to_model(entries.tokens))
         with own_products(find_own_products(self.model), entries.tokens):
             if self.supports_kv_cache:
-                return self.take(self.cached.run(entries))
+                return self.run(entries)
             reads = entries.reads
             if self.block is not None:
                 reads = reads & seen_blocks(entries.positions, entries.positions, self.block)
-            return self.take(self.cached.run_plain(entries, reads))
+            return self._run_plain(entries, reads)
+
+    def run(self, entries: CanvasPass) -> Tensor:
+        """One pass over the cache; logits `[R, Q, V]` of the queries.
+
+        An entry that reads nothing reads itself, so that its logits are no NaN.
+        """
+        assert self.stores is not None, "reserve comes first"
+        return self._run(entries, by_pass=bool(self._methods), sparse=self.stores.sparse)
 
     def prefill(self, entries: CanvasPass) -> None:
-        if self._predecessors is not None:
-            self._predecessors.note(entries)
-        self.cached.prefill(entries)
+        """See `FinishedBlocks`. Rows begin at the first index of the stores; later passes count
+        cache indices as before.
+        """
+        assert self.stores is not None
+        assert entries.lengths is not None and entries.start is not None
+        lengths = entries.lengths
+        width = entries.tokens.shape[1]
+        index = torch.arange(width, device=lengths.device).expand_as(entries.tokens)
+        at = entries.cache_indices[:, None].expand(-1, entries.reads.shape[1], -1)
+        reads = entries.reads.gather(2, at) & (index < lengths[:, None])[:, None]
+        observer = self.stores.observe(lengths)
+        at_front = replace(entries, cache_indices=index, reads=reads)
+        self._run(at_front, by_pass=True, watcher=observer)
+        if observer is not None:
+            self.stores.evict(lengths, observer, entries.start)
+        if not self.stores.n_evicted[0]:
+            self.stores.keep_all(entries.start)
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
         """See `Denoiser.own_logits`."""
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = seen_blocks(index, index, self.block or tokens.shape[1])
-        ids = self.to_model(tokens)
         entries = CanvasPass(
-            tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index
+            tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index
         )
-        return self.take(self.cached.run_plain(entries, reads).roll(self.shift, 1))
+        return self._run_plain(entries, reads)
+
+    def _run(self, entries: CanvasPass, *, by_pass: bool, **fields: Any) -> Tensor:
+        """A pass over the cache; fields of its `WindowPass`, which the layers follow or not."""
+        assert self.stores is not None
+        reads = pad(entries.reads, (0, self.spare)) if self.spare else entries.reads
+        this = self.stores.open_pass(entries.cache_indices, reads, **fields)
+        layout = self.stores.layers[0].layout
+        assert layout.indices is not None
+        mask = mask_reads(layout.shift(reads), layout.indices, self.form, self.dtype)
+        with ExitStack() as stack:
+            if by_pass:
+                attending = find_attending(self.model) if this.reads_hidden else []
+                configs = find_configs(self.model)
+                stack.enter_context(window_attention_in(configs, this, attending))
+            return self._logits(entries, mask, self._cache)
+
+    def _run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
+        """A pass without a cache, over all columns of its rows, which attend to `reads`,
+        `[R, 1, C]` or `[R, C, C]` bool.
+        """
+        mask = mask_reads(reads, entries.cache_indices, self.form, self.dtype)
+        return self._logits(entries, mask, None)
+
+    def _logits(self, entries: CanvasPass, mask: Tensor, cache: Any) -> Tensor:
+        entries = replace(entries, tokens=self.to_model(entries.tokens))
+        return self.take(self.call_model(entries, mask, cache))
+
+    def call_model(self, entries: CanvasPass, mask: Tensor, cache: Any) -> Tensor:
+        """The model's own logits `[R, Q, V']` of the queries, of all its ids.
+
+        Args:
+            entries: with the model's ids.
+            mask: `[R, 1, 1 or C, P]`, in the form that the model takes.
+            cache: of the model's layers; None for a pass without.
+        """
+        return queried_logits(
+            self.model,
+            entries.queries,
+            input_ids=entries.tokens,
+            attention_mask=mask,
+            position_ids=entries.positions,
+            use_cache=cache is not None,
+            **{self._cache_argument: cache},
+            **(self.plain_options if cache is None else self.cached_options),
+        )

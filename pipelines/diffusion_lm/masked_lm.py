@@ -6,12 +6,12 @@ with a prepared 4-D mask, over the KV cache of `mmaccel.pipelines.diffusion_lm.c
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
+from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 
 
 class MaskedLM(CachedDenoiser):
@@ -33,6 +33,8 @@ class MaskedLM(CachedDenoiser):
     Cost: the self-check, at most nine short passes, once for each model.
     """
 
+    cached_options = plain_options = MappingProxyType({"return_dict": True})
+
     def __init__(
         self,
         model: Any,
@@ -42,15 +44,11 @@ class MaskedLM(CachedDenoiser):
         block: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        windows = check_causal_lm(model)
+        windows = find_facts(model).windows
         if any(window is not None for window in windows):
             raise UnsupportedModelError(
                 f"model: expected attention over everything in every layer, received a "
                 f"{type(model).__name__} with sliding windows; use another model"
             )
-        arguments = {"return_dict": True}
-        passes = CachedPasses(
-            model, n_layers=len(windows), options=arguments, plain_options=arguments
-        )
-        super().__init__(passes, mask_token, shift=shift, block=block, vocab_size=vocab_size)
+        super().__init__(model, mask_token, shift=shift, block=block, vocab_size=vocab_size)
         self.check()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.samplers.canvas.layout import Columns, seen_blocks
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, same_logits
@@ -110,8 +111,7 @@ class DenoiserCheck:
         if own is not None:
             fewer = self.model.own_logits(self._cached_ids[:, :-1])
             for entries, logits in zip(self._passes, (own, own, fewer), strict=True):
-                at = entries.positions.gather(1, entries.queries)
-                found.append(logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1])))
+                found.append(gather_rows(logits, entries.positions))
         return found
 
     def run_otherwise(self) -> list[Tensor]:
@@ -139,7 +139,8 @@ class DenoiserCheck:
         """Logits `[R, L, V]` of a pass over prompt and canvas."""
         model = self.model
         prompt = Prompt(prompts.contiguous(), prompts.new_tensor(lengths))
-        columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
+        block = model.block if model.supports_kv_cache else None
+        columns = Columns(prompt, self.length, block, model.shift)
         model.reserve(len(lengths), columns.n)
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)
         logits: Tensor = model.forward(columns.as_rows(canvas[None], columns.is_real, slots))
@@ -163,8 +164,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
     shuffled = [draw(n + _SPARE)[:n] for _ in range(rows)]
     cache_index = torch.stack(shuffled).to(ids.device)  # [R, N], of a position
     index = torch.arange(n, device=ids.device)
-    later = draw(n - 1).add(1).to(ids.device)
-    order = torch.cat([later, later.new_zeros(1)])  # all but position 0 are queried
+    order = draw(n).to(ids.device)
 
     def build(positions: Tensor, hidden: int) -> CanvasPass:
         size = (rows, len(positions), n + _SPARE + 1)
@@ -173,14 +173,13 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
         visible[:, n - hidden :] = False
         written = cache_index[:, None].expand(-1, len(positions), -1)
         reads.scatter_(2, written, visible.expand(rows, -1, -1))
-        queries = (positions > 0).nonzero()[:, 0].expand(rows, -1)
         at = positions.expand(rows, -1)
         return CanvasPass(
             tokens=ids.gather(1, at),
             positions=at,
             cache_indices=cache_index.gather(1, at),
             reads=reads,
-            queries=queries,
+            queries=torch.arange(len(positions), device=ids.device).expand(rows, -1),
         )
 
     return build(order, 0), build(order[: n // 2], 0), build(order[order < n - 1], 1)

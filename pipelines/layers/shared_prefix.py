@@ -29,7 +29,7 @@ class _Prefix:
         rows: which read it.
         key: rows that join under the same one read it, too.
         layers: of every layer that methods serve (`number_served`; others hold what they see), keys
-            and values `[Hkv, P, D]`.
+            and values `[1, Hkv, P, D]`.
     """
 
     rows: tuple[int, ...]
@@ -73,7 +73,7 @@ class SharedPrefix:
 
         Args:
             row: its number.
-            layers: see `_Prefix`.
+            layers: of those of a `_Prefix`, keys and values `[Hkv, P, D]`.
         """
         left = self.leave(row)
         lengths = left.lengths
@@ -83,7 +83,8 @@ class SharedPrefix:
             if prefix.key == key:
                 prefixes[number] = replace(prefix, rows=(*prefix.rows, row))
                 return SharedPrefix(lengths, prefixes)
-        return SharedPrefix(lengths, [*prefixes, _Prefix((row,), key, tuple(layers))])
+        held = tuple((keys[None], values[None]) for keys, values in layers)
+        return SharedPrefix(lengths, [*prefixes, _Prefix((row,), key, held)])
 
     def leave(self, row: int) -> SharedPrefix:
         """With a row that reads nothing; a prefix that no row reads is freed."""
@@ -114,8 +115,10 @@ class SharedPrefix:
         """Keys and values `[Hkv, P, D]` that a row reads, of each of those layers; empty where it
         does not.
         """
-        found = [prefix.layers for prefix in self._prefixes if row in prefix.rows]
-        return found[0] if found else ()
+        for prefix in self._prefixes:
+            if row in prefix.rows:
+                return [(keys[0], values[0]) for keys, values in prefix.layers]
+        return ()
 
     def add(
         self, layer: int, query: Tensor, own: Tensor, lse: Tensor, *,
@@ -135,26 +138,32 @@ class SharedPrefix:
             return own
         rows = None if self._rows is None else self._rows.to(query.device)
         asking = query if rows is None else query[rows]
-        by_prefix = asking.split([len(prefix.rows) for prefix in self._prefixes])
         made = []
-        for prefix, some in zip(self._prefixes, by_prefix, strict=True):
-            keys, values = (states[None] for states in prefix.layers[layer])
+        first = 0
+        for prefix in self._prefixes:
+            keys, values = prefix.layers[layer]
+            end = first + len(prefix.rows)
+            some = asking if end - first == len(asking) else asking[first:end]
+            first = end
             # the queries of all rows, and of all heads that share a key head, follow each other
-            packed = some.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)  # [Hkv, n, G, W, D]
-            heads = packed.flatten(0, 3)[None, :, None]  # of one position, the last of the prefix
-            if by_kernel:
-                end = torch.full((1,), keys.shape[2] - 1, dtype=torch.int64, device=keys.device)
+            by_head = some.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)  # [Hkv, n, G, W, D]
+            packed = by_head.flatten(1, 3)[None]
+            if by_kernel:  # as heads of one position, the last of the prefix
+                last = torch.full((1,), keys.shape[2] - 1, dtype=torch.int64, device=keys.device)
                 out, out_lse = dispatch.run(
-                    window_attention, heads, keys, values, end, scale=scale, softcap=softcap
-                )
+                    window_attention, packed.flatten(1, 2)[:, :, None], keys, values, last,
+                    scale=scale, softcap=softcap,
+                )  # fmt: skip
             else:
                 out, out_lse = attend_with_lse(
-                    heads, keys, values, None, scale=scale, softcap=softcap
+                    packed, keys, values, None, scale=scale, softcap=softcap
                 )
-            out = out.view(*packed.shape[:-1], -1).transpose(0, 1).flatten(1, 2)
-            out_lse = out_lse.view(packed.shape[:-1]).transpose(0, 1).flatten(1, 2)
+            out = out.view(*by_head.shape[:-1], -1).transpose(0, 1).flatten(1, 2)
+            out_lse = out_lse.view(by_head.shape[:-1]).transpose(0, 1).flatten(1, 2)
             made.append((out, out_lse))
-        found, found_lse = (torch.cat(parts) for parts in zip(*made, strict=True))
+        found, found_lse = made[0]
+        if len(made) > 1:
+            found, found_lse = (torch.cat(parts) for parts in zip(*made, strict=True))
         if rows is None:
             return merge(own, lse, found, found_lse)
         return own.index_copy(0, rows, merge(own[rows], lse[rows], found, found_lse))
@@ -180,23 +189,25 @@ def attend_with_lse(
         `[R, Hq, W, D]` of query's dtype, and `[R, Hq, W]` float32.
     """
     groups = query.shape[1] // key.shape[1]
-    packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
-    if mask is not None and groups > 1:
-        mask = mask.repeat(1, 1, groups, 1)
+    if groups > 1:
+        packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
+        if mask is not None:
+            is_one = query.shape[2] == 1
+            mask = mask.expand(-1, -1, groups, -1) if is_one else mask.repeat(1, 1, groups, 1)
+        out, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
+        out = out.unflatten(2, (groups, -1)).flatten(1, 2)
+        return out, lse.unflatten(2, (groups, -1)).flatten(1, 2)
     if query.device.type == "cpu" and softcap is None and query.shape[-1] == value.shape[-1]:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            packed, key, value, attn_mask=mask, scale=scale
+            query, key, value, attn_mask=mask, scale=scale
         )
-    else:
-        scores = (packed @ key.mT).float() * scale
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        if mask is not None:
-            scores = scores + mask
-        out = scores.softmax(-1).to(value.dtype) @ value
-        lse = scores.logsumexp(-1)
-    out = out.unflatten(2, (groups, -1)).flatten(1, 2)
-    return out, lse.unflatten(2, (groups, -1)).flatten(1, 2)
+        return out, lse
+    scores = (query @ key.mT).float() * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1)
 
 
 def merge(own: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:

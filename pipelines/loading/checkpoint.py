@@ -339,6 +339,27 @@ def count_layers(names: Iterable[str]) -> int:
     return len({found[1] for name in names if (found := re.match(r"layers\.(\d+)\.", name))})
 
 
+def rename(
+    weights: Mapping[str, Tensor], layer: Mapping[str, str], outer: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Published tensors under the names of a decoder of transformers; others keep theirs.
+
+    Args:
+        weights: those of layers are named `layers.7.attention.wq.weight`.
+        layer: here "attention.wq", and transformers' name.
+        outer: of tensors outside layers, without ".weight" where they have it.
+    """
+    found = {}
+    for name, value in weights.items():
+        base = name.removesuffix(".weight")
+        new = outer.get(base)
+        prefix = re.match(r"layers\.\d+\.", name)
+        if prefix and base[prefix.end() :] in layer:
+            new = f"model.{prefix[0]}{layer[base[prefix.end() :]]}"
+        found[name if new is None else new + name[len(base) :]] = value
+    return found
+
+
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Assign tensors to a module on the meta device: all of its tensors, and no others.
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.loading.checkpoint import (
@@ -39,6 +39,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 )
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
+from mmaccel.pipelines.models.token_names import find_ids
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -84,7 +85,7 @@ class ChameleonImages(ImageModel):
         self.tokenizer, self.decoder = tokenizer, decoder
         names = model.model.vocabulary_mapping
         ids = names.image_tokens
-        structural = [] if row_end is None else [self.find(row_end)]
+        structural = [] if row_end is None else find_ids(tokenizer, row_end)
         window = ImageTokenWindow(model, ids, structural)
         closing = None if row_end is None else len(ids)
         n_tokens = window.vocab_size
@@ -98,7 +99,8 @@ class ChameleonImages(ImageModel):
         """Ids of the prompt as a user message, and of the tokens before an image."""
         message = self.message(check_prompt(text, self.tokenizer))
         words = self.tokenizer(message, add_special_tokens=False)["input_ids"]
-        return [self.tokenizer.bos_token_id, *words, self.find(_END_OF_TURN), *self.opening()]
+        end = find_ids(self.tokenizer, _END_OF_TURN)
+        return [self.tokenizer.bos_token_id, *words, *end, *self.opening()]
 
     def message(self, text: str) -> str:
         """The user message that asks for a prompt."""
@@ -106,7 +108,7 @@ class ChameleonImages(ImageModel):
 
     def opening(self) -> list[int]:
         """Ids of the tokens before an image."""
-        return [self.find(_OPEN)]
+        return find_ids(self.tokenizer, _OPEN)
 
     def unconditional(self) -> list[int]:
         """Ids of a prompt without text."""
@@ -119,20 +121,6 @@ class ChameleonImages(ImageModel):
         grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
         codes = self._codes.to(tokens.device)[grid.flatten(1)]
         return self.decoder.decode(codes.to(ready(self.decoder)))
-
-    def find(self, name: str) -> int:
-        """The id of a special token.
-
-        Raises:
-            UnsupportedModelError: the tokenizer has no such token.
-        """
-        token: int | None = self.tokenizer.convert_tokens_to_ids(name)
-        if token is None or token == self.tokenizer.unk_token_id:
-            raise UnsupportedModelError(
-                f"model: expected a tokenizer with {name}, received one without; "
-                "copy Chameleon's tokenizer files, or name another --family"
-            )
-        return token
 
 
 class LuminaImages(ChameleonImages):
@@ -161,8 +149,8 @@ class LuminaImages(ChameleonImages):
 
     def opening(self) -> list[int]:
         """Ids of the tokens before an image of this size, height first."""
-        sides = [self.find(f"<reserved{_SIZES + n // _STEP:05d}>") for n in self.size[::-1]]
-        return [*super().opening(), *sides]
+        sides = [f"<reserved{_SIZES + n // _STEP:05d}>" for n in self.size[::-1]]
+        return find_ids(self.tokenizer, _OPEN, *sides)
 
     def unconditional(self) -> list[int]:
         """Ids of a prompt without text, without a first token as the authors have it."""

@@ -111,7 +111,7 @@ class GlmImageWindow(CausalLMWindow):
 
     def make_static(self, value: Tensor) -> Tensor:
         """As in `StaticModelBuffers`, with as many positions as are reserved."""
-        return self.fit(value, value[..., :1].expand(-1, -1, self.run_caches().positions)).clone()
+        return self.fit(value, value[..., :1].expand(-1, -1, self.n_reserved)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
         """Cut `own` to the length of `static`, or repeat its last position up to that length."""

@@ -69,7 +69,7 @@ class ImageGPTWindow(CausalLMWindow):
     @property
     def _rows_table(self) -> torch.Tensor:
         """The tables of the pass's rows."""
-        return self._table[: self.cache_layout().rows]
+        return self._table[: self.run_caches().layout.rows]
 
     def forward(self, entries: Pass) -> Tensor:
         """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
@@ -80,10 +80,10 @@ class ImageGPTWindow(CausalLMWindow):
             self.last_states = F.pad(self.last_states, (0, 0, 0, n_outside))
         return F.pad(inside, (0, 0, 0, n_outside))
 
-    def _replaced_tensors(self) -> dict[str, Tensor]:
+    def replaced_tensors(self) -> dict[str, Tensor]:
         """Replace every layer's causal table by the pass's table."""
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
-        return super()._replaced_tensors() | dict.fromkeys(names, self._rows_table)
+        return super().replaced_tensors() | dict.fromkeys(names, self._rows_table)
 
     def compute(self, **inputs: Any) -> Any:
         """As in `CausalLMWindow`, by the pass's tables."""

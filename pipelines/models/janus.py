@@ -25,8 +25,8 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.passes import select_kept
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow, select_kept
+from mmaccel.pipelines.causal_lm.route import run_body
 from mmaccel.pipelines.generate_call import (
     Table,
     Task,
@@ -167,7 +167,7 @@ class JanusCodes(CausalLMWindow):
         )
         kept = inputs.pop("logits_to_keep", 0)
         inputs["inputs_embeds"] = embedded
-        hidden = select_kept(self.passes.states(inner.language_model, inputs), kept)
+        hidden = select_kept(run_body(self, inner.language_model, inputs), kept)
         return SimpleNamespace(logits=inner.generation_head(hidden))
 
 

@@ -22,7 +22,7 @@ from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
 from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.pipelines.models.token_names import find_ids, find_range, load_window
 from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames

@@ -25,7 +25,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
 from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.pipelines.models.token_names import find_ids, find_range, load_window
 from mmaccel.pipelines.models.voices_vocabulary import CODE, END, list_prompt, split_text
 from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -203,14 +203,24 @@ class CudaGraphRunner(StepRunner):
             if self._is_tried():
                 self._warm_up(step)
                 return False
-            error = self._try_step(step)
-            return self._go_on(step, error) if error else False
-        replay, error = self._try_capture(step)
+            text = self._try_step(step)[:120]
+            if not text:
+                return False
+            error: Exception = UnsupportedModelError(
+                "cuda_graphs=True: expected passes that never synchronise with the host, received "
+                f'one that does ({text}); set cuda_graphs="auto"'
+            )
+            return self._go_on(step, f"a pass that synchronises with the host ({text})", error)
+        replay, text = self._try_capture(step)
         if replay is None:  # a capture cannot use memory that is cached
             self.free_memory()
-            replay, error = self._try_capture(step)
+            replay, text = self._try_capture(step)
         if replay is None:
-            return self._fall_back(step, error)
+            self._entry.graphs.clear()
+            self._entry.pool = None
+            self._empty_allocator()
+            error = torch.OutOfMemoryError(f"no memory for a graph: {text}")
+            return self._go_on(step, f"no memory for a graph ({text[:120]})", error)
         self._store(key, replay)
         return False
 
@@ -311,25 +321,11 @@ class CudaGraphRunner(StepRunner):
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
-    def _go_on(self, step: Callable[[], None], error: str) -> bool:
-        """Run a step that synchronises with the host, and all later ones, eagerly; or raise."""
+    def _go_on(self, step: Callable[[], None], reason: str, error: Exception) -> bool:
+        """Run a step, and all later ones, eagerly; or raise."""
         if not self.falls_back:
-            raise UnsupportedModelError(
-                "cuda_graphs=True: expected passes that never synchronise with the host, received "
-                f'one that does ({error[:120]}); set cuda_graphs="auto"'
-            )
-        self.reason = f"a pass that synchronises with the host ({error[:120]})"
-        step()
-        return False
-
-    def _fall_back(self, step: Callable[[], None], error: str) -> bool:
-        """Run a step that was not captured, and all later ones, eagerly; or raise."""
-        self._entry.graphs.clear()
-        self._entry.pool = None
-        self._empty_allocator()
-        if not self.falls_back:
-            raise torch.OutOfMemoryError(f"no memory for a graph: {error}")
-        self.reason = f"no memory for a graph ({error[:120]})"
+            raise error
+        self.reason = reason
         step()
         return False
 

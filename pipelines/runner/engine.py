@@ -304,7 +304,7 @@ def find_obstacle(
         return "outputs of every step, which the host stores"
     if why := window.lack("captured steps"):
         return why
-    if params.processor is not None:
+    if params.processor is not None and not getattr(params.processor, "is_capturable", False):
         return "logits processors, which may synchronise with the host"
     model = window if window.model is None else window.model
     if hasattr(getattr(model, "_hf_hook", None), "prev_module_hook"):

@@ -35,11 +35,12 @@ from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
+from mmaccel.kernels.row_product import MOST_ROWS, row_product
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
-from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
+from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun, takes
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
     Head,
@@ -49,8 +50,8 @@ from mmaccel.pipelines.runner.fused_structure import (
     find_hook,
     read_structure,
 )
-from mmaccel.pipelines.runner.onednn import Trials
-from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
+from mmaccel.pipelines.runner.onednn import Faster, Products
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
 from mmaccel.samplers.run_lock import in_turn
 
@@ -87,7 +88,7 @@ class FusedDecoder:
         self.compiled = CompiledPasses(type(self).run_tensors)
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.same_bits = False
-        self.products = Products(list(self._find_products()), _trials.setdefault(model, Trials()))
+        self.products = Products(list(self._find_products()), _faster.setdefault(model, {}))
         try:
             for packed in self.products.linears:
                 packed.pack()
@@ -128,8 +129,8 @@ class FusedDecoder:
     @property
     def linears(self) -> list[Any]:
         """The model's own modules of its layers' products."""
-        parts = [[x.attention.qkv, x.attention.out, x.mlp.up, x.mlp.down] for x in self._layers]
-        return [linear for part in parts for packed in part for linear in packed.linears]
+        of_layers = self.products.linears[: 4 * len(self._layers)]
+        return [linear for packed in of_layers for linear in packed.linears]
 
     @contextmanager
     def meeting(self, meet: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -196,45 +197,63 @@ class FusedDecoder:
         )
         hidden = self._enter(hidden, position_ids)
         if not self.same_bits:
-            at_once = run is not None and run.at_once
+            at_once = run is not None and run.mode is True
             self.products.prepare(hidden.shape[0] * hidden.shape[1], at_once=at_once)
-        if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
+        project_out = self._structure.project_out
+        if run is not None and kernel_pass is None and not kept and takes(run, hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
-            return self._leave(run.run(self, hidden, angles, masks, stores, index))
+            states = self.compiled.run(run, self, hidden, angles, masks, stores, index)
+            return states if project_out is None else project_out(states)
 
-        device = hidden.device.type
-        norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
+        shape = hidden.shape
+        norm, write, gate = (_choose(f, hidden) for f in (add_norm, rope_write, gated_act))
 
-        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
             store = cache[number]
             attention = layer.attention
-            qkv = attention.qkv(x)
-            heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
-            own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
-            keys, values, index = _find_memory(store, own)
-            queries = write(
-                qkv,
-                *_find_turns(angles, layer),
-                keys,
-                values,
-                index,
-                interleaved=self._structure.spec.interleaved,
-                grouped=attention.is_grouped,
-                norms=attention.norms,
-            ).view(*hidden.shape[:2], -1, attention.head_dim)
-            if store.parts:
-                keys = keys.view(*hidden.shape[:2], *keys.shape[1:]).transpose(1, 2)
-                values = values.view(*hidden.shape[:2], *values.shape[1:]).transpose(1, 2)
-                held = store.update(keys, values)
-            else:
+            heads = qkv.view(*shape[:2], -1, attention.head_dim).transpose(1, 2)
+            memory = _find_memory(store, heads[:, -attention.kv_heads :])  # keys are alike
+            queries = self._turn_and_write(write, layer, qkv, angles, memory)
+            queries = queries.view(*shape[:2], -1, attention.head_dim)
+            if not store.parts:
                 held = store.visible()
-            if kernel_pass is not None:
-                read = x.view(hidden.shape)
-                return _attend_by_kernel(attention, queries, held, kernel_pass, number, read)
-            return self._attend(attention, queries, held[0], held[1], _pick(masks, layer.kind))
+            else:
+                keys, values = (
+                    states.view(*shape[:2], *states.shape[1:]).transpose(1, 2)
+                    for states in memory[:2]
+                )
+                held = store.update(keys, values)
+            if kernel_pass is None:
+                return self._attend(attention, queries, *held, _pick(masks, layer.kind))
+            out = kernel_pass.attend(
+                number, queries.transpose(1, 2), *held,
+                scale=attention.scale, softcap=attention.softcap, hidden=x.view(shape),
+            )  # fmt: skip
+            return out.transpose(1, 2).flatten(2)
 
-        return self._leave(self._run_layers(hidden, attend, norm, gate, kept))
+        reads_hidden = kernel_pass is not None and kernel_pass.reads_hidden
+        if not reads_hidden and self._takes_row_products(hidden):
+            states = self._run_by_rows(hidden, attend, norm, kept)
+        else:
+            states = self._run_layers(hidden, attend, norm, gate, kept)
+        return states if project_out is None else project_out(states)
+
+    def _turn_and_write(
+        self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
+        angles: dict[str, Angles], memory: Sequence[Tensor],
+    ) -> Tensor:  # fmt: skip
+        """Queries `[R W, Hq D]` of a layer, whose keys and values are written to `_find_memory`'s.
+
+        Args:
+            write: `rope_write`, or its kernel.
+        """
+        attention = layer.attention
+        turns = angles[layer.kind] if attention.turns else (None, None)
+        return write(
+            qkv, *turns, *memory, interleaved=self._structure.spec.interleaved,
+            grouped=attention.is_grouped, norms=attention.norms,
+        )  # fmt: skip
 
     def _enter(self, embedded: Tensor, position_ids: Tensor) -> Tensor:
         """What the first layer reads `[R, W, C]` of embeddings."""
@@ -246,14 +265,6 @@ class FusedDecoder:
         offset = structure.spec.first_position
         rows = position_ids + offset if offset else position_ids
         return embedded + F.embedding(rows, structure.table.weight)
-
-    def _leave(self, states: Tensor) -> Tensor:
-        """What the head reads of the states `[R, W, C]` after the last norm."""
-        project_out = self._structure.project_out
-        if project_out is None:
-            return states
-        projected: Tensor = project_out(states)
-        return projected
 
     def run_tensors(
         self,
@@ -275,32 +286,23 @@ class FusedDecoder:
         rows = hidden.shape[0]
         n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
 
-        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
             mask = _pick(masks, layer.kind)
             own = stores[number]
-            attention = layer.attention
-            qkv = attention.qkv(x, n_rows)
-            queries = rope_write(
-                qkv,
-                *_find_turns(angles, layer),
-                *own,
-                index,
-                interleaved=self._structure.spec.interleaved,
-                grouped=attention.is_grouped,
-                norms=attention.norms,
-            ).view(*hidden.shape[:2], -1, attention.head_dim)
+            queries = self._turn_and_write(rope_write, layer, qkv, angles, (*own, index))
+            queries = queries.view(*hidden.shape[:2], -1, layer.attention.head_dim)
             keys, values = (
                 states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
                 for states in own
             )
-            return self._attend(attention, queries, keys, values, mask)
+            return self._attend(layer.attention, queries, keys, values, mask)
 
         return self._run_layers(hidden, attend, add_norm, gated_act, n_rows=n_rows)
 
     def _run_layers(
         self,
         hidden: Tensor,
-        attend: Callable[[int, Layer, Tensor], Tensor],
+        attend: Callable[[int, Layer, Tensor, Tensor], Tensor],
         norm: Callable[..., Any],
         gate: Callable[..., Any],
         kept: dict[int, Tensor] | None = None,
@@ -309,8 +311,8 @@ class FusedDecoder:
         """See `forward`.
 
         Args:
-            attend: makes and writes keys and values of layer number i, and attends:
-                `[R, W, Hq D]` of what its attention reads `[R W, C]`.
+            attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of what
+                its attention reads `[R W, C]`, and of its queries, keys and values.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             kept: see `forward`.
             n_rows: as in `PackedLinear`.
@@ -329,7 +331,8 @@ class FusedDecoder:
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
             scale = layer.scale
-            attended = attend(number, layer, meet(x)).flatten(0, 1)
+            x = meet(x)
+            attended = attend(number, layer, x, layer.attention.qkv(x, n_rows)).flatten(0, 1)
             update = meet(layer.attention.out(attended, n_rows))
             post = layer.post_attention
             if layer.is_parallel:
@@ -341,6 +344,47 @@ class FusedDecoder:
             update = meet(_run_mlp(gate, layer, meet(x), n_rows))
             post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
+
+    def _takes_row_products(self, hidden: Tensor) -> bool:
+        """Whether a pass over `[R, W, C]` is few products in `row_product`: where kernels are asked
+        for (MMACCEL_KERNELS=triton), until a GPU has shown what they save.
+        """
+        return (
+            dispatch.mode() == "triton"
+            and self._structure.takes_row_products
+            and self._meet is _pass_on
+            and not self.same_bits
+            and hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
+            and hidden.dtype in (torch.float32, torch.bfloat16)
+        )
+
+    def _run_by_rows(
+        self,
+        hidden: Tensor,
+        attend: Callable[[int, Layer, Tensor, Tensor], Tensor],
+        norm: Callable[..., Any],
+        kept: dict[int, Tensor] | None,
+    ) -> Tensor:
+        """As `_run_layers`, with four products a layer that norm, gate and add as they go."""
+        shape = hidden.shape
+        hidden = hidden.flatten(0, 1)
+        multiply = partial(dispatch.run, row_product)
+        for number, layer in enumerate(self._layers):
+            if kept and number in kept:
+                kept[number] = hidden.view(shape)
+            qkv, out, up, down = (
+                layer.attention.qkv,
+                layer.attention.out,
+                layer.mlp.up,
+                layer.mlp.down,
+            )
+            made = multiply(hidden, qkv.weight, qkv.bias, norm=layer.pre_attention)
+            attended = attend(number, layer, hidden, made).flatten(0, 1)
+            hidden = multiply(attended, out.weight, out.bias, total=hidden, scale=layer.scale)
+            inner = multiply(hidden, up.weight, up.bias, norm=layer.pre_mlp, gate=layer.mlp.gate)
+            hidden = multiply(inner, down.weight, down.bias, total=hidden, scale=layer.scale)
+        normed: Tensor = norm(hidden, None, self._structure.norm)[1]
+        return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
         """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer.
@@ -421,20 +465,16 @@ def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
     return {kind: found[id(cos)] for kind, (cos, _) in tables.items()}
 
 
-def _find_turns(angles: dict[str, Angles], layer: Layer) -> tuple[Tensor | None, Tensor | None]:
-    return angles[layer.kind] if layer.attention.turns else (None, None)
-
-
 def _pick(masks: Masks, kind: str) -> Tensor:
     return masks[kind] if isinstance(masks, dict) else masks
 
 
-def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any]:
+def _choose(specification: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
     """A kernel's specification where only that can run, else whichever the call's arguments allow.
 
     So a pass on a CPU does not ask for every call.
     """
-    if dispatch.uses_triton(device):
+    if dispatch.uses_triton(x.device.type):
         return partial(dispatch.run, specification)
     return specification
 
@@ -443,21 +483,6 @@ def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor, n_rows: int | No
     up = layer.mlp.up(x, n_rows)
     between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
     return layer.mlp.down(between, n_rows)
-
-
-def _attend_by_kernel(
-    attention: Attention, queries: Tensor, held: tuple[Tensor, Tensor], this: WindowPass,
-    number: int, read: Tensor,
-) -> Tensor:  # fmt: skip
-    out = this.attend(
-        number,
-        queries.transpose(1, 2),
-        *held,
-        scale=attention.scale,
-        softcap=attention.softcap,
-        hidden=read,
-    )
-    return out.transpose(1, 2).flatten(2)
 
 
 def _find_memory(store: WindowLayer, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -491,7 +516,7 @@ class _Known:
 
 
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-_trials: WeakKeyDictionary[Any, Trials] = WeakKeyDictionary()
+_faster: WeakKeyDictionary[Any, Faster] = WeakKeyDictionary()
 
 
 @in_turn
@@ -504,7 +529,7 @@ def open_fused(
     replaced, another dtype, device or attention. Then it is read, packed and checked again.
 
     Args:
-        model: of transformers, one that `check_causal_lm` accepts.
+        model: of transformers, one that `find_facts` accepts.
         windows: as in `read_structure`.
         check: compares a decoder with the model's own forward; returns what is wrong, or "".
 
@@ -524,18 +549,17 @@ def open_fused(
         reason = "" if is_same else check(decoder)
     except UnknownDecoderError as error:
         reason = str(error)
-    except Exception as error:  # the model's own forward serves, unless the device failed
+    except BaseException as error:  # interrupted, too
         if decoder is not None:
             decoder.unpack()
-        if is_device_error(error) or isinstance(error, MMAccelError):
+        if not isinstance(error, Exception) or isinstance(error, MMAccelError):
             raise
+        if is_device_error(error):
+            raise
+        # else the model's own forward serves
         reason = f"layers whose reading ends in a {describe(error)}"
         if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
             return None, reason
-    except BaseException:  # interrupted
-        if decoder is not None:
-            decoder.unpack()
-        raise
     if reason and decoder is not None:
         decoder.unpack()
         decoder = None

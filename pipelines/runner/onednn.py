@@ -34,6 +34,9 @@ _SAMPLES = 64  # entries by which a weight is known again
 _UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
 
 
+Faster = dict[tuple[int, int], set[tuple[int, ...]]]
+
+
 def lay_out(weight: Tensor) -> Tensor:
     """A copy of a weight `[N, C]`, float32 or bfloat16 on a CPU, in oneDNN's order."""
     with torch.inference_mode(False), torch.no_grad():
@@ -62,43 +65,56 @@ class Mark:
         return self._versions == other._versions and torch.equal(self._sample, other._sample)
 
 
-class Trials:
-    """Which products of a model are faster in oneDNN's order.
+class Products:
+    """The products of a model's passes, of which some take weights in oneDNN's order on a CPU.
+
+    Args:
+        linears: `PackedLinear`s, all that multiply; a copy of their weights is made by `reorder`.
+        faster: shapes `(N, C)` whose products are faster so, by `find_key`; no key where nothing
+            was tried. It is kept for the model.
 
     Attributes:
-        faster: shapes `(N, C)`, by `find_key`; no key where nothing was tried.
+        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
     """
 
-    def __init__(self) -> None:
-        self.faster: dict[tuple[int, int], set[tuple[int, ...]]] = {}
-        self._passes = Counter[tuple[int, int]]()
+    def __init__(self, linears: Sequence[Any], faster: Faster) -> None:
+        self.linears = linears
+        self.faster = faster
+        self.reordered_bytes = 0
+        self._n_passes = Counter[tuple[int, int]]()
 
-    def found(self, shape: tuple[int, ...], n_rows: int) -> bool:
-        """Whether products of a shape and so many rows were found to be faster."""
-        return shape in self.faster.get(find_key(n_rows), ())
+    def reorder(self, *, of_any_size: bool = False) -> None:
+        """Lay out weights that are not yet, or changed since, where it is worth a copy."""
+        weights = [linear.weight for linear in self.linears]
+        least_bytes = 0 if of_any_size else LEAST_BYTES
+        if self.reordered_bytes or may_lay_out(weights, least_bytes=least_bytes):
+            for linear in self.linears:
+                linear.reorder(self.faster)
+            self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
-    def prepare(self, linears: Sequence[Any], n_rows: int, *, at_once: bool) -> bool:
+    def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
         """Find out, once, which products of so many rows are faster; whether any are.
 
         Args:
-            linears: `PackedLinear`s, all of the model.
             n_rows: of the next pass.
             at_once: whether that is found out at the first pass of so many rows.
         """
+        if not self.reordered_bytes or n_rows > MOST_ROWS:
+            return False
         key = find_key(n_rows)
-        self._passes[key] += 1
-        if key not in self.faster and (at_once or self._passes[key] > _UNTRIED):
-            self._run(linears, n_rows)
+        self._n_passes[key] += 1
+        if key not in self.faster and (at_once or self._n_passes[key] > _UNTRIED):
+            self._try(n_rows)
         return bool(self.faster.get(key))
 
     @torch.no_grad()
-    def _run(self, linears: Sequence[Any], n_rows: int) -> None:
+    def _try(self, n_rows: int) -> None:
         """Both ways take turns over weights of different layers, which no cache holds from before,
         and have to give the same numbers.
         """
         by_shape = defaultdict(list)
-        for linear in linears:
-            linear.reorder(self)
+        for linear in self.linears:
+            linear.reorder(self.faster)
             by_shape[linear.shape].append(linear)
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
@@ -115,9 +131,15 @@ class Trials:
             if is_same and _GAIN * (tuner.cost(2) or 1.0) < 1:
                 faster.add(shape)
 
+    def unpack(self) -> None:
+        """Give all parameters storages of their own again, and drop copies."""
+        for linear in self.linears:
+            linear.unpack()
+        self.reordered_bytes = 0
+
 
 def find_key(n_rows: int) -> tuple[int, int]:
-    """Where `Trials` has products of so many rows: by threads and the next power of two."""
+    """Where `Products` has those of so many rows: by threads and the next power of two."""
     return torch.get_num_threads(), 1 << (n_rows - 1).bit_length()
 
 

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from mmaccel.pipelines.runner.onednn import Trials
-from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
+from mmaccel.pipelines.runner.onednn import Products
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.run_lock import in_turn
 
 
@@ -33,7 +33,7 @@ class OwnProducts:
     def __init__(self, linears: list[nn.Linear]) -> None:
         self.linears = linears
         self.dtype = linears[0].weight.dtype
-        self.products = Products([PackedLinear([linear]) for linear in linears], Trials())
+        self.products = Products([PackedLinear([linear]) for linear in linears], {})
         self._forwards = dict(zip(linears, map(_make_forward, self.products.linears)))
 
     @contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.pipelines.runner import onednn
-from mmaccel.pipelines.runner.onednn import MOST_ROWS, Mark, Trials
+from mmaccel.pipelines.runner.onednn import MOST_ROWS, Faster, Mark, find_key
 
 
 class PackedLinear:
@@ -53,7 +53,7 @@ class PackedLinear:
         self.same_bits = False
         self._reordered: Tensor | None = None  # in oneDNN's order
         self._mark: Mark | None = None  # of what was laid out
-        self._trials = Trials()
+        self._faster: Faster = {}
         self._number = next(_numbers)
         _numbered[self._number] = self
 
@@ -90,39 +90,32 @@ class PackedLinear:
             is_laid_out = self._reordered is not None
             made = self.multiply_reordered(padded) if is_laid_out else self.multiply(padded)
             return made[: len(x)]
-        if (
-            self._reordered is not None
-            and len(x) <= MOST_ROWS
-            and self._trials.found(self.shape, len(x))
-        ):
-            return self.multiply_reordered(x)
-        return self.multiply(x)
+        return self.multiply_reordered(x) if self._is_faster(len(x)) else self.multiply(x)
+
+    def _is_faster(self, n_rows: int) -> bool:
+        if self._reordered is None or n_rows > MOST_ROWS:
+            return False
+        return self.shape in self._faster.get(find_key(n_rows), ())
 
     @torch.compiler.assume_constant_result
     def _may_be_reordered(self, n_rows: int | None) -> bool:
-        if self._reordered is None:
-            return False
-        return n_rows is None or self._trials.found(self.shape, n_rows)
+        return self._is_faster(n_rows) if n_rows else self._reordered is not None
 
     def multiply_reordered(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
-        return onednn.multiply(x, self._reordered, self._whole_bias())
+        return onednn.multiply(x, self._reordered, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
         """The same, by the weight as it is."""
-        bias = self._whole_bias()
+        bias = self.bias
         if bias is None:
             return torch.mm(x, self._columns())
         return torch.addmm(bias, x, self._columns())
 
-    def reorder(self, trials: Trials) -> None:
-        """Lay the weight out for oneDNN; anew where it changed.
-
-        Args:
-            trials: of the model's shapes.
-        """
-        self._trials = trials
+    def reorder(self, faster: Faster) -> None:
+        """Lay the weight out for oneDNN, anew where it changed; `faster` is of `Products`."""
+        self._faster = faster
         weight = self.weight
         mark = Mark(weight, [linear.weight for linear in self.linears])
         if self._reordered is None or mark != self._mark:
@@ -139,7 +132,9 @@ class PackedLinear:
         rows, width = self.shape
         return weight.as_strided((width, rows), (1, width))
 
-    def _whole_bias(self) -> Tensor | None:
+    @property
+    def bias(self) -> Tensor | None:
+        """`[N]`, of all layers; None where they have none."""
         bias = self._first["bias"]
         if bias is None or self._bias_address is None:
             return bias
@@ -175,44 +170,6 @@ def _multiply(x: Tensor, number: int, n: int) -> Tensor:
 @torch.library.register_fake("mmaccel::product", lib=_library)
 def _shape_product(x: Tensor, number: int, n: int) -> Tensor:
     return x.new_empty(x.shape[0], n)
-
-
-class Products:
-    """The products of a model's passes, of which some take weights in oneDNN's order on a CPU.
-
-    Args:
-        linears: all that multiply; a copy of their weights is made by `reorder`.
-        trials: of the model, kept for it.
-
-    Attributes:
-        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
-    """
-
-    def __init__(self, linears: Sequence[PackedLinear], trials: Trials) -> None:
-        self.linears = linears
-        self.reordered_bytes = 0
-        self._trials = trials
-
-    def reorder(self, *, of_any_size: bool = False) -> None:
-        """Lay out weights that are not yet, or changed since, where it is worth a copy."""
-        weights = [linear.weight for linear in self.linears]
-        least_bytes = 0 if of_any_size else onednn.LEAST_BYTES
-        if self.reordered_bytes or onednn.may_lay_out(weights, least_bytes=least_bytes):
-            for linear in self.linears:
-                linear.reorder(self._trials)
-            self.reordered_bytes = sum(weight.nbytes for weight in weights)
-
-    def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """See `Trials.prepare`; whether any product takes oneDNN's order."""
-        if not self.reordered_bytes or n_rows > MOST_ROWS:
-            return False
-        return self._trials.prepare(self.linears, n_rows, at_once=at_once)
-
-    def unpack(self) -> None:
-        """Give all parameters storages of their own again, and drop copies."""
-        for linear in self.linears:
-            linear.unpack()
-        self.reordered_bytes = 0
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmaccel.capabilities import flatten
 from mmaccel.contracts import Pass, TokenModel
+from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.model_parts import (
     CapturedBuffers,
@@ -25,7 +26,6 @@ from mmaccel.model_parts import (
 )
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
@@ -54,6 +54,7 @@ class StaticModelBuffers(
         follows_tokens: whether keys and values of prompts depend on their tokens alone, whatever
             row inputs there are.
         caches: the layers' stores, which `reserve` makes; None before.
+        branches: G, guidance branches of the rows.
         methods: what is done to the caches and the attention of the layers.
 
     A change of the modules that moves no parameter (an attribute, a hook, an adapter that is
@@ -67,7 +68,7 @@ class StaticModelBuffers(
     options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
     caches: LayerStores | None = None
     methods: LayerMethods = LayerMethods()
-    _branches: int = 1
+    branches: int = 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
@@ -90,8 +91,7 @@ class StaticModelBuffers(
         """Whether passes of the next run may read tensors on the host: on a CPU, where that costs
         nothing, unless they are captured.
         """
-        runner = self.setup.runner
-        return self.device.type == "cpu" and (runner is None or not runner.is_static)
+        return reads_back(self)
 
     @property
     def serves_later_runs(self) -> bool:
@@ -103,8 +103,12 @@ class StaticModelBuffers(
         """Not where methods look at them."""
         return not self.methods
 
+    def weights_state(self) -> Hashable:
+        """Where the weights are, as the next run reads them. Cost: one visit of each."""
+        return model_state(self.model)
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
-        return self.model, model_state(self.model), (self.graph_options(), self.methods)
+        return self.model, self.weights_state(), (self.graph_options(), self.methods)
 
     def graph_options(self) -> Hashable:
         """What a captured pass depends on in addition to the weights."""
@@ -114,7 +118,7 @@ class StaticModelBuffers(
             self.setup.ragged,
             *(getattr(self, name) is not None for name in self.row_inputs),
             *(find_address(getattr(self, name)) for name in self.constants),
-            *_torch_settings(self.device),
+            *torch_settings(self.device),
         )
 
     def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
@@ -134,11 +138,15 @@ class StaticModelBuffers(
                 static.copy_(self.fit(own, static))
         for name, value in buffers.items():
             setattr(self, name, value)
-        stores = self._reserved()
+        stores = self.run_caches()
         for layer in stores.layers:
             layer.clear()
         if stores.sparse is not None:
             stores.sparse.forget()
+
+    def begin_step(self, width: int) -> bool:
+        rounds = None if self.caches is None else self.caches.rounds
+        return rounds is not None and rounds.begin_pass(width)
 
     def prompt_width(self, width: int) -> int:
         return width
@@ -170,12 +178,12 @@ class StaticModelBuffers(
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
         """See `SelectedRows`. Cost: a pass over these rows alone."""
-        with self._select_inputs(rows), self._reserved().select(rows):
+        with self.select_inputs(rows), self.run_caches().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
         """See `SelectedRows`. Cost: a copy of the rows' keys and values."""
-        self._reserved().keep(rows)
+        self.run_caches().keep(rows)
 
     def join_rows(
         self,
@@ -199,7 +207,8 @@ class StaticModelBuffers(
         return joined
 
     @contextmanager
-    def _select_inputs(self, rows: Tensor) -> Iterator[None]:
+    def select_inputs(self, rows: Tensor) -> Iterator[None]:
+        """Inside the block the row inputs are those of these rows, `[n]` int64."""
         own = self.get_row_inputs()
         try:
             for name, value in own.items():
@@ -224,40 +233,46 @@ class StaticModelBuffers(
     @property
     def entries_key(self) -> Hashable:
         """See `CopiedEntries`; it changes with the weights."""
+        state = self.weights_state()
         tensors = chain(self.model.parameters(), self.model.buffers())
         n_writes = sum(tensor._version for tensor in tensors if not tensor.is_inference())
-        return type(self), self.model, model_state(self.model), n_writes
+        return type(self), self.model, state, n_writes
 
     def copy_entries(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        return self._reserved().copy_row(row, first, last)
+        return self.run_caches().copy_row(row, first, last)
 
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        self._reserved().write_row(row, entries, key)
+        self.run_caches().write_row(row, entries, key)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.methods = methods
-        self._branches = branches
+        self.branches = branches
 
     @property
     def layer_counts(self) -> LayerCounts:
         return LayerCounts() if self.caches is None else self.caches.counts
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        self._reserved().commit(start, path)
+        self.run_caches().commit(start, path)
 
-    def cache_layers(self) -> Sequence[WindowLayer]:
-        """The layers' stores, which `reserve` has made."""
-        return self._reserved().layers
-
-    def cache_layout(self) -> KVCacheLayout:
-        """Of layers that hold whole prompts."""
-        return self._reserved().layout
-
-    def _reserved(self) -> LayerStores:
-        assert self.caches is not None, "reserve comes first"
+    def run_caches(self) -> LayerStores:
+        """The layers' stores; raises ShapeError before `reserve`."""
+        if self.caches is None:
+            raise ShapeError(
+                "tokens: expected a call of reserve first, received a pass; call "
+                "reserve(rows, positions)"
+            )
         return self.caches
+
+
+def reads_back(model: TokenModel) -> bool:
+    """Whether passes of a model's next run may read tensors on the host: see
+    `StaticModelBuffers.reads_back`.
+    """
+    runner = model.setup.runner
+    return model.device.type == "cpu" and (runner is None or not runner.is_static)
 
 
 def model_state(model: nn.Module) -> Hashable:
@@ -281,7 +296,7 @@ def find_address(tensor: Tensor | None) -> Hashable:
     return address, tensor.dtype, tensor.shape
 
 
-def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
+def torch_settings(device: torch.device) -> tuple[Hashable, ...]:
     """Settings that decide which kernels a captured pass consists of."""
     cuda = torch.backends.cuda
     kernels = (

@@ -73,6 +73,11 @@ class PromptedModel(ABC):
         """Number of tokens that follow a prompt."""
         return self.layout.frame
 
+    @property
+    def reader(self) -> Any:
+        """The model of transformers that embeds the ids of prompts; None where there is none."""
+        return getattr(self.window, "model", None)
+
     @abstractmethod
     def encode(self, text: str) -> Any:
         """Check a user's prompt and encode it for `prompt`: to ids, unless `make_prompt` differs.
@@ -320,8 +325,8 @@ def check_example(model: PromptedModel) -> None:
 
 
 def _check_ids(model: PromptedModel, encoded: Sequence[Any]) -> None:
-    """Check that the model has embeddings for all ids of the prompts that are lists of ids."""
-    host: Any = getattr(model.window, "model", None)
+    """Check that there are embeddings for all ids of the prompts that are lists of ids."""
+    host = model.reader
     embeddings = host.get_input_embeddings() if hasattr(host, "get_input_embeddings") else None
     size = getattr(embeddings, "num_embeddings", None)
     largest = max((max(item) for item in encoded if isinstance(item, list) and item), default=-1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.capabilities import GLOSSARY, Capable
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, forward_parameters
+from mmaccel.pipelines.causal_lm.compatibility import find_facts, forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import find_depth
 from mmaccel.pipelines.vision_language.tokens import has_class_token, has_tower_tokens, offered
@@ -169,6 +169,6 @@ class VisionModel(Capable):
         method.layers_of(self._depth)
         if method.restarts:
             return ""
-        if any(window is not None for window in check_causal_lm(self.model)):
+        if any(window is not None for window in find_facts(self.model).windows):
             return f"it has layers that slide, which count columns{remedy}"
         return ""

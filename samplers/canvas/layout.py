@@ -4,6 +4,12 @@ A pass has one of two shapes. *As rows*: every column of every canvas is compute
 are further rows. *As entries*: some columns of a row are computed; several canvases are further
 entries of the same row, each of which attends to its own canvas and to what earlier passes wrote.
 See `mmaccel.samplers.canvas.cache_plan`.
+
+Some models have logits shifted by one: the token at position i is predicted from the state at
+position i - 1 (J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487).
+So the queries of their passes are the entries before the slots. Where the one before the first slot
+is not computed otherwise, it is computed along: one more entry, which is not written, and which
+nothing reads. It is not counted as a position of the canvas.
 """
 
 from __future__ import annotations
@@ -41,6 +47,7 @@ class Columns:
         prompt: R = G * B rows, branch-major.
         length: L.
         block: positions per block; an entry attends to no later block. None for no blocks.
+        shift: 1 if the logits at a position are those of the next one, 0 if its own.
         copies: most canvases of a pass as entries.
         scratch: most columns of a canvas that such a pass computes without writing.
 
@@ -49,10 +56,17 @@ class Columns:
         cache_size: P, cache indices of a row.
         first: T, the column of slot 0.
         pad: `[R]` int64, columns before a row's first token.
+        shift: see above.
     """
 
     def __init__(
-        self, prompt: Prompt, length: int, block: int | None, copies: int = 1, scratch: int = 0
+        self,
+        prompt: Prompt,
+        length: int,
+        block: int | None,
+        shift: int,
+        copies: int = 1,
+        scratch: int = 0,
     ) -> None:
         longest = prompt.tokens.shape[1]
         device = prompt.tokens.device
@@ -66,7 +80,7 @@ class Columns:
         self.is_real = self.index >= self.pad[:, None]
         source = (self.index[:longest] - self.pad[:, None]).clamp(min=0)
         self._prompt = prompt.tokens.gather(1, source)  # [R, T]
-        self._block = block
+        self._block, self.shift = block, shift
 
     def tokens(self, canvases: Tensor) -> Tensor:
         """Prompts followed by canvases `[K, B, L]`, `[G, K, B, N]`."""
@@ -105,7 +119,7 @@ class Columns:
             positions=self._repeat(self.positions, copies),
             cache_indices=self.index.expand_as(tokens),
             reads=self._repeat(reads, copies),
-            queries=(slots + self.first).repeat(self.branches * copies, 1),
+            queries=(slots + self.first - self.shift).repeat(self.branches * copies, 1),
         )
 
     def _repeat(self, per_row: Tensor, copies: int) -> Tensor:
@@ -128,8 +142,14 @@ class Columns:
         """
         copies = canvases.shape[0]
         rows = sets.computed.shape[0]
-        count = int(sets.computed.sum(1).max())
-        columns = (~sets.computed).int().argsort(dim=1, stable=True)[:, :count]  # [R, C]
+        wanted = (slots + self.first).repeat(self.branches, 1)  # [R, Q], columns
+        needed = sets.computed
+        if self.shift:
+            first, before = wanted[:, :1], wanted[:, :1] - 1
+            is_needed = needed.gather(1, first) | needed.gather(1, before)
+            needed = needed.scatter(1, before, is_needed)
+        count = int(needed.sum(1).max())
+        columns = (~needed).int().argsort(dim=1, stable=True)[:, :count]  # [R, C]
         is_real = sets.computed.gather(1, columns)
         is_written = sets.written.gather(1, columns)
         is_scratch = is_real & ~is_written
@@ -143,8 +163,8 @@ class Columns:
         reads = self._reads(sets, columns, is_scratch, scratch)  # [R, K, 1 or C, P]
         if copies > 1:
             reads = reads.expand(-1, -1, count, -1)
-        order = (sets.computed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
-        entry = order.gather(1, (slots + self.first).repeat(self.branches, 1))  # [R, Q]
+        order = (needed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
+        entry = order.gather(1, wanted - self.shift)  # [R, Q]
         queries = entry[:, None] + step * count  # [R, K, Q]
         return CanvasPass(
             tokens=tokens.flatten(1),

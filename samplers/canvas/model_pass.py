@@ -65,7 +65,7 @@ class ModelPass:
         scratch = min(n, widest.get(cache.kind, width)) if cache.reuses else n
         block = model.block if model.supports_kv_cache else None
         extra = (copies, scratch + self.extra_cache_indices(width)) if self.by_entry else ()
-        self._shape = (canvas.length, block, *extra)
+        self._shape = (canvas.length, block, model.shift, *extra)
         self.columns = Columns(prompt, *self._shape)
         n_rows = len(prompt.tokens) * (1 if self.by_entry else copies)
         model.reserve(n_rows, self.columns.cache_size if self.by_entry else n)

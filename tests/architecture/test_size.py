@@ -28,3 +28,12 @@ def test_a_folder_above_its_number_is_named(tmp_path: Path) -> None:
     (excess,) = find_excesses(sizes, budget)
     assert excess.startswith("a/b: expected at most 4 tokens, received 5; delete")
     assert make_table(sizes).endswith("| all | 8 | 0 |")
+
+
+def test_a_transformers_model_is_one_class_to_read_from_top_to_bottom() -> None:
+    path = Path(__file__).parents[2] / "pipelines" / "causal_lm" / "model.py"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 450
+    assert [line for line in lines if line.startswith("class ")] == [
+        "class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):"
+    ]

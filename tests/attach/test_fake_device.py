@@ -101,10 +101,10 @@ def test_prompts_of_many_lengths_are_of_few_widths() -> None:
 
 
 def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmaccel.pipelines.causal_lm import passes
+    from mmaccel.pipelines.causal_lm import model as window_model
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with passes.without_cudnn(torch.device("cuda")):
+    with window_model.without_cudnn(torch.device("cuda")):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
@@ -116,7 +116,7 @@ def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPat
         yield
         inside.append(False)
 
-    monkeypatch.setattr(passes, "without_cudnn", note)
+    monkeypatch.setattr(window_model, "without_cudnn", note)
     own = build_lm("llama")
     own.model.layers[0].register_forward_pre_hook(lambda *given: inside.append(inside[-1]))
     window = mmaccel.CausalLMWindow(own)

@@ -56,11 +56,12 @@ def open_after(policy: Any, model: Any) -> list[list[int]]:
     return [(state[0] < 0).nonzero()[:, 0].tolist() for state in states]
 
 
+@pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("cache", ["none", "dual", "prefix"])
 def test_a_shadow_sees_everything_but_the_token_it_checks(
-    cache: str, monkeypatch: pytest.MonkeyPatch
+    cache: str, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = KVReference(JOINTS["markov"])
+    model = KVReference(JOINTS["markov"], shift=shift)
     found = []
     forward = ShadowPass.forward
 

@@ -13,21 +13,17 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.errors import OptionError
-from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm import model as window_model
-from mmaccel.pipelines.causal_lm import passes as causal_passes
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
-from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from mmaccel.samplers.prompt_chunks import prefill_together
 from tests.fixtures.graph_replay import Replay, list_operations
+from tests.fixtures.llamagen import open_llamagen
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.fixtures.windows import build_janus, build_model, janus_prompts, prompts
-from tests.models.test_llamagen import CAPTIONS, CLASSES, build
 
 LMS = ("llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere")
 BEDS = ("chameleon", "emu3", "lumina", "glm_image", "janus")
@@ -193,32 +189,14 @@ def test_logits_are_padded_where_there_is_a_structural_token(
     assert made[0].shape == (1, 2, 16 + n_pads)
 
 
-def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
-    own = attention_module.dispatch.run
-
-    def run(what: Any, q: Tensor, *args: Any, **options: Any) -> Any:
-        if what is window_attention:
-            calls.append(tuple(q.shape))
-        return own(what, q, *args, **options)
-
-    monkeypatch.setattr(attention_module.dispatch, "run", run)
-    made, model = {}, build(CLASSES)
+@pytest.mark.parametrize("kind", ["classes", "text"])
+def test_llamagen_attends_by_the_kernel(kind: str) -> None:
+    made = {}
     for attention in ("model", "kernel"):
-        window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]
-        prompt = window.condition(torch.tensor([1, 4, 2]), guided=True)
-        made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
-        assert bool(calls) == (attention == "kernel")
-    assert made["kernel"].tokens.equal(made["model"].tokens)
-    assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
-    features, lengths = torch.randn(3, 6, 10), torch.tensor([5, 2, 6])  # with padding
-    for attention in ("model", "kernel"):
-        window = LlamaGenWindow(build(CAPTIONS), attention)  # type: ignore[arg-type]
-        prompt = window.condition_on_text(features, lengths, guided=True)
-        made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
-    assert made["kernel"].tokens.equal(made["model"].tokens) and window.attention_reason == ""
-    with pytest.raises(OptionError, match="auto, model, kernel"):
-        LlamaGenWindow(model, "flash")  # type: ignore[arg-type]
+        window, prompt = open_llamagen(kind, True, attention)
+        made[attention] = decode(window, prompt, 16, guidance_scale=2.0).tokens
+        assert (window.attention_reason == "") == (attention == "kernel")
+    assert made["kernel"].equal(made["model"])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral"])
@@ -240,7 +218,7 @@ def test_a_long_prompt_is_attended_to_without_a_mask(
     monkeypatch.setattr(attention_module, "_TILE", 3)
 
     def decode_behind(first: int) -> Tensor:
-        monkeypatch.setattr(causal_passes, "_CAUSAL_FROM", first)
+        monkeypatch.setattr(window_model, "_CAUSAL_FROM", first)
         window = CausalLMWindow(model, fused=True)
         window.reserve(3, 40)
         prefill_together(window, ids, lengths, 36)

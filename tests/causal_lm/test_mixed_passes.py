@@ -17,7 +17,9 @@ from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
+from mmaccel.pipelines.models.llamagen.token_model import LlamaGenTextWindow
 from tests.causal_lm.test_attention import build_any
+from tests.fixtures.llamagen import Sizes, build, load
 from tests.fixtures.toy_models import make_prompt
 
 DONE = [19, 4, 0, 11]  # entries of each row that are in the cache
@@ -27,6 +29,11 @@ IDS = torch.randint(16, (4, 24), generator=torch.Generator().manual_seed(1))
 
 
 def open_window(name: str) -> Any:
+    if name == "llamagen":
+        sizes = Sizes(32, 2, 4, vocab_size=16, cls_token_num=6, caption_dim=10)
+        reader = LlamaGenTextWindow(load(build(sizes)), side=6)
+        reader.begin(torch.randn(4, 6, 10), torch.tensor([6, 3, 5, 1]), False)
+        return reader
     prompt = make_prompt([row[: start + 1] for row, start in zip(IDS.tolist(), STARTS)])
     model = build_any(name)
     if name == "chameleon":
@@ -74,7 +81,7 @@ LMS = ["llama", "qwen2", "gemma2", "gemma3", "mistral", "gpt2", "olmo3"]
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", [*LMS, "chameleon", "janus", "glm_image"])
+@pytest.mark.parametrize("name", [*LMS, "chameleon", "janus", "glm_image", "llamagen"])
 def test_a_mixed_pass_is_passes_one_by_one(name: str, fused: bool) -> None:
     """Of layers that slide or cap, positions in a table, and vocabularies of images."""
     window = open_window(name)

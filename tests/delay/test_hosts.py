@@ -25,6 +25,7 @@ from tests.delay.hosts import (
     make_host,
     open_host,
 )
+from tests.fixtures.graph_replay import replay_runs
 
 EACH_CALL = [(name, call) for name in HOSTS for call in CALLS[name]]
 SAMPLED = {"do_sample": True, "temperature": 1.2, "top_k": 9, "top_p": 0.95}
@@ -197,3 +198,16 @@ def test_books_that_are_off_by_one_are_seen(name: str, monkeypatch: pytest.Monke
     own_passes = CodeDecoder.compared
     monkeypatch.setattr(CodeDecoder, "compared", lambda *given: own_passes(*given)[:1] * 2)
     assert not torch.equal(host.attached("jacobi")[0], own)
+
+
+@pytest.mark.parametrize("policy", [BITWISE[0], WIDE, EXACT[0]], ids=repr)
+@pytest.mark.parametrize("name", HOSTS)
+def test_captured_passes_make_the_codes_of_eager_ones(
+    name: str, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = open_host(name)
+    eager, _ = host.attached(policy, **SAMPLED)
+    replay_runs(monkeypatch)
+    made, stats = host.attached(policy, **SAMPLED)
+    assert torch.equal(made, eager)
+    assert stats.runner == "cuda graphs" and stats.captures > 0

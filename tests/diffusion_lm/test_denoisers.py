@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.layer_passes import answering
+from mmaccel.pipelines.diffusion_lm.answering import answering
 from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
@@ -24,6 +24,7 @@ from mmaccel.pipelines.diffusion_lm.models import (
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -86,7 +87,7 @@ def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
         mask = positions // model.block <= (positions // model.block)[:, None]
     logits = model.model.body(ids, positions[None], mask).logits[0]
     before = int((~seen).sum())
-    return logits[(entries.queries[row] - before - model.shift)]
+    return logits[entries.queries[row] - before]
 
 
 @pytest.mark.parametrize("family", TEXTS)
@@ -133,16 +134,14 @@ def test_a_pass_over_a_block_reads_what_the_pass_before_has_written(family: str)
     before, after = torch.randint(VOCAB - 1, (2, 1, 9), generator=draw)
     block = torch.arange(4, 7)
     after = torch.where((torch.arange(9) >= 4) & (torch.arange(9) < 7), after, before)
-    reads = torch.ones(1, 1, 10, dtype=torch.bool)
-    reads[..., -1] = False
-    model.reserve(1, 10)
-    whole = torch.arange(9)[None]
-    first = CanvasPass(
-        tokens=before, positions=whole, reads=reads, cache_indices=whole, queries=whole
-    )
-    model.forward(first)
-    at = {"positions": block[None], "cache_indices": block[None], "queries": whole[:, :3]}
-    logits = model.forward(replace(first, tokens=after[:, block], **at))[0]
+    columns = Columns(Prompt(before[:, :3], torch.tensor([3])), 6, None, model.shift)
+    model.reserve(1, columns.cache_size)
+    whole, slots = torch.arange(9)[None], torch.arange(1, 4)[None]
+    everything = torch.ones(1, 9, dtype=torch.bool)
+    inside = torch.isin(whole, block)
+    for tokens, computed in ((before, everything), (after, inside)):
+        sets = ColumnSets(computed, computed, everything)
+        logits = model.forward(columns.as_entries(tokens[None, :, 3:], sets, slots))[0]
 
     stored: dict[int, tuple[Tensor, Tensor]] = {}
 

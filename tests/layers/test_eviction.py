@@ -844,7 +844,7 @@ def test_rounds_bound_the_store() -> None:
         window.prefill(Pass(tokens, torch.zeros(2, dtype=torch.int64), lengths=lengths))
         for step in range(0, n_new - 5, 3):
             window.forward(Pass(tokens[:, :5], lengths + step))
-        for layer in window.cache_layers():
+        for layer in window.run_caches().layers:
             assert layer.keys.shape[0] == 2 * (8 + 3 * 5 + 1 + 1)
 
 

@@ -79,12 +79,12 @@ def test_heads_of_about_equal_lengths_share_memory() -> None:
     assert layer.keys is None and layer.values is None
     n_numbers = 2 * 2 * 3 * (16 + room) + 2 * 2 * 3 * (4 + room)
     assert layer.n_bytes == 4 * n_numbers
-    assert (made.n_dropped, made.n_entries) == (11, 20)  # 38 of 80 stay
+    assert made.n_evicted == (11, 20)  # 38 of 80 stay
 
 
 def test_a_layer_that_drops_nothing_stays_whole() -> None:
     layer, made = evict_above(draw_heads(20, 20), torch.tensor([20]))
-    assert layer.parts == () and layer.keys is not None and made.n_dropped == 0
+    assert layer.parts == () and layer.keys is not None and made.n_evicted[0] == 0
 
 
 SPLITTING = (
@@ -103,7 +103,7 @@ def test_bytes_are_what_is_allocated(method: Any, fused: bool) -> None:
     window.use_methods(LayerMethods(kv_cache=method))
     window.reserve(2, 64 + 14)
     window.prefill(Pass(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64)))
-    split = [layer for layer in window.cache_layers() if layer.parts]
+    split = [layer for layer in window.run_caches().layers if layer.parts]
     sizes = [layer.n_bytes for layer in split]
     assert split
     for layer, size in zip(split, sizes):
@@ -145,8 +145,8 @@ def test_rounds_bound_the_memory() -> None:
             window.forward(Pass(tokens[:, :3], lengths + step))
             # 4 and two rounds in the store, two until the next one with a window, and 2 unused
             most = 2 * 4 * 2 * 8 * 4 * (4 + 2 * 5 + 2 * 5 + 2)
-            assert all(layer.n_bytes <= most for layer in window.cache_layers())
-        sizes.add(tuple(layer.n_bytes for layer in window.cache_layers()))
+            assert all(layer.n_bytes <= most for layer in window.run_caches().layers)
+        sizes.add(tuple(layer.n_bytes for layer in window.run_caches().layers))
     assert len(sizes) <= 2
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
+from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.layers.eviction import Observer
@@ -139,7 +139,7 @@ def test_the_fused_decoder_reads_what_the_model_does(name: str) -> None:
     model = build_decoder(name)
     ids = torch.tensor(draw_rows(11))
     own = Reading()
-    served = number_served(check_causal_lm(model))
+    served = number_served(find_facts(model).windows)
     with torch.no_grad(), watched(model, [own], served=served):
         model(ids)
     for fused in (True, False):

@@ -22,7 +22,6 @@ from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-from tests.models.test_llamagen import open_text
 
 QUEST = mmaccel.Quest(budget=0.25, block=4, first_layer=0)
 SOURCES = {
@@ -95,22 +94,6 @@ def test_drafts_over_the_whole_cache_are_all_right() -> None:
             stats = decode(policy).stats
             assert stats.passes == ceil(LENGTH / 5)
             assert stats.draft_passes == stats.passes * 4
-
-
-@pytest.mark.parametrize("name", list(SOURCES))
-def test_llamagen_drafts_for_itself(name: str) -> None:
-    tokens = []
-    for policy in (mmaccel.Autoregressive(), Jacobi(window=4, drafts=SOURCES[name])):
-        window, prompt = open_text(True)
-        made = policy.sample(
-            window,
-            prompt,
-            16,
-            params=SamplingParams(guidance_scale=2.0),
-            noise=Noise.from_seed(3, prompt.batch),
-        )
-        tokens.append(made.tokens)
-    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("name", list(SOURCES))

@@ -1,4 +1,4 @@
-"""LlamaGen: the published names, full passes by hand, and every policy on it."""
+"""LlamaGen: the published names, full passes as published, and every policy on it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.loading.checkpoint import read_weights
-from mmaccel.pipelines.models.llamagen.text_to_image import load_transformer
-from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
-from mmaccel.pipelines.models.llamagen.transformer import (
-    LlamaGenConfig,
-    LlamaGenTransformer,
-    make_rotations,
-    rotate,
+from mmaccel.pipelines.models.llamagen.token_model import (
+    SIDE,
+    GridRotary,
+    LlamaGenTextWindow,
+    LlamaGenWindow,
+    load_transformer,
+)
+from tests.fixtures.llamagen import (
+    CAPTIONS,
+    CLASSES,
+    LENGTHS,
+    build,
+    conditions,
+    draw_texts,
+    label,
+    load,
+    open_llamagen,
 )
 
-CLASSES = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, num_classes=5)
-CAPTIONS = LlamaGenConfig(32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10)
 LAYER = {  # c2i_B_256.pt, layer 0
     "attention.wqkv.weight": (2304, 768),
     "attention.wo.weight": (768, 768),
@@ -37,15 +44,7 @@ LAYER = {  # c2i_B_256.pt, layer 0
     "attention_norm.weight": (768,),
     "ffn_norm.weight": (768,),
 }
-
-
-def build(config: LlamaGenConfig, seed: int = 0) -> LlamaGenTransformer:
-    torch.manual_seed(seed)
-    model = LlamaGenTransformer(config).eval().requires_grad_(False)
-    for name, tensor in model.state_dict().items():
-        if "norm" not in name:
-            tensor.normal_(std=0.4)
-    return model
+KINDS = ("classes", "text")
 
 
 def sample(
@@ -55,167 +54,103 @@ def sample(
     return policy.sample(window, prompt, 16, params=mmaccel.SamplingParams(**options), noise=noise)
 
 
-def test_names_and_shapes_are_those_of_the_published_transformers() -> None:
-    with torch.device("meta"):
-        base = LlamaGenTransformer(LlamaGenConfig(768, 12, 12)).state_dict()
-        large = LlamaGenTransformer(
-            LlamaGenConfig(1280, 1, 20, cls_token_num=120, caption_dim=2048, block_size=1024)
-        ).state_dict()
-    own = {name: tuple(tensor.shape) for name, tensor in base.items()}
-    wanted = {f"layers.{k}.{name}": shape for k in range(12) for name, shape in LAYER.items()}
-    wanted |= {
+def test_published_names_and_shapes_are_read() -> None:
+    names = {f"layers.{k}.{name}": shape for k in range(12) for name, shape in LAYER.items()}
+    names |= {
         "cls_embedding.embedding_table.weight": (1001, 768),
         "tok_embeddings.weight": (16384, 768),
         "norm.weight": (768,),
         "output.weight": (16384, 768),
     }
-    assert own == wanted
-    assert sum(math.prod(shape) for shape in own.values()) == 110_888_448  # "111 M"
-    assert tuple(large["cls_embedding.cap_proj.fc1.weight"].shape) == (1280, 2048)
-    assert tuple(large["cls_embedding.cap_proj.fc2.weight"].shape) == (1280, 1280)
-    assert tuple(large["cls_embedding.uncond_embedding"].shape) == (120, 2048)
-    assert tuple(large["layers.0.feed_forward.w1.weight"].shape) == (3584, 1280)
+    assert sum(math.prod(shape) for shape in names.values()) == 110_888_448  # "111 M"
+    weights = {name: torch.zeros(1).expand(shape) for name, shape in names.items()}
+    model = load_transformer(weights, dtype=torch.bfloat16)
+    assert sum(each.numel() for each in model.parameters()) == 110_888_448
+    window = LlamaGenWindow(model, 16)
+    assert (window.num_classes, window.vocab_size, window.max_positions) == (1000, 16384, 257)
 
 
 def test_a_pair_is_rotated_by_its_row_or_column() -> None:
-    """Rotation as a product of complex numbers, for the token at row 2, column 3 of a grid of 4."""
-    rotations = make_rotations(CLASSES)
-    assert rotations.shape == (17, 4, 2) and not rotations[0].any()
-    states = torch.randn(1, 1, 1, 8)
-    rotated = rotate(states, rotations[None, None, 1 + 2 * 4 + 3][:, :, None])[0, 0, 0]
+    """Rotation as a product of complex numbers, for the token at row 2, column 3."""
+    rotary = GridRotary(8, n_first=6)
+    at = torch.tensor([[5, 6 + 2 * SIDE + 3]])
+    cos, sin = rotary(torch.zeros(1), at)
+    assert not cos[0, 0].any() and not sin[0, 0].any()  # of the condition
     for pair, (step, speed) in enumerate([(2, 1.0), (2, 0.01), (3, 1.0), (3, 0.01)]):
-        number = complex(*states[0, 0, 0, 2 * pair : 2 * pair + 2].tolist())
-        number *= complex(math.cos(step * speed), math.sin(step * speed))
-        assert rotated[2 * pair : 2 * pair + 2].tolist() == pytest.approx(
-            [number.real, number.imag], abs=1e-5
-        )
+        for channel in (pair, pair + 4):
+            angle = pytest.approx([math.cos(step * speed), math.sin(step * speed)], abs=1e-6)
+            assert [float(cos[0, 1, channel]), float(sin[0, 1, channel])] == angle
 
 
-class Masked:
-    """A pass over whole rows under a mask, written plainly: no cache, no kernel.
-
-    Args:
-        allowed: `[R, N, N]` bool, or of every layer and head, `[L, R, H, N, N]`.
-    """
-
-    def __init__(self, n_layers: int, allowed: Tensor) -> None:
-        self.stores, self._allowed = [self] * n_layers, allowed
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return keys, values
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-        allowed = self._allowed[:, None] if self._allowed.ndim == 3 else self._allowed[layer]
-        scores = (query @ key.mT * given["scale"]).masked_fill(~allowed, -math.inf)
-        return scores.softmax(-1) @ value
-
-
-def full_logits(
-    model: LlamaGenTransformer, first: Tensor, tokens: Tensor, seen: Tensor, hidden: Any = None
-) -> Tensor:
-    """Logits `[R, N, V]` of the tokens' slots in one pass without a cache, as published: texts are
-    padded on the left.
-
-    Args:
-        first: `[R, T, dim]`, embedded conditions.
-        seen: `[R, T]` bool, False on padding.
-        hidden: `[L, R, H, N, N]` bool, what queries may not see beside that; None: nothing.
-    """
-    states = torch.cat([first, model.tok_embeddings(tokens[:, :-1])], 1)
-    n_first, size = first.shape[1], states.shape[1]
-    allowed = torch.ones(size, size).tril().bool()[None].repeat(len(tokens), 1, 1)
-    allowed[:, :, :n_first] &= seen[:, None]
-    allowed |= torch.eye(size).bool()
-    if hidden is not None:
-        allowed = allowed[:, None] & ~hidden
-    rotations = make_rotations(model.config)[:size][None, None]
-    states = model(states, rotations, Masked(len(model.layers), allowed))  # type: ignore[arg-type]
-    return model.output(states[:, n_first - 1 :])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 5])
+def test_logits_are_those_of_the_published_network(kind: str, width: int) -> None:
+    window, prompt = open_llamagen(kind, guided=True)
+    model, first, seen = conditions(kind, guided=True)
+    tokens = torch.randint(12, (6, 16), generator=torch.Generator().manual_seed(2))
+    expected = model(first, tokens, seen)  # of all 16 slots
+    window.reserve(6, first.shape[1] + 16)
+    held = torch.cat([prompt.tokens, torch.zeros(6, 16, dtype=torch.int64)], 1)
+    for row, length in enumerate(prompt.lengths.tolist()):
+        held[row, length : length + 16] = tokens[row]
+    start = prompt.lengths - 1
+    window.prefill(Pass(prompt.tokens, torch.zeros_like(start), lengths=start))
+    for slot in range(0, 16 - width, width):
+        at = start[:, None] + slot + torch.arange(width)
+        logits = window.forward(Pass(held.gather(1, at), at[:, 0]))
+        torch.testing.assert_close(logits, expected[:, slot : slot + width], atol=2e-4, rtol=1e-4)
 
 
-def open_classes(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
-    window = LlamaGenWindow(build(CLASSES))
-    return window, window.condition(torch.tensor([1, 4, 0]), guided)
-
-
-LENGTHS = torch.tensor([4, 6, 1])  # of texts
-
-
-def draw_texts() -> Tensor:
-    """Features `[3, 6, 10]`, padded on the right."""
-    return torch.randn(3, 6, 10, generator=torch.Generator().manual_seed(5))
-
-
-def open_text(guided: bool) -> tuple[LlamaGenWindow, Prompt]:
-    window = LlamaGenWindow(build(CAPTIONS))
-    return window, window.condition_on_text(draw_texts(), LENGTHS, guided)
-
-
-def conditions(kind: str, model: LlamaGenTransformer, guided: bool) -> tuple[Tensor, Tensor]:
-    """Embedded conditions `[R, T, dim]` as published, and which are no padding, `[R, T]`."""
-    embedding: Any = model.cls_embedding
-    if kind == "classes":
-        rows = torch.tensor([1, 4, 0] + [CLASSES.num_classes] * 3 * guided)
-        return embedding(rows), torch.ones(len(rows), 1, dtype=torch.bool)
-    width = CAPTIONS.cls_token_num
-    rows = [row.roll(width - n, 0) for row, n in zip(draw_texts(), LENGTHS.tolist())]
-    rows += [embedding.uncond_embedding] * 3 * guided
-    seen = torch.arange(width) >= width - LENGTHS[:, None]
-    return embedding(torch.stack(rows)), seen.repeat(1 + guided, 1)
-
-
-OPENERS = {"classes": open_classes, "text": open_text}
-
-
-@pytest.mark.parametrize("kind", list(OPENERS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_greedy_tokens_follow_full_passes(kind: str, scale: float) -> None:
-    window, prompt = OPENERS[kind](scale != 1)
+    window, prompt = open_llamagen(kind, scale != 1)
     tokens = sample(window, prompt, mmaccel.Jacobi(5), temperature=0.0, guidance_scale=scale).tokens
     assert len(set(tokens.flatten().tolist())) > 5
-    first, seen = conditions(kind, window.model, scale != 1)
-    logits = full_logits(window.model, first, tokens.repeat(prompt.branches, 1), seen)
+    model, first, seen = conditions(kind, scale != 1)
+    logits = model(first, tokens.repeat(prompt.branches, 1), seen)
     if scale != 1:
         given, nothing = logits.chunk(2)
         logits = nothing + scale * (given - nothing)
     assert torch.equal(logits.argmax(-1), tokens)
 
 
-@pytest.mark.parametrize("kind", list(OPENERS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> None:
-    window, prompt = OPENERS[kind](True)
+    window, prompt = open_llamagen(kind, True)
     options: dict[str, Any] = dict(guidance_scale=2.0, top_k=8)
     plain = sample(window, prompt, mmaccel.Autoregressive(), [4, 5, 6], **options)
     for width in (2, 7, 40):
         made = sample(window, prompt, mmaccel.Jacobi(width), [4, 5, 6], **options)
         assert torch.equal(made.tokens, plain.tokens) and made.stats.passes <= plain.stats.passes
     if kind == "classes":
-        alone = window.condition(torch.tensor([4]), True)
-        made = sample(window, alone, mmaccel.Jacobi(6), [5], **options)
+        made = sample(window, label(window, [4], True), mmaccel.Jacobi(6), [5], **options)
         assert torch.equal(made.tokens[0], plain.tokens[1])
 
 
 def test_padding_of_a_text_may_hold_anything() -> None:
     """A query that sees it would be NaN, and NaN spreads through zero weights."""
-    window, prompt = open_text(True)
+    window, prompt = open_llamagen("text", True)
+    assert isinstance(window, LlamaGenTextWindow)
     expected = sample(window, prompt, mmaccel.Jacobi(5)).tokens
     features = draw_texts()
     features[torch.arange(6) >= LENGTHS[:, None]] = math.nan
-    prompt = window.condition_on_text(features, LENGTHS, True)
+    prompt = window.begin(features, LENGTHS, True)
     assert torch.equal(sample(window, prompt, mmaccel.Jacobi(5)).tokens, expected)
 
 
 @pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
 def test_samples_follow_the_models_own_distribution(coupling: Any) -> None:
-    window, n_samples = LlamaGenWindow(build(CLASSES)), 5000
-    prompt = window.condition(torch.full((n_samples,), 2), False)
+    model, n_samples = build(CLASSES), 5000
+    window = LlamaGenWindow(load(model), 4)
+    prompt = label(window, [2] * n_samples, False)
     policy = mmaccel.SpeculativeJacobi(window=4, coupling=coupling)
     noise, params = mmaccel.Noise.from_seed(1, n_samples), mmaccel.SamplingParams()
     made = policy.sample(window, prompt, 2, params=params, noise=noise)
     sequences = torch.tensor(list(itertools.product(range(12), repeat=2)))
-    first = window.model.cls_embedding(torch.full((144,), 2))
+    first = model.cls_embedding(torch.full((144,), 2))
     seen = torch.ones(144, 1, dtype=torch.bool)
-    probabilities = full_logits(window.model, first, sequences, seen).double().softmax(-1)
+    probabilities = model(first, sequences, seen).double().softmax(-1)
     probabilities = probabilities.gather(2, sequences[..., None])[..., 0].prod(1)
     test = g_test(count_sequences(made.tokens, 12), probabilities)
     assert test.p_value > 1e-4 and test.degrees > 20, test
@@ -232,20 +167,16 @@ def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
     named = {"model": "GPT-B", "state_dict": model.state_dict()}  # a name is no wrapper
     torch.save(named, tmp_path / "named.pt")
     for name in ("t2i.pt", "t2i.safetensors", "named.pt"):
-        again = load_transformer(read_weights(tmp_path / name), block_size=16, n_head=4)
-        assert again.config == LlamaGenConfig(
-            32, 2, 4, vocab_size=12, block_size=16, cls_token_num=6, caption_dim=10, num_classes=1
-        )
-        assert torch.equal(again.output.weight, model.output.weight)
+        again = load_transformer(read_weights(tmp_path / name), n_head=4)
+        assert torch.equal(again.lm_head.weight, model.output.weight)
+        assert torch.equal(again.condition.unconditional, model.cls_embedding.uncond_embedding)
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     state = build(CLASSES).state_dict()
     with pytest.raises(OptionError, match="n_head: expected .* width 32"):
-        load_transformer(state, block_size=16)
-    with pytest.raises(OptionError, match="a square number, received 17"):
-        load_transformer(state, block_size=17, n_head=4)
-    with pytest.raises(UnsupportedModelError, match='Missing key.*: "norm.weight"'):
+        load_transformer(state)
+    with pytest.raises(UnsupportedModelError, match='Missing key.*: "model.norm.weight"'):
         load_transformer({k: v for k, v in state.items() if k != "norm.weight"}, n_head=4)
     with pytest.raises(UnsupportedModelError, match='Unexpected key.*: "rope"'):
         load_transformer(state | {"rope": torch.zeros(1)}, n_head=4)
@@ -260,14 +191,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
         read_weights(tmp_path / "list.pt")
     with pytest.raises(OptionError, match="heads whose width"):
-        load_transformer(state, block_size=16, n_head=0)
+        load_transformer(state, n_head=0)
     torch.save({"optimizer": {}}, tmp_path / "odd.pt")
     with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
         read_weights(tmp_path / "odd.pt")
 
 
 def test_more_positions_than_the_grid_has_are_refused() -> None:
-    classes = LlamaGenWindow(build(CLASSES))
-    classes.condition(torch.tensor([1]), False)
-    with pytest.raises(OptionError, match="at most 17, received 18"):
-        classes.reserve(1, 18)
+    with pytest.raises(OptionError, match="at most 17 .*, received 18"):
+        open_llamagen("classes", False)[0].reserve(3, 18)

@@ -125,7 +125,7 @@ def test_products_are_tried_before_a_pass_is_compiled(monkeypatch: pytest.Monkey
         run_passes(window, (1,))
         decoder = window.forwards.decoder
         assert decoder is not None
-        assert len([key for key in decoder.products._trials.faster if key[1] == 1]) == tried
+        assert len([key for key in decoder.products.faster if key[1] == 1]) == tried
 
 
 @needs_compiler
@@ -247,7 +247,7 @@ def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
     window.forward(Pass(ids[:, :5], torch.zeros(2, dtype=torch.int64)))
     window.forward(Pass(ids[:, 5:7], torch.full((2,), 5)))  # makes room for the rest
     assert not made
-    layout: Any = window.cache_layout()
+    layout: Any = window.run_caches().layout
     with layout.select(torch.tensor([1])):
         window.forward(Pass(ids[1:, 7:9], torch.full((1,), 7)))
     assert not made and window.route.name == "fused"

@@ -14,11 +14,11 @@ from mmaccel import CausalLMWindow, UnsupportedModelError
 from mmaccel.commands import doctor
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm import self_check
-from mmaccel.pipelines.causal_lm.forwards import close_forwards
+from mmaccel.pipelines.causal_lm.route import close_forwards
 from mmaccel.pipelines.runner import attention_products, fused_decoder, onednn
-from mmaccel.pipelines.runner.onednn import Trials
+from mmaccel.pipelines.runner.onednn import Products
 from mmaccel.pipelines.runner.own_products import find_own_products, open_own_products
-from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.fused_lms import build_decoder
 
@@ -32,7 +32,7 @@ def test_a_row_has_the_same_bits_among_any_number(dtype: torch.dtype, n: int, c:
     product = PackedLinear(linears)
     product.pack()
     product.same_bits = True
-    product.reorder(Trials())
+    product.reorder({})
     x = torch.randn(300, c, dtype=dtype)
     whole = product(x)
     for rows in (1, 2, 3, 8, 32, 65):
@@ -47,8 +47,10 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True)
     window.reserve(1, 64)
-    tried = fused_decoder._trials[model].faster
-    fused_decoder._trials[model]._passes.clear()  # of the self-check's passes
+    assert window.forwards.decoder is not None
+    products = window.forwards.decoder.products
+    tried = products.faster
+    products._n_passes.clear()  # of the self-check's passes
     calls: list[int] = []
     own = onednn.multiply
     monkeypatch.setattr(
@@ -81,10 +83,10 @@ def test_a_way_that_gives_other_numbers_is_not_taken(
     linear = PackedLinear([nn.Linear(64, 96).requires_grad_(False)])
     multiply = linear.multiply
     monkeypatch.setattr(linear, "multiply", lambda x: factor * multiply(x))
-    products = Products([linear], trials := Trials())
+    products = Products([linear], {})
     products.reorder(of_any_size=True)
     assert products.prepare(4, at_once=True) == bool(faster)
-    assert trials.faster == {onednn.find_key(4): faster}
+    assert products.faster == {onednn.find_key(4): faster}
 
 
 def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) -> None:

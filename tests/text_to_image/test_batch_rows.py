@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 import mmaccel
@@ -18,9 +17,8 @@ from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Row, make_items
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
-from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
+from tests.fixtures.checkpoints import captions
 from tests.fixtures.tiny_model import CAPTIONS
 
 Built = Callable[[str], Path]
@@ -152,44 +150,3 @@ def test_sizes_of_a_file_share_one_model(
 def parameters(pipe: TextToImage) -> set[int]:
     """Which objects the generator's weights are."""
     return set(map(id, pipe.model.model.parameters()))  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("family", [*OTHERS, *(f for f in FAMILIES if f not in OTHERS)])
-def test_a_size_that_a_model_does_not_have_is_refused(
-    built: Built, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The message names the line, before any work, and the model does not change."""
-    pipe = TextToImage.from_pretrained(built(family), size=SIZES.get(family))
-    size, layout = pipe.size, pipe.image_model.layout
-    for wrong in [(33, 31), (0, 8), (8,), "64"]:
-        with pytest.raises(OptionError, match="^size: expected .*, received "):
-            pipe.resize(wrong)  # type: ignore[arg-type]
-    if family == "lumina-mgpt":
-        with pytest.raises(OptionError, match="sides the model has a token for, received 96x32"):
-            pipe.resize((96, 32))
-    if family.startswith("llamagen"):
-        with pytest.raises(OptionError, match="expected a square, received 64x32"):
-            pipe.resize((64, 32))
-    assert pipe.size == pipe.resize(size).size == size and pipe.image_model.layout == layout
-    rows = [{"prompt": captions(family)[0] or " ", "size": f"{size[0]}x{size[1]}"}]
-    rows.append(rows[0] | {"size": "33x31"})
-    if family != "imagegpt":  # rows of a file have prompts
-        fixed = ["--model", str(built(family)), "--out", str(tmp_path / "out")]
-        fixed += ["--size", f"{size[0]}x{size[1]}"]
-        assert main(["generate", "--prompts", write_rows(tmp_path, rows), *fixed]) == 2
-        said = capsys.readouterr().err
-        assert "line 2: size: expected" in said and "line 1" not in said
-        assert not list(tmp_path.rglob("*.png"))
-
-
-def test_a_resized_pipeline_is_one_of_its_own(built: Built) -> None:
-    """The first pipeline keeps its size, whatever the second does."""
-    pipe = TextToImage.from_pretrained(built("emu3"), size=(32, 24), dtype=torch.float64)
-    before = pipe("a red fox", seed=1)
-    small = pipe.resize((16, 24))
-    made = small("a red fox", seed=1)
-    assert made.images[0].size[0] * 24 == made.images[0].size[1] * 16
-    assert made.tokens.shape == (1, 9) and small.engine is not pipe.engine
-    assert pipe("a red fox", seed=1).tokens.equal(before.tokens)
-    encoded: Any = small.image_model.encode("cat")
-    assert encoded != pipe.image_model.encode("cat")  # Emu3's prompts contain the grid's size

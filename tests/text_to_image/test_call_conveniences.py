@@ -73,13 +73,6 @@ def test_the_callback_is_called_after_every_pass(pipe: mmaccel.TextToImage) -> N
     assert calls[-1][1:] == (pipe.length,) * 2 and seen == [step + 1 for step, _, _ in calls]
 
 
-def test_each_prompt_may_have_a_generator(pipe: mmaccel.TextToImage) -> None:
-    several = [torch.Generator().manual_seed(k) for k in (5, 3)]
-    both = pipe(CAPTIONS[:2], generator=several, batch_size=1)
-    repeated = pipe(CAPTIONS[:2], seed=both.stats.seed)
-    assert repeated.tokens.equal(both.tokens) and len(both.stats.to_dict()["seed"]) == 2
-
-
 def test_a_callback_may_return_what_it_was_given(pipe: mmaccel.TextToImage) -> None:
     same = pipe(CAPTIONS[0], seed=0, callback_on_step_end=lambda *given: given[3])
     assert same.tokens.equal(pipe(CAPTIONS[0], seed=0).tokens)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import make_policy
-from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.models import glm_image
+from mmaccel.pipelines.loading.checkpoint import read_weights
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
+from tests.fixtures.checkpoints import FAMILIES, LLAMAGEN_TEXTS, NUMBERS, SIZES, WORDS, captions
+from tests.fixtures.llamagen import Transformer
 from tests.fixtures.tiny_lms import PassCounter
-from tests.models.test_llamagen import full_logits
 
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
@@ -79,18 +75,11 @@ def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> 
 def test_negative_prompts_are_refused_where_the_authors_have_none(
     opened: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any pass: in a call, in a request, and in `ImageModel.prompt`."""
     pipe, text = opened(family), captions(family)[0]
-    params, refusal = pipe.image_model.params, "prompt: expected none for .*; leave it out"
     with monkeypatch.context() as patch:
         patch.setattr(pipe.model, "reserve", lambda *_: pytest.fail("a run was begun"))
-        with pytest.raises(OptionError, match=refusal):
+        with pytest.raises(OptionError, match="prompt: expected none for .*; leave it out"):
             pipe([text, text], negative_prompt=[None, "blue"])
-        with pytest.raises(OptionError, match=refusal):
-            pipe.serve([mmaccel.Request(text, 1, None, "blue")], params, deliver=print)
-        with pytest.raises(OptionError, match=refusal):
-            encoded = [pipe.image_model.encode(text)]
-            pipe.image_model.prompt(encoded, params.guidance_scale != 1, [[1]])
     assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
 
 
@@ -312,21 +301,20 @@ def test_llamagens_texts_are_those_of_the_authors(built: Callable[[str], Path]) 
     """Greedy tokens of full passes over T5's features with zeros on the left, as in the authors'
     sampling script.
     """
-    pipe = TextToImage.from_pretrained(
-        built("llamagen-t2i"), size=SIZES["llamagen-t2i"], dtype=torch.float64
-    )
+    pipe = TextToImage.from_pretrained(built("llamagen-t2i"), size=SIZES["llamagen-t2i"])
     source: Any = pipe.image_model
     said = captions("llamagen-t2i")
     made = pipe(said, temperature=0.0, guidance_scale=1.0, top_k=0, output_type="tokens")
-    model, rows, seen = source.window.model, [], torch.zeros(len(said), 8, dtype=torch.bool)
+    model = Transformer(LLAMAGEN_TEXTS)
+    model.load_state_dict(read_weights(built("llamagen-t2i")))
+    rows, seen = [], torch.zeros(len(said), 8, dtype=torch.bool)
     with torch.no_grad():
         for row, caption in enumerate(said):
             ids = torch.tensor([source.words(caption)["input_ids"]])
             features = source.encoder(ids).last_hidden_state[0]
-            zeros = torch.zeros(8 - len(features), 16, dtype=torch.float64)
-            rows.append(torch.cat([zeros, features]))
-            seen[row, len(zeros) :] = True
-        logits = full_logits(model, model.cls_embedding(torch.stack(rows)), made.tokens, seen)
+            rows.append(torch.cat([torch.zeros(8 - len(features), 16), features]))
+            seen[row, 8 - len(features) :] = True
+        logits = model(model.cls_embedding(torch.stack(rows)), made.tokens, seen)
     assert len(set(seen.sum(1).tolist())) > 1  # of different lengths
     assert torch.equal(logits.argmax(-1), made.tokens)
 
@@ -357,33 +345,3 @@ def _pixels(made: Any) -> Tensor:
 
 def _array(image: Any) -> Tensor:
     return torch.tensor(list(image.tobytes())).view(image.height, image.width, 3).float()
-
-
-@pytest.mark.parametrize("family", ["imagegpt", "lumina-mgpt", "glm-image"])
-def test_the_command_line_draws_them(
-    family: str, opened: Opener, built: Callable[[str], Path], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Several prompts of different lengths in one batch; each image has its metadata."""
-    size = SIZES.get(family)
-    fixed = [] if size is None else ["--size", f"{size[0]}x{size[1]}"]
-    said = [] if family == "imagegpt" else captions(family)
-    count = ["--count", "3"] if family == "imagegpt" else []
-    arguments = ["--model", str(built(family)), "--out", str(tmp_path)]
-    arguments += ["--batch-size", "3", "--seed", "5"]
-    if family == "glm-image":  # 50 diffusion steps would take minutes
-        quick = partial(glm_image.GlmImageImages, num_inference_steps=1)
-        monkeypatch.setattr(glm_image, "GlmImageImages", quick)
-    assert main(["generate", *said, *fixed, *count, *arguments]) == 0
-    files = sorted(tmp_path.glob("000*.png"))
-    wanted = opened(family)(captions(family), seed=[5, 6, 7])
-    for k, (file, image) in enumerate(zip(files, wanted.images, strict=True)):
-        with Image.open(file) as written:
-            assert abs(_array(written) - _array(image)).max() <= 1
-            facts = json.loads(written.text["mmaccel"])  # type: ignore[attr-defined]
-        assert facts.get("size") == (None if size is None else list(size))
-        assert facts["prompt"] == captions(family)[k] and facts["seed"] == 5 + k
-        assert (
-            facts["top_k"] == opened(family).image_model.params.top_k
-            and facts["tokens"] == WANTED[family][0]
-        )

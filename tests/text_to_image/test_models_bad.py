@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -92,17 +91,6 @@ def _edit_checkpoint(file: Path) -> None:
     torch.save(content, file)
 
 
-def test_bench_takes_such_models(built: Builder, tmp_path: Path) -> None:
-    fixed = ["--count", "1", "--windows", "4", "--policies", "jacobi", "--json"]
-    for family, more in (("imagegpt", []), ("emu3", ["--size", "32x24"])):
-        file = tmp_path / f"{family}.json"
-        assert main(["bench", "--model", str(built(family)), *more, *fixed, str(file)]) == 0
-        rows = json.loads(file.read_text())["rows"]
-        scales = [1.0] if family == "imagegpt" else [1.0, 3.0]
-        assert list(dict.fromkeys(row["guidance"] for row in rows)) == scales
-        assert all(row["identical"] == 1 for row in rows)
-
-
 def test_two_transformers_or_two_tokenizers_are_a_question(built: Builder, tmp_path: Path) -> None:
     folder = shutil.copytree(built("llamagen-c2i").parent, tmp_path / "two")
     shutil.copy(folder / "c2i_B_64.pt", folder / "c2i_L_64.pt")
@@ -127,16 +115,6 @@ def test_lumina_is_distinguished_from_chameleon(built: Builder, tmp_path: Path) 
     ):
         (folder / "config.json").write_text(json.dumps(config | change))
         assert find_image_family(folder, folder) == "lumina-mgpt"
-
-
-def test_doctor_reports_image_models(built: Builder, capsys: pytest.CaptureFixture[str]) -> None:
-    for family, said in (
-        ("emu3", "generate draws with it as emu3"),
-        ("glm-image", "tokens an image"),
-    ):
-        wanted = ["--model", str(built(family))]
-        assert main(["doctor", *wanted]) == 0
-        assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_id_of_the_hub_is_found_in_its_cache(

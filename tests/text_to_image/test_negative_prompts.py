@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 import mmaccel
 from mmaccel import Jacobi, Request, Stepwise, TextToImage
 from mmaccel.catalog import make_policy
-from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import ImageModel, spread_negatives
 from tests.fixtures.checkpoints import SIZES, captions
-from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
 SCALE = 2.0
@@ -134,26 +129,6 @@ def test_a_batch_is_its_images_one_by_one(
             assert served[k].tokens.equal(one.tokens[0])
 
 
-@pytest.mark.parametrize("name", ["pipe", "emu3"])
-def test_captured_passes_admit_rows_with_negative_prompts(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own: TextToImage = request.getfixturevalue(name)
-    texts, negatives = (captions("emu3"), EMU3) if name == "emu3" else (CAPTIONS, NEGATIVES)
-    wanted = [
-        own(t, negative_prompt=n, seed=[9], policy=Jacobi(5)) for t, n in zip(texts, negatives)
-    ]
-    requests = [Request(t, 9, k, n) for k, (t, n) in enumerate(zip(texts, negatives))]
-    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
-    for _ in range(2):  # the second reuses the graphs of the first
-        made: dict[int, Any] = {}
-        own.serve(
-            requests, own.image_model.params, policy=Jacobi(5), rows=2,
-            deliver=lambda one, made=made: made.update({one.request.tag: one.tokens}),
-        )  # fmt: skip
-        assert [made[k].tolist() for k in range(3)] == [one.tokens[0].tolist() for one in wanted]
-
-
 def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToImage) -> None:
     options: Any = {"seed": [1, 2, 3, 4], "num_images_per_prompt": 2}
     both = pipe(CAPTIONS[:2], negative_prompt="red", **options)
@@ -195,25 +170,3 @@ def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
     for refused in (lambda: own(CAPTIONS[0], negative_prompt="red"), lambda: own.resize((32, 32))):
         with pytest.raises(OptionError, match="expected"):
             refused()
-
-
-def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: Path) -> None:
-    pipe = TextToImage.from_pretrained(tiny_folder)
-    options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2", "--seed", "0"]
-    for negative in ([], ["--negative", " "], ["--negative", "red"], ["--negative", "blue square"]):
-        assert main(["generate", CAPTIONS[0], *options, *negative]) == 0
-    assert len(list(tmp_path.glob("contact-*.png"))) == 3  # a blank text is no negative prompt
-    found = set()
-    for file in tmp_path.glob("000*.png"):
-        with Image.open(file) as image:
-            facts, text = json.loads(image.text["mmaccel"]), image.text["parameters"]  # type: ignore[attr-defined]
-            negative = facts.get("negative")
-            own = pipe(CAPTIONS[0], negative_prompt=negative, seed=[facts["seed"]])
-            assert image.tobytes() == own.images[0].tobytes()
-        said = [] if negative is None else [f"Negative prompt: {negative}"]
-        assert text.splitlines()[:-1] == [CAPTIONS[0], *said]
-        assert text.splitlines()[-1].startswith(f"Steps: {N_TOKENS}, Sampler: jacobi, CFG scale: 2")
-        found.add((negative, facts["seed"]))
-    assert found == {(n, s) for n in (None, "red", "blue square") for s in (0, 1)}
-    compared = ["--negative", "red", "--compare", "--count", "1"]
-    assert main(["generate", CAPTIONS[0], *options, *compared]) == 0

@@ -58,7 +58,7 @@ def test_positions_of_generated_tokens_go_on_after_the_grid(
     monkeypatch.setattr(
         CausalLMWindow,
         "position_ids",
-        lambda self, positions: positions.clamp(max=self.run_caches().positions - 1),
+        lambda self, positions: positions.clamp(max=self.n_reserved - 1),
     )
     assert not torch.equal(answer(model, None, inputs, mmaccel.Jacobi(5))[0], own)
 

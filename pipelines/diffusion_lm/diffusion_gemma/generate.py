@@ -20,19 +20,12 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
-    AfterPass,
-    GemmaDecoder,
-    StopRule,
-    canvas_noise,
-)
-from mmaccel.pipelines.diffusion_lm.known_tokens import KnownTokens
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import GemmaCanvas
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.generate_call import bind_call, count_to_end
 from mmaccel.pipelines.original_methods import original
 from mmaccel.policies import CanvasInterrupt
 from mmaccel.results import Generation, Stats, add_stats
-from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -40,11 +33,6 @@ REFERENCE = (
     "one commit a pass over the model's decoder with its schedule and the logits it carries; "
     "not the library's sampler"
 )
-
-
-def is_bounded(policy: Any) -> bool:
-    """Whether a policy ignores the library's rule, which ends canvases and spends without bound."""
-    return policy.exactness != "relaxed" or isinstance(policy, EntropyBounded)
 
 
 @dataclass
@@ -58,7 +46,8 @@ class GemmaRun:
         layout: of all slots after the prompt.
         params: applied after the logits processors.
         change_config: changes the call's generation configuration in place.
-        after_pass: see `StopRule`.
+        after_pass: called after every pass of a canvas with the pass number from 0, tokens `[B, L]`
+            (the likeliest where nothing is committed), and scores `[B, L, V]`.
         noise: of the rows, once `begin` was called.
         steps, pad, ends: of the call's configuration.
         parts: statistics of every canvas so far.
@@ -73,7 +62,7 @@ class GemmaRun:
     layout: Layout | None
     params: SamplingParams = field(default_factory=SamplingParams)
     change_config: Callable[[Any], None] | None = None
-    after_pass: AfterPass | None = None
+    after_pass: Callable[[int, Tensor, Tensor], None] | None = None
     noise: Noise | None = None
     n_prompt: int = 0
     steps: int = 1
@@ -120,57 +109,46 @@ class GemmaRun:
         Raises:
             CanvasInterrupt: with the tokens of all canvases so far.
         """
-        assert self.noise is not None
+        canvas = GemmaCanvas(step, self)
         ids: Tensor = step["input_ids"]
-        batch, length = step["current_canvas"].shape
-        before = ids[:, self.n_prompt :]
-        ended = torch.zeros_like(ids[:, 0], dtype=torch.bool)  # before this canvas
-        if self.ends is not None:
-            ended = torch.isin(before, self.ends).any(1)
-        pad = 0 if self.pad is None else self.pad
-        known = torch.where(ended, pad, -1)[:, None].expand(-1, length)
-        base, index = self.layout, len(self.parts)
-        columns, frame = (0, 0) if base is None else (base.columns, base.frame)
-        layout = KnownTokens(known, base, index * length, columns, frame)
-        noise = canvas_noise(self.noise, index)
-        vocab_size = self.model.config.get_text_config().vocab_size
-        dtype = self.model.model.decoder.embed_tokens.weight.dtype
-        decoder = GemmaDecoder(step, vocab_size, length, self.steps, dtype)
-        criterion = None if is_bounded(self.policy) else step["diffusion_stopping_criteria"]
-        rule = StopRule(criterion, decoder, self.params, noise, layout, self.after_pass)
         prompt = Prompt(  # one column: the encoder's cache holds the prompt
-            ids.new_zeros(batch, 1),
+            ids.new_zeros(len(ids), 1),
             torch.ones_like(ids[:, 0]),
             stop_tokens=self.ends,
-            layout=layout,
+            layout=canvas.layout,
         )
-        on_step = None if criterion is None and self.after_pass is None else rule
         try:
             generation = self.policy.sample(
-                decoder, prompt, length, params=self.params, noise=noise, on_step=on_step
+                canvas,
+                prompt,
+                canvas.length,
+                params=self.params,
+                noise=canvas.noise,
+                on_step=canvas.on_step if canvas.watches else None,
             )
         except CanvasInterrupt as stop:
-            own = stop.generation
+            own, before = stop.generation, canvas.before
             self.parts.append(own.stats)
             tokens = torch.cat([before, own.tokens], 1)
             committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
             lengths, passes = before.shape[1] + own.lengths, self.passes + own.passes
             so_far = Generation(tokens, lengths, passes, self.report())
             raise CanvasInterrupt(so_far, committed) from stop
-        slots = torch.arange(length, device=ids.device)
-        tokens = torch.where(slots < generation.lengths[:, None], generation.tokens, pad)
-        if criterion is not None:
-            tokens = torch.where(rule.ended[:, None], rule.tokens, tokens)
-        n_slots = torch.full_like(generation.lengths, length)
+        slots = torch.arange(canvas.length, device=ids.device)
+        is_row = slots < generation.lengths[:, None]
+        tokens = torch.where(is_row, generation.tokens, self.pad or 0)
+        if canvas.tokens.numel():
+            tokens = torch.where(canvas.ended[:, None], canvas.tokens, tokens)
+        n_slots = torch.full_like(generation.lengths, canvas.length)
         if self.ends is not None:
             n_slots = count_to_end(tokens, self.ends)
         stats = generation.stats
-        stats.tokens = int(torch.where(ended, 0, n_slots).sum())
-        stats.prefill_passes, stats.positions = 1, decoder.positions
-        stats.nats += rule.nats
+        stats.tokens = int(torch.where(canvas.is_known, 0, n_slots).sum())
+        stats.prefill_passes, stats.positions = 1, canvas.positions
+        stats.nats += canvas.nats
         self.parts.append(stats)
         self.passes = self.passes + generation.passes
-        return tokens, decoder.scores
+        return tokens, canvas.scores
 
     def report(self) -> Stats:
         """Statistics of all canvases so far; notes are those that hold of each."""

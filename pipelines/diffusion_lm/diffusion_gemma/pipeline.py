@@ -17,11 +17,8 @@ from torch import Tensor
 
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
-    GemmaRun,
-    GemmaService,
-    is_bounded,
-)
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import ignores_criterion
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import GemmaRun, GemmaService
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     callback_tensors,
     check_inputs,
@@ -59,7 +56,7 @@ class GemmaPipelineService(GemmaService):
         if bound is None:
             return own(*args, **options)
         asked, given = bound
-        if is_bounded(self.policy):
+        if ignores_criterion(self.policy):
             refuse_arguments(asked, ARGUMENTS, self.policy)
         callback = given["callback_on_step_end"]
         names = callback_tensors(given, ("canvas",))

@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import Checked, one_of
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
-from mmaccel.pipelines.diffusion_lm.pipeline_service import callback_tensors
 from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.arithmetic import PassFormats
@@ -65,11 +65,6 @@ class CachedBlocks(Checked):
         if self.mask == "pipeline":
             return "the pipeline as it is, with its 2-D mask"
         return "the pipeline's decoder over the model's own 4-D block mask"
-
-
-CALLBACK_TENSORS = ("block_x",)
-"""Tensors that a canvas policy can hand to `callback_on_step_end`; the others are intermediate
-values of the pipeline's own scheduler."""
 
 
 @dataclass
@@ -113,18 +108,48 @@ class BlockCall:
             return None
         return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
 
-    @property
-    def callback_tensors(self) -> list[str]:
-        """Names of the tensors that the step callback asks for."""
-        return callback_tensors(self.arguments, CALLBACK_TENSORS)
 
+class BlockCache:
+    """Logits of calls of a model, whose columns are computed from the first block on that is not as
+    it was in the call before.
 
-class _Inputs(NamedTuple):
-    """Arguments of the pipeline's model call: ids, the 2-D mask and positions, `[R, N]` int64."""
+    Args:
+        model: for passes over the KV cache.
+        reading: of a 2-D mask, see `mmaccel.pipelines.diffusion_lm.llada2.block_masks.BlockMasks`.
+        block: columns per block.
+        length: columns by which calls may grow.
+    """
 
-    ids: Tensor
-    visible: Tensor
-    positions: Tensor
+    def __init__(self, model: CachedDenoiser, reading: str, block: int, length: int) -> None:
+        self._model, self._reading = model, reading
+        self._block, self._length = block, length
+        self._cached: list[Tensor] = []  # ids, visible columns and positions, `[R, N]`
+
+    def run(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64.
+
+        Cost: one host synchronisation.
+        """
+        rows, n = ids.shape
+        inputs = [ids, visible, positions]
+        first = 0
+        if self._cached and len(self._cached[0]) == rows:
+            both = min(n, self._cached[0].shape[1])
+            same = [a[:, :both] == b[:, :both] for a, b in zip(self._cached, inputs, strict=True)]
+            n_same = int(torch.stack(same).all(0).all(0).long().cumprod(0).sum())
+            first = min(n_same, n - self._block) // self._block * self._block
+        if first == 0:
+            self._model.open_cache(rows, n + self._length + 2 * self._block)
+        columns = torch.arange(first, n, device=ids.device).expand(rows, -1)
+        entries = CanvasPass(
+            tokens=ids[:, first:],
+            positions=positions[:, first:],
+            cache_indices=columns,
+            reads=make_reads(visible, first, self._block, self._reading),
+            queries=columns - first,
+        )
+        self._cached = [ids.clone(), visible, positions]  # the pipeline writes into its ids
+        return self._model.run(entries)
 
 
 class CachedCalls:
@@ -132,9 +157,8 @@ class CachedCalls:
 
     Args:
         own: the model's own call.
-        model: for passes over the KV cache.
-        reading: of the model, see `mmaccel.pipelines.diffusion_lm.llada2.block_masks.BlockMasks`;
-            None runs the model's own calls.
+        model: for statistics.
+        cache: serves the calls; None runs the model's own.
         check: from whether a call's mask hides something to why it cannot be cached, or "".
         call: the pipeline's.
 
@@ -146,15 +170,13 @@ class CachedCalls:
     def __init__(
         self,
         own: Callable[..., Any],
-        model: CachedPasses,
-        reading: str | None,
+        model: CachedDenoiser,
+        cache: BlockCache | None,
         check: Callable[[bool], str],
         call: BlockCall,
     ) -> None:
-        self._own, self._model, self._reading, self._check = own, model, reading, check
-        self._call = call
+        self._own, self._cache, self._check, self._call = own, cache, check, call
         self.tokens: Tensor | None = None
-        self._cached: _Inputs | None = None
         self._formats = PassFormats(model)
         self.stats = Stats()
 
@@ -166,52 +188,31 @@ class CachedCalls:
         """
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
             return self._own(*args, **options)
-        inputs = _Inputs(args[0], options["attention_mask"], options["position_ids"])
-        self.tokens = inputs.ids
+        self.tokens = ids = args[0]
+        visible = options["attention_mask"]
         stats, block = self.stats, self._call.block
         if not stats.fallbacks:
-            reason = self._check(not bool(inputs.visible.all()))
+            reason = self._check(not bool(visible.all()))
             stats.fallbacks = [reason] if reason else []
         began = time.perf_counter()
-        if stats.fallbacks or self._reading is None:
-            out = self._own(*args, **options)
-            stats.positions += inputs.ids.numel()
+        if stats.fallbacks or self._cache is None:
+            out = self._own(ids, **options)
+            stats.positions += ids.numel()
         else:
-            out = self._run_cached(inputs, self._reading)
-            self._formats.note(out.logits)
+            with self._formats.passing():
+                logits = self._cache.run(ids, visible, options["position_ids"])
+            self._formats.note(logits)
+            stats.positions += logits.shape[0] * logits.shape[1]
+            out = SimpleNamespace(logits=logits)
         stats.passes += 1
-        stats.row_passes += len(inputs.ids)
-        is_real = inputs.visible.bool() | (inputs.ids == self._call.mask_token)
+        stats.row_passes += len(ids)
+        is_real = visible.bool() | (ids == self._call.mask_token)
         if bool(out.logits[:, -block:][is_real[:, -block:]].isnan().any()):
             raise NumericsError(
                 "logits: expected numbers, received NaN; check the model's dtype and weights"
             )
         stats.forward_seconds += time.perf_counter() - began
         return out
-
-    def _run_cached(self, inputs: _Inputs, reading: str) -> Any:
-        """Logits `[R, C, V]` of the last C columns: those from the first that is not cached on.
-
-        Cost: one host synchronisation.
-        """
-        rows, n = inputs.ids.shape
-        block = self._call.block
-        first = 0
-        if self._cached is not None and len(self._cached.ids) == rows:
-            both = min(n, self._cached.ids.shape[1])
-            same = [a[:, :both] == b[:, :both] for a, b in zip(self._cached, inputs, strict=True)]
-            n_same = int(torch.stack(same).all(0).all(0).long().cumprod(0).sum())
-            first = min(n_same, n - block) // block * block
-        if first == 0:
-            self._model.reserve(rows, n + self._call.length + 2 * block)
-        columns = torch.arange(first, n, device=inputs.ids.device).expand(rows, -1)
-        reads = make_reads(inputs.visible, first, block, reading)
-        ids, positions = inputs.ids[:, first:], inputs.positions[:, first:]
-        with self._formats.passing():
-            logits = self._model.run_all(ids, positions, columns, reads)
-        self._cached = inputs._replace(ids=inputs.ids.clone())
-        self.stats.positions += ids.numel()
-        return SimpleNamespace(logits=logits)
 
     def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""

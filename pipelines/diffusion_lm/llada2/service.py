@@ -1,7 +1,9 @@
 """diffusers' `LLaDA2Pipeline` under a policy.
 
 There are two kinds of policy. `CachedBlocks` keeps the pipeline's decoder and serves the model's
-calls. A canvas policy replaces the decoder (`mmaccel.pipelines.diffusion_lm.llada2.canvas`).
+calls. A canvas policy replaces the decoder, over the model's own block mask. The blocks and
+positions of a row then count from its own first token. The pipeline counts from the first column of
+the batch, padding included; for rows without padding the two are the same.
 
 Source: `diffusers.pipelines.llada2`, diffusers 0.42.
 """
@@ -16,28 +18,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES
+from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.diffusion_lm.arguments import pipeline_table, read_schedule
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, lack_of_blocks
-from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
-    CALLBACK_TENSORS,
+    BlockCache,
     BlockCall,
     CachedBlocks,
     CachedCalls,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks, make_reads
-from mmaccel.pipelines.diffusion_lm.llada2.canvas import decode
-from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
+from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
+from mmaccel.pipelines.diffusion_lm.pipeline_service import (
+    PolicyService,
+    callback_tensors,
+    check_inputs,
+    make_output,
+)
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.generate_call import bind_call
+from mmaccel.pipelines.generate_call import align_left, bind_call
 from mmaccel.pipelines.original_methods import original
-from mmaccel.policies import CanvasInterrupt
+from mmaccel.pipelines.step_callback import call_back
+from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, same_logits
+from mmaccel.samplers.noise import Noise, draw_seed
+from mmaccel.samplers.sampling_params import SamplingParams
 
 ARGUMENTS = pipeline_table(
     "prompt messages input_ids attention_mask use_chat_template add_generation_prompt gen_length "
@@ -46,6 +54,24 @@ ARGUMENTS = pipeline_table(
     "callback_on_step_end_tensor_inputs",
     refused=("threshold", "editing_threshold", "max_post_steps", "minimal_topk"),
 )
+
+REFERENCE = "one commit a pass over the model's own 4-D block mask"
+# tensors that a canvas policy can hand to `callback_on_step_end`; the others are of the scheduler
+_CALLBACK_TENSORS = ("block_x",)
+_PROMPT = (
+    "prompt", "messages", "input_ids", "attention_mask", "use_chat_template",
+    "add_generation_prompt",
+)  # fmt: skip
+
+
+class LLaDA2Denoiser(CachedDenoiser):
+    """The pipeline's model, under masks of the form that is declared of its class."""
+
+    reports_past_only = True
+
+    def __init__(self, model: Any, mask_token: int, block: int, form: str) -> None:
+        super().__init__(model, mask_token, block=block)
+        self.form = form
 
 
 class LLaDA2Service(PolicyService):
@@ -67,7 +93,8 @@ class LLaDA2Service(PolicyService):
     def lack(self, word: str, part: Any = None) -> str:
         if word not in LAYER_METHODS:
             return "" if word == "own scheduler" else NOT_OF_CANVASES.get(word, "")
-        return self._undeclared or lack_of_blocks(self._open_passes(), word, part)
+        block = self.target.scheduler.config.block_length
+        return self._undeclared or self._open_model(block).lack(word, part)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         of_pipe: Methods = {
@@ -114,11 +141,9 @@ class LLaDA2Service(PolicyService):
             if not isinstance(self.policy, CachedBlocks):
                 out, stats = self._run_canvas(run, call)
             elif self.policy.mask == "blocks":
-                check = partial(self._check_mask, call.block)
-                out, stats = self._run_cached(run, call, "blocks", check)
+                out, stats = self._run_cached(run, call, "blocks", self._check_mask)
             else:
-                check = partial(self._check_call, call.block)
-                out, stats = self._run_cached(run, call, self._masks.reading, check)
+                out, stats = self._run_cached(run, call, self._masks.reading, self._check_call)
         stats.seconds = time.perf_counter() - began
         self.record(stats)
         return out
@@ -128,10 +153,13 @@ class LLaDA2Service(PolicyService):
         run: Callable[[], Any],
         call: BlockCall,
         reading: str | None,
-        check: Callable[[bool], str],
+        check: Callable[[int, bool], str],
     ) -> tuple[Any, Stats]:
         """The pipeline's own decoder, whose calls of the model are served; see `CachedCalls`."""
-        call.served = cached = CachedCalls(self._own, self._open_passes(), reading, check, call)
+        model = self._open_model(call.block)
+        cache = None if reading is None else BlockCache(model, reading, call.block, call.length)
+        cached = CachedCalls(self._own, model, cache, partial(check, call.block), call)
+        call.served = cached
         try:
             out = run()
         except KeyboardInterrupt as stop:
@@ -146,23 +174,73 @@ class LLaDA2Service(PolicyService):
         return out, cached.report(self.policy, out[0])
 
     def _run_canvas(self, run: Callable[[], Any], call: BlockCall) -> tuple[Any, Stats]:
+        """The call decoded by the canvas policy, or as it is where the policy cannot.
+
+        Raises:
+            ValueError: from the pipeline's own checks.
+            CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
+        """
+        from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
+
+        pipe, given = self.target, call.arguments
+        callback = given["callback_on_step_end"]
+        names = callback_tensors(given, _CALLBACK_TENSORS)
+        beyond = [name for name in names if name not in _CALLBACK_TENSORS]
         reason = ""
-        beyond = [name for name in call.callback_tensors if name not in CALLBACK_TENSORS]
-        if call.arguments.get("callback_on_step_end") is not None and beyond:
+        if callback is not None and beyond:
             reason = f"a callback that asks for {', '.join(beyond)} of the pipeline's own scheduler"
         reason = self._refuse(reason) or self._check_mask(call.block)
         if reason:
-            return self._run_cached(run, call, None, lambda _: reason)
+            return self._run_cached(run, call, None, lambda *_: reason)
         policy = read_schedule(ARGUMENTS, call.asked, self.policy)
-        model = CachedDenoiser(self._open_passes(), call.mask_token, block=call.block)
+        model = self._open_model(call.block, call.mask_token)
         model.use_methods(self.layer_methods)
-        out, stats = decode(self.target, policy, call, model, self.seed, self.layout)
-        self.layer_methods.record(stats, model)
-        return out, stats
+        checked = {"block_length": call.block, "callback_on_step_end_tensor_inputs": names}
+        check_inputs(pipe, {**given, **checked})
+        asked = {name: given[name] for name in _PROMPT}
+        ids, visible = pipe._prepare_input_ids(**asked, chat_template_kwargs=None)
+        ids, visible = ids.to(model.device), visible.to(model.device).bool()
+        ends = given["eos_early_stop"] and call.end_token >= 0
+        prompt = Prompt(
+            align_left(ids, visible),
+            visible.sum(1),
+            stop_tokens=ids.new_tensor([call.end_token]) if ends else None,
+            layout=self.layout,
+        )
+        params = read_params(given)
+        seed = self.seed
+        if seed is None and params.temperature > 0:
+            seed = draw_seed(given["generator"])
 
-    def _open_passes(self) -> CachedPasses:
-        """New ones with their own cache: a self-check may run in the middle of a call."""
-        return CachedPasses(self._model, form=self._masks.form, reports_past_only=True)
+        def on_step(progress: CanvasProgress) -> None:
+            """The pipeline's step callback, called after every pass."""
+            canvas = torch.where(progress.is_committed, progress.tokens, call.mask_token)
+            tokens = {"block_x": torch.cat([ids, canvas], 1)}
+            step = progress.passes - 1
+            call_back(callback, pipe, step, step, tokens, remedy="use CachedBlocks() or layout=")
+
+        with torch.no_grad():
+            generation = policy.sample(
+                model,
+                prompt,
+                call.length,
+                params=params,
+                noise=Noise.from_seed(0 if seed is None else seed, prompt.batch, ids.device),
+                on_step=None if callback is None else on_step,
+            )
+        slots = torch.arange(call.length, device=ids.device)
+        is_row = slots < generation.lengths[:, None]
+        sequences = torch.where(is_row, generation.tokens, call.mask_token)
+        stats = generation.stats
+        stats.reference, stats.seed = REFERENCE, seed
+        self.layer_methods.record(stats, model)
+        return make_output(
+            LLaDA2PipelineOutput, pipe.tokenizer, sequences, call.end_token, given
+        ), stats
+
+    def _open_model(self, block: int, mask_token: int = 0) -> LLaDA2Denoiser:
+        """A new one with its own cache: a self-check may run in the middle of a call."""
+        return LLaDA2Denoiser(self._model, mask_token, block, self._masks.form)
 
     def _checked(self, key: tuple[Any, ...], compare: Callable[[], str]) -> str:
         """Why nothing can be cached, by a self-check that runs once for each key.
@@ -187,17 +265,17 @@ class LLaDA2Service(PolicyService):
 
         Cost: three passes, once for each block and dtype.
         """
-        passes, reading = self._open_passes(), self._masks.reading
+        model, reading = self._open_model(block), self._masks.reading
         n = 3 * block
 
         def compare() -> str:
             generator = torch.Generator().manual_seed(0)
-            ids = torch.randint(passes.config.vocab_size, (2, n), generator=generator, device="cpu")
+            ids = torch.randint(model.vocab_size, (2, n), generator=generator, device="cpu")
             visible = torch.ones_like(ids)
             if is_padded:
                 visible[0, : block + 1] = 0
                 visible[1, n - (block + 1) // 2 :] = 0
-            ids, visible = ids.to(passes.device), visible.to(passes.device)
+            ids, visible = ids.to(model.device), visible.to(model.device)
             columns = torch.arange(n, device=ids.device).expand(2, -1)
             with own_arithmetic(), torch.no_grad():
                 own = self._own_logits(ids, visible, columns)
@@ -209,15 +287,12 @@ class LLaDA2Service(PolicyService):
                 )
 
             def run_cached() -> list[Tensor]:
-                passes.reserve(2, n)
-                parts = []
-                for first, last in ((0, block), (block, n)):
-                    reads = make_reads(visible[:, :last], first, block, reading)
-                    at = columns[:, first:last]
-                    parts.append(passes.run_all(ids[:, first:last], at, at, reads))
+                cache = BlockCache(model, reading, block, 0)
+                lasts = block, n
+                parts = [cache.run(*(x[:, :m] for x in (ids, visible, columns))) for m in lasts]
                 return [torch.cat(parts, 1)]
 
-            tolerance = Tolerance.strict(passes.dtype)
+            tolerance = Tolerance.strict(model.dtype)
             found = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
             kind = "padded" if is_padded else "unpadded"
             said = (
@@ -226,7 +301,7 @@ class LLaDA2Service(PolicyService):
             )
             return said if found else ""
 
-        return self._checked((block, is_padded, passes.dtype), compare)
+        return self._checked((block, is_padded, model.dtype), compare)
 
     def _check_mask(self, block: int, is_padded: bool = False) -> str:
         """Why the model cannot be run under 4-D block masks, with padding or without.
@@ -234,17 +309,17 @@ class LLaDA2Service(PolicyService):
         Raises:
             UnsupportedModelError: with `strict`, where there is a reason.
         """
-        passes = self._open_passes()
+        model = self._open_model(block)
 
         def compare() -> str:
-            fault = find_fault(CachedDenoiser(passes, 0, block=block))
+            fault = find_fault(model)
             said = (
                 f"the model does not follow a 4-D mask of blocks of {block} of form "
-                f"{passes.form!r} (it gives {fault})"
+                f"{model.form!r} (it gives {fault})"
             )
             return said if fault else ""
 
-        return self._checked((block, passes.dtype), compare)
+        return self._checked((block, model.dtype), compare)
 
     def _refuse(self, reason: str) -> str:
         """The reason itself; with `strict`, an error where there is one."""
@@ -268,3 +343,14 @@ class LLaDA2Service(PolicyService):
             ) from error
         logits: Tensor = out.logits
         return logits
+
+
+def read_params(given: Any) -> SamplingParams:
+    """The pipeline's sampling arguments as `SamplingParams`."""
+    temperature, method = given["temperature"], given["sampling_method"]
+    top_k, top_p = given["top_k"], given["top_p"]
+    return SamplingParams(
+        temperature=0.0 if method == "greedy" else temperature,
+        top_k=None if top_k is None or top_k <= 0 else top_k,
+        top_p=None if top_p is None or top_p >= 1 else top_p,
+    )

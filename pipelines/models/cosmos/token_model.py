@@ -12,7 +12,6 @@ copied from it. What models have beside this that also read a text is in `text.p
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,13 @@ from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, count_layers, fill, read_weights
+from mmaccel.pipelines.loading.checkpoint import (
+    LoadConfig,
+    count_layers,
+    fill,
+    read_weights,
+    rename,
+)
 from mmaccel.pipelines.loading.moving import move_module
 from mmaccel.pipelines.models.cosmos.text import (
     NAMES,
@@ -196,7 +201,7 @@ def load_cosmos_window(
     model = _build(_sizes(weights, file), settings, shape, has_first=context > 0)
     if context:
         add_reading(model, context, len(weights["tok_embeddings.weight"]))
-    fill(model, {_rename(name): value for name, value in weights.items()})
+    fill(model, rename(weights, _NAMES | NAMES, _OUTER))
     angles = clip_angles(
         shape,
         int(model.config.head_dim),
@@ -277,13 +282,3 @@ def _yarn_of(settings: _Settings, n_layers: int) -> Yarn | None:
             f"{fast:g} and {slow:g}; copy the folder again"
         )
     return Yarn(settings.original_latent_shape, float(settings.yarn_scale), fast, slow)
-
-
-def _rename(name: str) -> str:
-    """The transformers name of a tensor in the published file."""
-    found = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
-    layer = _NAMES | NAMES
-    if found and found[2] in layer:
-        return f"model.{found[1]}{layer[found[2]]}.weight"
-    outer = _OUTER.get(name.removesuffix(".weight"))
-    return name if outer is None else f"{outer}.weight"

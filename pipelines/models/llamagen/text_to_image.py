@@ -21,23 +21,22 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
-    count_layers,
     count_tokens,
     fill,
     read_weights,
     refuse_device_map,
     shape_of,
 )
-from mmaccel.pipelines.loading.moving import move_module, ready
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
-from mmaccel.pipelines.models.llamagen.transformer import (
-    LlamaGenConfig,
-    LlamaGenTransformer,
-    resize,
+from mmaccel.pipelines.models.llamagen.token_model import (
+    LlamaGenTextWindow,
+    LlamaGenWindow,
+    load_transformer,
 )
 from mmaccel.pipelines.models.t5 import load_t5
 from mmaccel.pipelines.text_to_image.model import ImageModel
@@ -47,7 +46,6 @@ from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig
 
 _STEP = 16  # pixels a token
 _FILES = (".pt", ".pth", ".safetensors")
-_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -XXL, -3B
 
 
 class LlamaGenImages(ImageModel):
@@ -73,9 +71,9 @@ class LlamaGenImages(ImageModel):
     def set_size(self, size: tuple[int, int]) -> None:
         """See `ImageModel.set_size`: a square whose sides are multiples of 16 pixels."""
         side = count_side(size, self.tokenizer.step)
-        model = resize(self.window.model, side**2)
-        window = LlamaGenWindow(model, self.window.attention)
-        window.coarse = self.window.coarse
+        before = self.window
+        window = type(before)(before.model, side, before.attention)
+        window.coarse = before.coarse
         LlamaGenImages.__init__(self, window, self.tokenizer.resize((side, side)))
 
     def decode(self, tokens: Tensor) -> Tensor:
@@ -88,24 +86,24 @@ class ClassImages(LlamaGenImages):
     examples = ("207", "360", "387", "974", "88", "979", "417", "279")
     params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
-    def encode(self, text: str) -> int:
-        """The number of a class label.
+    def encode(self, text: str) -> list[int]:
+        """The id of a class label.
 
         Raises:
             OptionError: not the number of a class.
         """
         number = str(text).strip()
-        n_classes = self.window.model.config.num_classes
+        n_classes = self.window.num_classes
         if not number.isdecimal() or int(number) >= n_classes:
             raise OptionError(
                 f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
                 f"received {show(text)}; write for example 207"
             )
-        return int(number)
+        return [self.window.vocab_size + int(number)]
 
-    def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
-        labels = torch.tensor(list(encoded), device=ready(self.window.model), dtype=torch.int64)
-        return replace(self.window.condition(labels, guided), layout=self.layout)
+    def unconditional(self) -> list[int]:
+        """The id that stands for no class."""
+        return [self.window.n_inputs - 1]
 
 
 class PromptImages(LlamaGenImages):
@@ -120,9 +118,18 @@ class PromptImages(LlamaGenImages):
     examples = ("a photo of a red fox in the snow",)
     params = SamplingParams(guidance_scale=7.5, top_k=1000)
 
-    def __init__(self, window: LlamaGenWindow, tokenizer: VQGAN, words: Any, encoder: Any) -> None:
+    window: LlamaGenTextWindow
+
+    def __init__(
+        self, window: LlamaGenTextWindow, tokenizer: VQGAN, words: Any, encoder: Any
+    ) -> None:
         super().__init__(window, tokenizer)
         self.words, self.encoder = words, encoder
+
+    @property
+    def reader(self) -> Any:
+        """T5's encoder."""
+        return self.encoder
 
     def encode(self, text: str) -> list[int]:
         """T5's ids of a prompt in lower case.
@@ -131,7 +138,7 @@ class PromptImages(LlamaGenImages):
             OptionError: an empty prompt, or one with more tokens than the model has positions.
         """
         ids: list[int] = self.words(check_prompt(text, self.words).lower())["input_ids"]
-        limit = self.window.model.config.cls_token_num
+        limit = self.window.n_first
         if len(ids) > limit:
             raise OptionError(
                 f"prompt: expected at most {limit} tokens, received {len(ids)}; shorten the prompt"
@@ -140,7 +147,7 @@ class PromptImages(LlamaGenImages):
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        width = self.window.model.config.cls_token_num
+        width = self.window.n_first
         device = self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device, dtype=torch.int64)
@@ -150,7 +157,7 @@ class PromptImages(LlamaGenImages):
             attention_mask=mask.long(),
         ).last_hidden_state
         ready(self.window.model)
-        prompt = self.window.condition_on_text(features, lengths, guided)
+        prompt = self.window.begin(features, lengths, guided)
         return replace(prompt, layout=self.layout)
 
 
@@ -175,17 +182,17 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     named = re.search(r"_(256|384|512)\b", file.stem)
     side = int(named[1]) if named else 256
     rows = count_side(load_config.size or (side, side), _STEP)
-    model = load_transformer(
-        read_weights(file), block_size=rows**2, dtype=load_config.dtype, device=load_config.device
-    )
+    model = load_transformer(read_weights(file), dtype=load_config.dtype, device=load_config.device)
     tokenizer = load_tokenizer(read_weights(decoder), (rows, rows)).to(load_config.device)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise UnsupportedModelError(
             f"model: expected a tokenizer of {model.config.vocab_size} codes, received "
             f"{tokenizer.vocab_size} in {decoder}; give the one of the same size"
         )
-    window = LlamaGenWindow(model)
-    if not model.config.caption_dim:
+    reads_texts = hasattr(model, "condition")
+    window = (LlamaGenTextWindow if reads_texts else LlamaGenWindow)(model, rows)
+    check_windows(model, window)
+    if not reads_texts:
         return ClassImages(window, tokenizer)
     return PromptImages(window, tokenizer, *find_t5(folder, load_config))
 
@@ -231,59 +238,6 @@ def find_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
             "download google/flan-t5-xl there"
         )
     return load_t5(folders[0], load_config)
-
-
-def load_transformer(
-    weights: Mapping[str, Tensor],
-    *,
-    block_size: int = 256,
-    n_head: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> LlamaGenTransformer:
-    """Build the transformer that a checkpoint's tensors fit.
-
-    Args:
-        weights: of `read_weights`.
-        block_size: tokens of an image: 256 for 256 pixels a side, 576 for 384, 1024 for 512. The
-            tensors do not determine it.
-        n_head: heads of a layer; None takes the number of the published model of this width.
-        dtype, device: of the transformer.
-
-    Raises:
-        OptionError: no `n_head` for a width that no published model has.
-        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
-    """
-    if "tok_embeddings.weight" not in weights:
-        raise UnsupportedModelError(
-            f"weights: expected a LlamaGen transformer with tok_embeddings.weight, received "
-            f"{', '.join(sorted(weights)[:4])} …; give the file of the transformer"
-        )
-    vocab_size, dim = shape_of(weights, "tok_embeddings.weight", 2)
-    heads = _HEADS.get(dim) if n_head is None else n_head
-    if heads is None:
-        raise OptionError(
-            f"n_head: expected the number of heads for width {dim}, received none; published "
-            f"widths are {', '.join(map(str, _HEADS))}"
-        )
-    labels, caption = (
-        shape_of(weights, name, 2) if name in weights else None
-        for name in ("cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding")
-    )
-    config = LlamaGenConfig(
-        dim=dim,
-        n_layer=count_layers(weights) or 1,
-        n_head=heads,
-        vocab_size=vocab_size,
-        block_size=block_size,
-        cls_token_num=1 if caption is None else caption[0],
-        num_classes=1 if labels is None else labels[0] - 1,
-        caption_dim=0 if caption is None else caption[1],
-    )
-    with torch.device("meta"):
-        model = LlamaGenTransformer(config)
-    fill(model, weights)
-    return move_module(model, device, dtype).eval().requires_grad_(False)
 
 
 def load_tokenizer(

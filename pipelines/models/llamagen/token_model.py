@@ -1,235 +1,295 @@
-"""LlamaGen as a `TokenModel`: each row has its condition first, then image tokens.
+"""LlamaGen's transformer, loaded from its published tensors as a Llama of transformers.
 
-A text of fewer features than the model has positions for is cached without padding: its features
-have no angles, wherever they stand, and an image token's angle is that of its slot. So all rows
-attend to what stands before them, and no pass needs a mask of its own.
+Model: P. Sun et al., "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation",
+2024 (arXiv 2406.06525). Its layers are those of Llama with other tensor names and other rotary
+positions: the angle of a token's row rotates one half of a head's pairs, the angle of its column
+the other half. A pair is two neighbouring channels in the published file and two halves of a head
+apart here, so queries and keys are reordered. Positions of the condition, a class label or features
+of a text, have no angles: their queries and keys are zero, as in the training of the checkpoints.
+
+A position of an image token counts all of `SIDE` columns, so that one model draws every size. A
+text of fewer features than the model has positions for is cached without padding.
+
+Departures: dropout and training are left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mmaccel.capabilities import GLOSSARY
-from mmaccel.contracts import Pass, Prompt, Route
-from mmaccel.errors import OptionError
-from mmaccel.kernels import dispatch
-from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
-from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
-from mmaccel.pipelines.layers.attention import find_ancestors
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
-from mmaccel.pipelines.layers.stores import LayerStores
-from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
-from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
-from mmaccel.samplers.drafting.states import StateModel
+from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.checkpoint import count_layers, fill, rename, shape_of
+from mmaccel.pipelines.loading.moving import move_module
 
-_LACKS = {
-    "hidden states": "its layers hand out no hidden states; leave scorer out",
-    "packed entries": "its cache stays as it is after the prompt",
-    "prompt blocks": "its prompt is a condition, and such methods are for long prompts",
-    "turned keys": "its positions are those of a grid; leave rerotate out",
+SIDE = 1024  # columns that a position counts; images have fewer
+_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -XXL, -3B
+_LAYER = {  # names of a layer's tensors, published and in transformers
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
 }
+_OUTER = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "cls_embedding.cap_proj.fc1": "condition.fc1",
+    "cls_embedding.cap_proj.fc2": "condition.fc2",
+    "cls_embedding.uncond_embedding": "condition.unconditional",
+}
+_MIXED = "attention.wqkv.weight"  # of queries, keys and values, one after the other
+_CLASSES = "cls_embedding.embedding_table.weight"
+_NO_ANGLES = "the queries and keys of its prompt are zero"
 
 
-class LlamaGenWindow(StaticModelBuffers, StateModel):
-    """Wraps a LlamaGen transformer that is in evaluation mode.
+class GridRotary(nn.Module):
+    """Replaces the rotary embedding of a transformers model.
 
     Args:
-        model: the transformer.
-        attention: as in `mmaccel.pipelines.causal_lm.model.CausalLMWindow`.
-
-    Attributes:
-        attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
-        methods: what is done to the caches and the attention of its layers.
-
-    Raises:
-        OptionError: another attention.
+        head_dim: D; the first quarter of its pairs turns by rows, the second by columns, twice.
+        n_first: positions of the condition, which have no angles.
+        base: of the frequencies.
     """
 
-    offers = frozenset(GLOSSARY) - {
-        "draft canvas", "fused decoder", "layer states", "mixed passes", "shared prompts",
-    }  # fmt: skip
-    max_positions: int
-    row_inputs = ("_conditions", "_lengths")
-    constants = ("_rotations",)
+    speeds: Tensor
+
+    def __init__(self, head_dim: int, n_first: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.n_first = n_first
+        quarter = head_dim // 4
+        exponents = -torch.arange(quarter, device="cpu").float() / quarter
+        self.register_buffer("speeds", base**exponents, persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions `[R, W]`, two of `[R, W, D]` in the dtype of `x`."""
+        slots = (position_ids - self.n_first)[..., None]
+        rows = (slots // SIDE) * self.speeds
+        columns = (slots % SIDE) * self.speeds
+        angles = torch.cat([rows, columns, rows, columns], -1)
+        in_image = slots >= 0
+        return (angles.cos() * in_image).to(x.dtype), (angles.sin() * in_image).to(x.dtype)
+
+
+class TextCondition(nn.Module):
+    """Embeds features of a text.
+
+    Args:
+        n_first: features of a text, padding included.
+        width: of a feature.
+        dim: of the model.
+
+    Attributes:
+        unconditional: `[n_first, width]`, features that stand for no text.
+    """
+
+    unconditional: Tensor
+
+    def __init__(self, n_first: int, width: int, dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, dim, bias=False)
+        self.fc2 = nn.Linear(dim, dim, bias=False)
+        self.register_buffer("unconditional", torch.zeros(n_first, width, dtype=torch.float32))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features `[R, T, width]` to `[R, T, dim]`."""
+        embedded: Tensor = self.fc2(F.gelu(self.fc1(features), approximate="tanh"))
+        return embedded
+
+
+class LlamaGenWindow(CausalLMWindow):
+    """LlamaGen for class labels: label k is the id V + k, and the last one stands for no class.
+
+    Args:
+        model: of `load_transformer`.
+        side: rows of the image, and columns.
+        attention: as in `CausalLMWindow`.
+    """
 
     def __init__(
-        self, model: LlamaGenTransformer, attention: Literal["auto", "model", "kernel"] = "auto"
+        self, model: Any, side: int, attention: Literal["auto", "model", "kernel"] = "auto"
     ) -> None:
-        check_attention(attention)
-        self.attention = attention
-        self.attention_reason = "nothing is reserved"
-        self.model = model
-        self.vocab_size = model.config.vocab_size
-        self.max_positions = model.config.cls_token_num + model.config.block_size
-        self._rotations = make_rotations(model.config).to(self.device)
-        self._conditions: Tensor | None = None
-        self._lengths: Tensor | None = None  # [R], of the conditions
-        self.keeps_states = False
-        self.codes: Tensor | None = None  # [V, D], of the image tokenizer
+        super().__init__(model, attention=attention)
+        self.side = side
+        self.n_first: int = model.model.rotary_emb.n_first
+        self.max_positions = self.n_first + side**2
 
-    def vectors(self, kind: str) -> Tensor | None:
-        return self.codes if kind == "codes" else None
+    def plain(self) -> CausalLMWindow:
+        """As in `CausalLMWindow`, at positions of the grid."""
+        return type(self)(self.model, self.side, "model")
 
     @property
-    def route(self) -> Route:
-        return Route(attention=self.attention_reason)
+    def is_text(self) -> bool:
+        return False
 
     @property
-    def device(self) -> torch.device:
-        """Where the model takes its tokens."""
-        return find_device(self.model)
+    def n_inputs(self) -> int:
+        """See `mmaccel.contracts.TokenModel`: there are ids of class labels."""
+        return int(self.model.get_input_embeddings().num_embeddings)
 
-    def condition(self, labels: Tensor, guided: bool) -> Prompt:
-        """Set the class labels of the next run.
-
-        Args:
-            labels: `[B]` int64 in 0..num_classes-1.
-            guided: whether unconditional rows follow.
-        """
-        rows = torch.cat(
-            [labels, torch.full_like(labels, self.model.config.num_classes)] if guided else [labels]
-        )
-        ones = torch.ones_like(rows)
-        return self._set(self.model.cls_embedding(rows.to(self.device)), ones, guided)
-
-    def condition_on_text(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
-        """Set the text features of the next run.
-
-        Args:
-            features: `[B, T, caption_dim]` from T5, T is `cls_token_num`; padding on the right.
-            lengths: `[B]` int64, features of each row.
-            guided: whether unconditional rows follow; each has the length of its conditional row.
-        """
-        embedding: Any = self.model.cls_embedding
-        features = features.to(self.device, self.model.output.weight.dtype)
-        lengths = lengths.to(self.device)
-        if guided:  # of the unconditional features the last ones, as behind padding on the left
-            nothing = embedding.uncond_embedding
-            index = torch.arange(len(nothing), device=self.device) - lengths[:, None]  # [B, T]
-            features = torch.cat([features, nothing[index]])
-            lengths = lengths.repeat(2)
-        return self._set(embedding(features), lengths, guided)
-
-    def reserve(self, rows: int, positions: int) -> None:
-        """See `mmaccel.contracts.TokenModel.reserve`.
-
-        Raises:
-            OptionError: more positions than the model has.
-        """
-        if positions > self.max_positions:
-            raise OptionError(
-                f"positions: expected at most {self.max_positions}, received {positions}; "
-                "ask for one image"
-            )
-        self._rotations = self._rotations.to(self.device)  # the model may have been moved
-        setup = self.setup
-        layout = KVCacheLayout(rows, positions + setup.spare + 1)
-        self.attention_reason = self._find_reason(rows, positions + setup.spare + 1)
-        if self.attention != "model":
-            refuse_own_attention(self.model, self.attention_reason)
-        layers = [WindowLayer(layout) for _ in self.model.layers]
-        self.caches = LayerStores(
-            layers, layout, self.methods, self._branches, drafts=setup.drafts,
-            reads_back=self.reads_back,
-        )  # fmt: skip
-
-    def forward(self, entries: Pass) -> Tensor:
-        stores = self._open_stores()
-        by_kernel = not self.attention_reason
-        hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
-        if self.keeps_states:
-            self.last_states = hidden
-        logits: Tensor = self.model.output(hidden)
-        return logits.float()
-
-    def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        chooser = self._open_stores().find_chooser(index)
-        by_kernel = not self.attention_reason
-        hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
-        logits: Tensor = self.model.output(hidden)
-        return logits.float()
-
-    def keep_states(self, wanted: bool) -> None:
-        self.keeps_states = wanted
-
-    def output_matrix(self) -> Tensor:
-        return self.model.output.weight
+    @property
+    def num_classes(self) -> int:
+        """Labels, without the one that stands for no class."""
+        return self.n_inputs - self.vocab_size - 1
 
     def lack(self, word: str, part: Any = None) -> str:
         """See `mmaccel.capabilities.Capable`."""
-        n_first = self.model.config.cls_token_num
-        if word == "eviction" and n_first == 1:  # which the first window processes
-            return "its prompt is one class label, of which nothing can be evicted"
+        if word in ("eviction", "packed entries") and self.n_first == 1:
+            return "its prompt is one class label, of which nothing can be evicted or packed"
+        if word == "prompt blocks":
+            return "its prompt is a condition, and such methods are for long prompts"
         if word == "prompt keys" and part.every is None:
-            return (
-                "the queries and keys of its prompt are zero; give every, by which entries of the "
-                "image go"
-            )
-        if word == "prompt keys" and part.budget < n_first:
-            return (
-                "the queries and keys of its prompt are zero; give a budget of at least the "
-                f"{n_first} entries of a prompt"
-            )
-        return _LACKS.get(word, "") or super().lack(word, part)
+            return f"{_NO_ANGLES}; give every, by which entries of the image go"
+        if word == "prompt keys" and part.budget < self.n_first:
+            return f"{_NO_ANGLES}; give a budget of at least the {self.n_first} entries of a prompt"
+        return super().lack(word, part)
 
-    def prefill(self, entries: Pass) -> None:
-        stores = self._open_stores()
-        lengths = entries.lengths
-        if lengths is None:  # rows are admitted
-            self._pass(entries)
-            return
-        self._pass(entries, watcher=stores.observe_part(lengths, entries.tokens.shape[1]))
-        stores.end_part()
+    def position_ids(self, positions: Tensor) -> Tensor:
+        """Positions of the condition, then rows and columns of the grid."""
+        return self._place(super().position_ids(positions), self.n_first)
 
-    def _open_stores(self) -> LayerStores:
-        """The stores of the run, which `reserve` has made."""
-        assert self.caches is not None
-        return self.caches
+    def _place(self, positions: Tensor, lengths: Tensor | int) -> Tensor:
+        """Position ids of positions `[R, W]` behind prompts of these lengths."""
+        slots = positions - lengths
+        grid = self.n_first + slots // self.side * SIDE + slots % self.side
+        return torch.where(slots < 0, positions, grid)
 
-    @torch.no_grad()
-    def _pass(self, entries: Pass, **options: Any) -> Tensor:
-        """Hidden states `[R, W, dim]` of a pass; options are fields of `WindowPass`."""
-        tokens = entries.tokens
-        start = entries.start
+
+class LlamaGenTextWindow(LlamaGenWindow):
+    """LlamaGen for texts, whose embedded features stand where a prompt has placeholder ids.
+
+    Without a prompt, as in self-checks, all its tokens are an image's.
+    """
+
+    row_inputs = ("_conditions", "_lengths")
+
+    def __init__(
+        self, model: Any, side: int, attention: Literal["auto", "model", "kernel"] = "auto"
+    ) -> None:
+        super().__init__(model, side, attention)
+        self._conditions: Tensor | None = None  # [R, T, dim]
+        self._lengths: Tensor | None = None  # [R], of the conditions
+
+    def begin(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
+        """Set the text features of the next run.
+
+        Args:
+            features: `[B, T, width]` from T5, T is `n_first`; padding on the right.
+            lengths: `[B]` int64, features of each row.
+            guided: whether unconditional rows follow; each has the length of its conditional row.
+        """
+        condition = self.model.condition
+        features = features.to(self.device, self.model.dtype)
+        lengths = lengths.to(self.device)
+        if guided:  # of the unconditional features the last ones, as behind padding on the left
+            nothing = condition.unconditional
+            index = torch.arange(len(nothing), device=self.device) - lengths[:, None]  # [B, T]
+            features = torch.cat([features, nothing[index]])
+            lengths = lengths.repeat(2)
+        self._conditions, self._lengths = condition(features), lengths
+        ids = torch.zeros(features.shape[:2], dtype=torch.int64, device=self.device)
+        return Prompt(ids, lengths, 2 if guided else 1)
+
+    def position_ids(self, positions: Tensor) -> Tensor:
+        lengths = 0 if self._lengths is None else self._lengths[:, None]
+        return self._place(CausalLMWindow.position_ids(self, positions), lengths)
+
+    def compute(self, **inputs: Any) -> Any:
+        """As in `CausalLMWindow`, of embedded features and tokens."""
+        embedded = self.model.get_input_embeddings()(inputs.pop("input_ids"))
         conditions = self._conditions
-        lengths = self._lengths
-        assert start is not None and conditions is not None and lengths is not None
-        indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
-        tree = None if entries.parents is None else find_ancestors(entries.parents)
-        stores = self._reserved()
-        this = stores.open_pass(indices, tree=tree, ragged=self.setup.ragged, **options)
-        # entries of one depth of a tree share a position
-        positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
-        is_first = positions < lengths[:, None]
-        n_first = conditions.shape[1]
-        at = positions.clamp(max=n_first - 1)[..., None].expand(-1, -1, conditions.shape[2])
-        embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
-        hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
-        slots = (positions - lengths[:, None]).clamp(min=-1, max=self.model.config.block_size - 1)
-        return self.model(hidden, self._rotations[n_first + slots][:, None], this)
+        if conditions is not None:
+            positions = inputs["position_ids"]
+            at = positions.reshape(len(conditions), -1, 1).clamp(max=self.n_first - 1)
+            first = conditions.gather(1, at.expand(-1, -1, conditions.shape[2]))
+            is_first = (positions < self.n_first)[..., None]
+            embedded = torch.where(is_first, first.view_as(embedded), embedded)
+        return super().compute(inputs_embeds=embedded, **inputs)
 
-    def _find_reason(self, rows: int, cache_size: int) -> str:
-        """Reason why passes have masks; empty if they need none."""
-        if self.attention == "model":
-            return "attention='model'"
-        if self.attention == "kernel":
-            return ""
-        if self.device.type != "cuda" and dispatch.mode() != "triton":
-            return f"the model is on {self.device}"
-        weight = self.model.output.weight
-        config = self.model.config
-        shape = (rows, config.n_head, cache_size, config.dim // config.n_head)
-        keys = weight.new_zeros(1, 1, 1, shape[-1]).expand(shape)
-        start = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        choice = dispatch.decide(window_attention, keys[:, :, :1], keys, keys, start, scale=1.0)
-        return "" if choice.backend == "triton" else choice.reason
 
-    def _set(self, conditions: Tensor, lengths: Tensor, guided: bool) -> Prompt:
-        """Store embedded conditions `[R, T, dim]`; return a prompt with placeholder ids."""
-        self._conditions, self._lengths = conditions, lengths.to(self.device)
-        ids = torch.zeros(conditions.shape[:2], dtype=torch.int64, device=self.device)
-        return Prompt(ids, self._lengths, 2 if guided else 1)
+def load_transformer(
+    weights: Mapping[str, Tensor],
+    *,
+    n_head: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Any:
+    """A `LlamaForCausalLM` that computes what a published transformer does.
+
+    Args:
+        weights: of `read_weights`.
+        n_head: heads of a layer; None takes the number of the published model of this width.
+        dtype, device: of the transformer.
+
+    Raises:
+        OptionError: no `n_head` for a width that no published model has.
+        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if "tok_embeddings.weight" not in weights:
+        raise UnsupportedModelError(
+            f"weights: expected a LlamaGen transformer with tok_embeddings.weight, received "
+            f"{', '.join(sorted(weights)[:4])} …; give the file of the transformer"
+        )
+    vocab_size, dim = shape_of(weights, "tok_embeddings.weight", 2)
+    heads = _HEADS.get(dim) if n_head is None else n_head
+    if heads is None:
+        raise OptionError(
+            f"n_head: expected the number of heads for width {dim}, received none; published "
+            f"widths are {', '.join(map(str, _HEADS))}"
+        )
+    if heads < 1 or dim % heads or dim // heads % 4:
+        raise OptionError(
+            f"n_head: expected heads whose width divides by 4, received width {dim} over {heads} "
+            "heads; check the checkpoint's sizes"
+        )
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=dim,
+        intermediate_size=shape_of(weights, "layers.0.feed_forward.w1.weight", 2)[0],
+        num_hidden_layers=count_layers(weights),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=SIDE**2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    n_first = 1
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+        if _CLASSES in weights:
+            n_labels = shape_of(weights, _CLASSES, 2)[0]
+            model.model.embed_tokens = nn.Embedding(vocab_size + n_labels, dim)
+        else:
+            n_first, width = shape_of(weights, "cls_embedding.uncond_embedding", 2)
+            model.condition = TextCondition(n_first, width, dim)
+    fill(model, _convert(weights, heads))
+    model.model.rotary_emb = GridRotary(dim // heads, n_first)
+    return move_module(model, device, dtype).eval().requires_grad_(False)
+
+
+def _convert(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """The tensors under transformers' names, those of queries and keys in its order of channels."""
+    found = rename(weights, _LAYER, _OUTER)
+    for name in [name for name in found if name.endswith(_MIXED)]:
+        if len(found[name]) % (6 * heads) == 0:
+            value = found.pop(name)
+            for kind, part in zip("qkv", value.chunk(3), strict=True):
+                if kind != "v":  # pairs of neighbours to pairs of halves
+                    part = part.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+                found[f"model.{name.removesuffix(_MIXED)}self_attn.{kind}_proj.weight"] = part
+    tokens = weights["tok_embeddings.weight"]
+    if _CLASSES in weights and weights[_CLASSES].shape[1:] == tokens.shape[1:]:
+        found["model.embed_tokens.weight"] = torch.cat([tokens, found.pop(_CLASSES)])
+    return found

@@ -1,9 +1,9 @@
-"""Shared loading of speech models: the language model, and the ids of its tokenizer's codes."""
+"""Tokens that models name: their ids, and the loading of speech models, which have codes so."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -31,14 +31,15 @@ def find_ids(tokenizer: Any, *names: str) -> list[int]:
     Raises:
         UnsupportedModelError: a tokenizer without one of them.
     """
-    known = tokenizer.get_vocab()
-    missing = [name for name in names if name not in known]
+    ids: list[int | None] = tokenizer.convert_tokens_to_ids(list(names))
+    missing = [name for name, k in zip(names, ids) if k in (None, tokenizer.unk_token_id)]
     if missing:
         raise UnsupportedModelError(
             f"model: expected a tokenizer that knows {missing[0]}, received a "
-            f"{type(tokenizer).__name__} of {len(known)} tokens without it; name another --family"
+            f"{type(tokenizer).__name__} of {len(tokenizer)} tokens without it; name another "
+            "--family"
         )
-    return [known[name] for name in names]
+    return cast(list[int], ids)
 
 
 def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
@@ -53,12 +54,11 @@ def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
     Raises:
         UnsupportedModelError: a missing token, or ids with gaps.
     """
-    known = tokenizer.get_vocab()
-    if count > len(known):
+    if count > len(tokenizer):
         raise UnsupportedModelError(
             f"model: expected a tokenizer with {count} tokens {name.format(first)}.., as many as "
-            f"the codec has codes, received one of {len(known)} tokens; give a checkpoint and a "
-            "codec that belong together"
+            f"the codec has codes, received one of {len(tokenizer)} tokens; give a checkpoint and "
+            "a codec that belong together"
         )
     ids = find_ids(tokenizer, *(name.format(first + k) for k in range(count)))
     for k, found in enumerate(ids):

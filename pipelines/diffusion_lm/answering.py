@@ -1,0 +1,49 @@
+"""Methods of a model's modules, answered otherwise during a pass of one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock, get_ident
+from typing import Any, TypeAlias
+
+Answers: TypeAlias = list[tuple[int, Callable[..., Any]]]
+"""Of one method of a module: threads, and what answers their calls."""
+# by id of the module and name; and what the module itself had there
+_answers: dict[tuple[int, str], tuple[Answers, Any]] = {}
+_changing = Lock()
+
+
+@contextmanager
+def answering(modules: Sequence[Any], name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block, calls of a method of modules by this thread are `answer(module, ...)`;
+    other threads, whose blocks may begin or end inside this one, get their own.
+    """
+    entry = get_ident(), answer
+    with _changing:
+        for module in modules:
+            answers, _ = _answers.setdefault((id(module), name), ([], vars(module).get(name)))
+            if not answers:
+                setattr(module, name, partial(_call, module, getattr(module, name), answers))
+            answers.append(entry)
+    try:
+        yield
+    finally:
+        with _changing:
+            for module in modules:
+                answers, before = _answers[id(module), name]
+                answers.remove(entry)
+                if answers:
+                    continue
+                del _answers[id(module), name]
+                vars(module).pop(name, None)
+                if before is not None:
+                    setattr(module, name, before)
+
+
+def _call(module: Any, own: Any, answers: Answers, *args: Any, **options: Any) -> Any:
+    for thread, answer in reversed(tuple(answers)):
+        if thread == get_ident():
+            return answer(module, *args, **options)
+    return own(*args, **options)

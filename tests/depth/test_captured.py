@@ -1,0 +1,64 @@
+"""Frames of captured passes are those of eager ones, and later frames replay the same graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.pipelines.depth.window import DepthWindow
+from tests.depth.models import MODELS, Speech
+from tests.fixtures.graph_replay import replay_runs
+
+POLICIES = [
+    mmaccel.Autoregressive(),
+    mmaccel.Jacobi(window=8, drafts="previous-frame"),
+    mmaccel.SpeculativeJacobi(window=4),
+]
+
+
+@pytest.fixture(scope="module", params=["csm", "moshi"])
+def speech(request: pytest.FixtureRequest) -> Speech:
+    return MODELS[request.param]()
+
+
+def speak(speech: Speech, policy: Any) -> tuple[Tensor, Any]:
+    """Sampled frames of a few words, and what became of each frame's run."""
+    torch.manual_seed(1)
+    runs: list[mmaccel.Stats] = []
+    with mmaccel.attach(speech.decoder, policy, seed=3, strict=True) as handle:
+        made = speech.call(True)
+        runs += handle.history
+    return made, runs
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_captured_frames_are_those_of_eager_passes(
+    speech: Speech, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, _ = speak(speech, policy)
+    replay_runs(monkeypatch)
+    made, runs = speak(speech, policy)
+    assert torch.equal(made, eager)
+    assert all(stats.runner == "cuda graphs" and not stats.fallbacks for stats in runs)
+    captured = [stats.captures for stats in runs]
+    assert captured[0] > 0 and not any(captured[2:]), captured
+
+
+def test_a_frame_that_is_replayed_with_the_state_of_the_one_before_is_seen(
+    speech: Speech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, _ = speak(speech, POLICIES[1])
+    load = DepthWindow.load_static
+
+    def keep(self: DepthWindow, buffers: dict[str, Any]) -> None:
+        self._given = buffers["_given"]  # the bug
+        load(self, buffers)
+
+    monkeypatch.setattr(DepthWindow, "load_static", keep)
+    replay_runs(monkeypatch)
+    made, _ = speak(speech, POLICIES[1])
+    assert not torch.equal(made, eager)
