@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -294,6 +295,13 @@ class GenerateCall:
             ):
                 found.append("position_ids that are not counted from each row's first token")
         return found
+
+    @cached_property
+    def whole_config(self) -> Any:
+        """The configuration of a prefill in one pass."""
+        config = copy(self.config)
+        config.prefill_chunk_size = None
+        return config
 
     def prompt(self) -> Prompt:
         """Rows without padding and holes; with guidance, then the unconditional rows.

@@ -11,7 +11,6 @@ Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_fo
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +59,15 @@ class Prefill:
         """
         call = self.call
         columns = self.n_new if size is None else max(1, size // len(call.mask))
-        config = copy(call.config)
-        config.prefill_chunk_size = None
         if columns >= self.n_new:
-            return call.model._prefill(call.ids, config, self.others), 1
+            return call.model._prefill(call.ids, call.whole_config, self.others), 1
         first = call.n_cached
         output = None
         ends = self._find_ends(columns)
         for end in ends:
             ids, others = self._take(first, end)
             output = None  # before the next one is made
-            output = call.model._prefill(ids, config, others)
+            output = call.model._prefill(ids, call.whole_config, others)
             first = end
         return output, len(ends)
 

@@ -45,7 +45,7 @@ class FirstRun(LayerAnswer):
         others = {**call.others, CACHE: None, "use_cache": False}
         others.pop("tokenizer", None)  # stopping criteria have it
         with self.layers.passing(self):
-            call.model._prefill(call.ids, call.config, others)
+            call.model._prefill(call.ids, call.whole_config, others)
         self.seconds = time.perf_counter() - began
 
     def choose(

@@ -190,16 +190,12 @@ class VisualCall:
         if call.records & set(PER_LAYER.values()):
             yield f"{slot} with hidden states or attentions of all tokens"
         if slot == "prompt_tokens":
-            in_layers = True
             if call.others.get("inputs_embeds") is not None:
                 yield f"{slot} with a prompt of embeddings"
             if call.others.get("mm_encoder_outputs"):
                 yield f"{slot} with images, of which visual_tokens drops some"
         else:
-            in_layers = any(method.stage == "llm_layer" for method in self.reduction.methods)
             yield from self._find_in_features(call)
-        if in_layers and call.config.prefill_chunk_size is not None:
-            yield f"{slot} inside the language model with a prefill in chunks"
 
     def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
         """What features that the caller has encoded lack for methods up to the encoder's exit."""

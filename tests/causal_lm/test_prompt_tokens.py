@@ -272,6 +272,18 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not torch.equal(made, expected)
 
 
+def test_the_words_that_are_left_come_in_chunks() -> None:
+    model, inputs = build(), prompts(*LENGTHS)
+    call: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6}
+    for name, is_whole in (("ilre", False), ("lazy-llm", True)):
+        with mmaccel.attach(model, "jacobi", prompt_tokens=METHODS[name]) as run:
+            made = model.generate(**inputs, **call)
+            assert model.generate(**inputs, **call, prefill_chunk_size=8).equal(made)
+        assert not run.stats.fallbacks
+        notes = [note for note in run.stats.notes if "tokens leave it inside" in note]
+        assert bool(notes) == is_whole and (run.stats.prefill_passes > 2) == (not is_whole)
+
+
 def test_a_call_that_cannot_lose_words_says_why() -> None:
     model, inputs = build(), prompts(*LENGTHS)
     method = METHODS["ilre"]
@@ -280,7 +292,5 @@ def test_a_call_that_cannot_lose_words_says_why() -> None:
         asked = {"inputs_embeds": embedded, "attention_mask": inputs["attention_mask"]}
         model.generate(**asked, do_sample=False, max_new_tokens=2)
         assert run.stats.fallbacks == ["prompt_tokens with a prompt of embeddings"]
-        model.generate(**inputs, do_sample=False, max_new_tokens=2, prefill_chunk_size=8)
-        assert "prompt_tokens inside the language model with a prefill" in run.stats.fallbacks[0]
         model.generate(**inputs, do_sample=False, max_new_tokens=2, guidance_scale=2.0)
         assert run.stats.fallbacks == ["prompt_tokens with guidance"]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import REDUCERS, make
-from tests.fixtures.tiny_vlms import encodes_first
+from mmaccel.pipelines.vision_language.towers import find_tower
+from tests.fixtures.tiny_vlms import IMAGE, VIDEO, build_vlm, encodes_first
 
 N_NEW = 8
 GREEDY: dict[str, Any] = dict(max_new_tokens=N_NEW, do_sample=False)
@@ -53,3 +57,50 @@ def answer(
     with mmaccel.attach(model, policy, strict=True, seed=seed, visual_tokens=method) as run:
         made = model.generate(**inputs, **GREEDY | options)
     return made, run.stats
+
+
+def build_looking(name: str, depth: int | None = None) -> Any:
+    """A model whose tower looks at something, at lengths that a sliding window does not reach."""
+    model = build_vlm(name, window=512 if name == "gemma3" else None, depth=depth)
+    with torch.no_grad():
+        for weight in find_tower(model).parameters():
+            if weight.ndim == 2:
+                weight.mul_(0.16 / weight.std())
+    return model
+
+
+@cache
+def shared_looking(name: str, depth: int | None = None) -> Any:
+    """The model of `build_looking` for all tests that leave it as it was."""
+    return build_looking(name, depth)
+
+
+@contextmanager
+def seen_by_tower(model: Any) -> Iterator[list[Tensor]]:
+    """Inside the block, the states that the layers of a model's tower compute."""
+    seen: list[Tensor] = []
+    hooks = [
+        module.mlp.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        for module in find_tower(model).modules()
+        if hasattr(module, "mlp") and not hasattr(module, "probe")
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def answer_to_features(
+    model: Any, name: str, inputs: dict[str, Any], made: Any, masks: list[Tensor], modality: str
+) -> tuple[Tensor, Tensor]:
+    """The model's own greedy tokens for features, of which a mask hides some, and the columns that
+    stay.
+    """
+    stays = inputs["attention_mask"].clone()
+    is_visual = inputs["input_ids"] == (IMAGE if modality == "image" else VIDEO)
+    stays[is_visual] = torch.cat(masks).long()
+    given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
+    given |= {"mm_encoder_outputs": {modality: made}, "attention_mask": stays}
+    given["position_ids"] = position_ids(name, model, inputs)
+    return model.generate(**given, **GREEDY), stays

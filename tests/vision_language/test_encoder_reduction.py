@@ -8,7 +8,6 @@ model behind it gets the reference's states from a tower that is a stub.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -27,12 +26,19 @@ from tests.fixtures.tiny_vlms import (
     IMAGE,
     VIDEO,
     EncoderOutput,
-    build_vlm,
     draw_prompts,
     draw_videos,
     pad_left,
 )
-from tests.vision_language.runs import GREEDY, N_NEW, answer, reduces
+from tests.vision_language.runs import (
+    GREEDY,
+    N_NEW,
+    answer,
+    build_looking,
+    reduces,
+    seen_by_tower,
+    shared_looking,
+)
 
 pytestmark = reduces
 
@@ -44,25 +50,9 @@ WITH_CLASS = {"llava", "llava_next", "internvl"}
 DEPTH, PATCHES = 5, 16
 
 
-def build(name: str) -> Any:
-    """A model whose tower looks at something, at lengths that a sliding window does not reach."""
-    model = build_vlm(name, window=512 if name == "gemma3" else None, depth=DEPTH)
-    with torch.no_grad():
-        for weight in find_tower(model).parameters():
-            if weight.ndim == 2:
-                weight.mul_(0.16 / weight.std())
-    return model
-
-
-@cache
-def shared(name: str) -> Any:
-    """The model of `build` for all tests that leave it as it was."""
-    return build(name)
-
-
 @pytest.fixture(params=NAMES)
 def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, shared(request.param)
+    return request.param, shared_looking(request.param, DEPTH)
 
 
 def methods_for(name: str) -> list[Any]:
@@ -335,22 +325,16 @@ def test_the_tower_computes_what_a_loop_over_its_layers_computes(named: tuple[st
 
 def test_later_layers_process_fewer_tokens(named: tuple[str, Any]) -> None:
     name, model = named
-    inputs, widths = draw_prompts(name, model), list[int]()
-    hooks = [
-        module.mlp.register_forward_pre_hook(lambda _m, args: widths.append(args[0].shape[1]))
-        for module in find_tower(model).modules()
-        if hasattr(module, "mlp") and not hasattr(module, "probe")
-    ]
-    answer(model, ToMe(keep=0.25), inputs)
-    for hook in hooks:
-        hook.remove()
+    inputs = draw_prompts(name, model)
+    with seen_by_tower(model) as seen:
+        answer(model, ToMe(keep=0.25), inputs)
     special = int(name in WITH_CLASS)
     expected = [16, 12, 8, 4, 4] if name in ("llava", "llava_next") else [16, 13, 10, 7, 4]
-    assert widths == [n + special for n in expected]
+    assert [states.shape[1] for states in seen] == [n + special for n in expected]
 
 
 def test_the_seed_decides() -> None:
-    model = shared("llava")
+    model = shared_looking("llava", DEPTH)
     inputs = draw_prompts("llava", model)
     runs = [reduced_states(model, ToMe(keep=0.4), inputs, seed)[1] for seed in (1, 1, 2)]
     columns = [run.levels[-1].target for run in runs]
@@ -359,7 +343,7 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("layer", [-1, -2, -3, [-3, -1]])
 def test_states_of_any_layer(layer: Any) -> None:
-    model = build("llava")
+    model = build_looking("llava", DEPTH)
     inputs = draw_prompts("llava", model)
     if isinstance(layer, list):
         linear = model.base_model.multi_modal_projector.linear_1
@@ -374,7 +358,7 @@ def test_states_of_any_layer(layer: Any) -> None:
 
 def test_it_composes_with_methods_behind_it() -> None:
     for name in ("llava_next", "internvl"):
-        model = shared(name)
+        model = shared_looking(name, DEPTH)
         inputs = draw_prompts(name, model)
         merging = ToMe(keep=0.5, features="all")
         rows = make_references(model, name, inputs, merging, 5)
@@ -382,17 +366,10 @@ def test_it_composes_with_methods_behind_it() -> None:
             both = [merging, *then] if isinstance(then, list) else [merging, then]
             made, _ = answer(model, both, inputs)
             assert torch.equal(made, reference_answer(model, name, inputs, merging, rows, then))
-    model = shared("llava")
-    inputs = draw_prompts("llava", model, (1, 1))
-    methods = [FastV(keep=0.5), ToMe(keep=0.5), DivPrune(keep=0.5)]
-    made, stats = answer(model, methods, inputs)
-    counts = "16 of 32 tokens of its encoder, 8 of 32 visual tokens, 4 of 8 visual tokens after"
-    assert counts in stats.reference
-    assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
 
 
 def test_videos_are_merged_frame_by_frame() -> None:
-    model = shared("llava_onevision")
+    model = shared_looking("llava_onevision", DEPTH)
     inputs = draw_videos("llava_onevision", model, (2, 2))
     made, stats = answer(model, ToMe(keep=0.5), inputs)
     assert "32 of 64 tokens of its encoder" in stats.reference
@@ -403,7 +380,7 @@ def test_videos_are_merged_frame_by_frame() -> None:
 
 def test_several_images_of_a_row_in_one_tile_each() -> None:
     """LLaVA-OneVision cuts an image that is not alone in its row into no tiles."""
-    model = shared("llava_onevision")
+    model = shared_looking("llava_onevision", DEPTH)
     pixels, sizes = torch.randn(3, 5, 3, 16, 16), torch.tensor([[16, 32], [32, 32], [20, 9]])
     inputs = {
         "pixel_values": pixels,
@@ -428,7 +405,7 @@ def test_several_images_of_a_row_in_one_tile_each() -> None:
 
 
 def test_several_answers_to_one_prompt() -> None:
-    model = shared("llava_next")
+    model = shared_looking("llava_next", DEPTH)
     inputs = draw_prompts("llava_next", model)
     several: dict[str, Any] = dict(do_sample=True, top_k=1, num_return_sequences=2)
     for method in (ToMe(keep=0.4), VisionZip(keep=0.4)):
@@ -443,20 +420,8 @@ def test_several_answers_to_one_prompt() -> None:
         assert f"{total} of 392 visual tokens" in run.stats.reference
 
 
-def test_calls_that_are_not_served_have_all_tokens() -> None:
-    model = shared("llava_next")
-    inputs = draw_prompts("llava_next", model)
-    for options in ({"num_beams": 2}, {"output_attentions": True, "return_dict_in_generate": True}):
-        own = model.generate(**inputs, **GREEDY, **options)
-        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ToMe(keep=0.4)) as run:
-            with pytest.warns(UserWarning, match="without the policy"):
-                made = model.generate(**inputs, **GREEDY, **options)
-        assert run.stats.fallbacks
-        assert torch.equal(getattr(made, "sequences", made), getattr(own, "sequences", own))
-
-
 def test_nothing_stays_behind() -> None:
-    model = shared("llava")
+    model = shared_looking("llava", DEPTH)
     inputs = draw_prompts("llava", model)
     own = model.generate(**inputs, **GREEDY)
     find_tower(model).config._attn_implementation = "flash_attention_2"  # which takes no bias
@@ -517,7 +482,7 @@ def _wrong_slot(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = shared("llava")
+    model = shared_looking("llava", DEPTH)
     inputs, method = draw_prompts("llava", model), ToMe(keep=0.3)
     rows = make_references(model, "llava", inputs, method, 5)
     BUGS[name](monkeypatch)

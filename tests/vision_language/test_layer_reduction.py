@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import DART, DivPrune, FastV, PyramidDrop
+from mmaccel import DART, FastV, PyramidDrop
 from mmaccel.pipelines.attach import prompt_pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
@@ -211,12 +211,3 @@ def test_cuts_leave_the_fused_decoder_on(method: Any) -> None:
     revives = mmaccel.LazyLLM(keep=0.3, layers=(1, 2))
     _, stats = answer(model, revives, inputs)
     assert stats.route == "model" and "revived in the model's own layers" in stats.route_reason
-
-
-def test_stages_compose() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model, (1, 1))
-    made, stats = answer(model, [DivPrune(keep=0.5), FastV(keep=0.5)], inputs)
-    assert "16 of 32 visual tokens, 8 of 16 visual tokens after layer 2" in stats.reference
-    plain, _ = answer(model, DivPrune(keep=0.5), inputs)
-    assert not torch.equal(made, plain)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import pytest
@@ -30,11 +29,17 @@ from tests.fixtures.tiny_vlms import (
     IMAGE,
     VIDEO,
     EncoderOutput,
-    build_vlm,
     draw_prompts,
     draw_videos,
 )
-from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
+from tests.vision_language.runs import (
+    GREEDY,
+    answer,
+    answer_to_features,
+    reduces,
+    seen_by_tower,
+    shared_looking,
+)
 
 pytestmark = reduces
 
@@ -42,17 +47,6 @@ NAMES = [name for name in CONFIGS if name != "chameleon"]
 PACKED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 JOINED = ("internvl", "idefics3", "smolvlm", "gemma3")
 SCREEN = PixelPrune()
-
-
-@cache
-def shared(name: str) -> Any:
-    """A model whose tower looks at something, at lengths that a sliding window does not reach."""
-    model = build_vlm(name, window=512 if name == "gemma3" else None)
-    with torch.no_grad():
-        for weight in find_tower(model).parameters():
-            if weight.ndim == 2:
-                weight.mul_(0.16 / weight.std())
-    return model
 
 
 def draw_screen(name: str, model: Any, per_row: Any = (2, 0, 1)) -> dict[str, Any]:
@@ -315,17 +309,11 @@ def reference_answer(
     model: Any, name: str, inputs: dict[str, Any], modality: str = "image", threshold: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Greedy tokens, and the columns that stay."""
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
     if name in PACKED:
         made, masks = encode_packed(model, inputs, modality, threshold)
     else:
         made, masks = encode_rows(model, name, inputs, threshold)
-    stays = mask.clone()
-    stays[ids == (IMAGE if modality == "image" else VIDEO)] = torch.cat(masks).long()
-    positions = position_ids(name, model, inputs)
-    given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
-    given |= {"mm_encoder_outputs": {modality: made}, "position_ids": positions}
-    return model.generate(**given | {"attention_mask": stays}, **GREEDY), stays
+    return answer_to_features(model, name, inputs, made, masks, modality)
 
 
 # -------------------------------------------------------------------------------- the tests
@@ -334,7 +322,7 @@ def reference_answer(
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_repetitions_go_and_the_rest_is_as_if_they_were_hidden(name: str, threshold: float) -> None:
-    model = shared(name)
+    model = shared_looking(name)
     inputs = draw_screen(name, model)
     made, stats = answer(model, PixelPrune(threshold=threshold), inputs)
     expected, stays = reference_answer(model, name, inputs, threshold=threshold)
@@ -346,7 +334,7 @@ def test_repetitions_go_and_the_rest_is_as_if_they_were_hidden(name: str, thresh
 
 @pytest.mark.parametrize("name", PACKED)
 def test_frames_of_videos_are_pruned_one_by_one(name: str) -> None:
-    model = shared(name)
+    model = shared_looking(name)
     inputs = draw_videos(name, model, (2, 3))
     rng = torch.Generator().manual_seed(4)
     pixels = paint(inputs["pixel_values_videos"], inputs["video_grid_thw"], rng)
@@ -359,7 +347,7 @@ def test_frames_of_videos_are_pruned_one_by_one(name: str) -> None:
 
 
 def test_features_that_were_pooled_all_stay() -> None:
-    model = shared("llava_onevision")
+    model = shared_looking("llava_onevision")
     inputs = draw_videos("llava_onevision", model, (3, 3))
     rng = torch.Generator().manual_seed(4)
     for frame in inputs["pixel_values_videos"].flatten(0, 1):
@@ -372,7 +360,7 @@ def test_features_that_were_pooled_all_stay() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_differs_never_goes(name: str, stays: list[Tensor]) -> None:
-    model = shared(name)
+    model = shared_looking(name)
     inputs = draw_prompts(name, model)  # noise
     if name in ("llava_next", "llava_onevision"):  # whose tiles all show something
         assert find_unit(model) == 1
@@ -383,37 +371,31 @@ def test_what_differs_never_goes(name: str, stays: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_encoder_computes_fewer_patches(name: str) -> None:
-    model = shared(name)
-    inputs, counts = draw_screen(name, model), list[int]()
-    hooks = [
-        module.mlp.register_forward_pre_hook(lambda _m, args: counts.append(args[0].numel()))
-        for module in find_tower(model).modules()
-        if hasattr(module, "mlp") and not hasattr(module, "probe")
-    ]
-    model.generate(**inputs, **GREEDY)
-    whole = counts.copy()
-    counts.clear()
-    answer(model, PixelPrune(keep=0.25), inputs)
-    for hook in hooks:
-        hook.remove()
-    assert len(counts) == len(whole) and sum(counts) <= 0.4 * sum(whole)
+    model = shared_looking(name)
+    inputs = draw_screen(name, model)
+    with seen_by_tower(model) as whole:
+        model.generate(**inputs, **GREEDY)
+    with seen_by_tower(model) as seen:
+        answer(model, PixelPrune(keep=0.25), inputs)
+    n_seen, n_whole = (sum(each.numel() for each in found) for found in (seen, whole))
+    assert len(seen) == len(whole) and n_seen <= 0.4 * n_whole
 
 
 def test_it_composes_with_methods_behind_it() -> None:
-    model = shared("qwen3_vl")
+    model = shared_looking("qwen3_vl")
     inputs = draw_screen("qwen3_vl", model, (1, 1))
     methods = [DivPrune(keep=0.5), SCREEN]
     made, stats = answer(model, methods, inputs)
     n = int((inputs["input_ids"] == IMAGE).sum())
     assert f"of {n} visual tokens" in stats.reference
     assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
-    model = shared("llava_next")
+    model = shared_looking("llava_next")
     inputs = draw_screen("llava_next", model, (1, 1))
     assert "after layer 2" in answer(model, [FastV(keep=0.5), SCREEN], inputs)[1].reference
 
 
 def test_features_of_which_the_tower_hides_a_part_stay() -> None:
-    model = shared("idefics3")
+    model = shared_looking("idefics3")
     inputs = draw_prompts("idefics3", model, (1,))
     inputs["pixel_values"][:] = 1.0
     mask = torch.ones(*inputs["pixel_values"].shape[:2], 16, 16)
@@ -422,14 +404,16 @@ def test_features_of_which_the_tower_hides_a_part_stay() -> None:
     assert "3 of 4 visual tokens" in stats.reference  # two of four features are padding
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "internvl"])
-@pytest.mark.parametrize(
-    "method",
-    [mmaccel.DownsamplePixels(keep=0.25), SCREEN, DivPrune(keep=0.3)],
-    ids=repr,
-)
+UNSERVED = [
+    (name, method)
+    for name in ("llava", "qwen3_vl", "internvl")
+    for method in (mmaccel.DownsamplePixels(keep=0.25), SCREEN, DivPrune(keep=0.3))
+]
+
+
+@pytest.mark.parametrize(("name", "method"), [*UNSERVED, ("llava", mmaccel.ToMe(keep=0.4))])
 def test_calls_that_are_not_served_have_whole_images(name: str, method: Any) -> None:
-    model = shared(name)
+    model = shared_looking(name)
     inputs = draw_screen(name, model)  # which has equal patches, too
     own = model.generate(**inputs, **GREEDY, num_beams=2)
     with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=method) as run:
@@ -492,7 +476,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name = BUGS[bug]
-    model = shared(name)
+    model = shared_looking(name)
     inputs = draw_screen(name, model)
     if bug.startswith("one pixel"):  # squares that begin alike
         inputs["pixel_values"][..., ::8, ::8] = 0.0

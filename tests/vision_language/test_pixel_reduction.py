@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmaccel
-from mmaccel import DivPrune, DownsamplePixels, FastV
+from mmaccel import DownsamplePixels
 from mmaccel.pipelines.vision_language import pixels
 from mmaccel.pipelines.vision_language.tokens import find_places
 from mmaccel.pipelines.vision_language.tower_reduction import find_slots
@@ -23,13 +22,12 @@ from mmaccel.pipelines.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import (
     CONFIGS,
     IMAGE,
-    VIDEO,
     EncoderOutput,
     draw_prompts,
     draw_videos,
     shared_vlm,
 )
-from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
+from tests.vision_language.runs import GREEDY, answer, answer_to_features, reduces, seen_by_tower
 
 pytestmark = reduces
 
@@ -179,17 +177,11 @@ def reference_answer(
     model: Any, name: str, inputs: dict[str, Any], method: Any, modality: str = "image"
 ) -> tuple[Tensor, Tensor]:
     """Greedy tokens, and the columns that stay."""
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
     if modality == "video":
         made, masks = encode_packed(model, inputs, method, "video")
     else:
         made, masks = encode_smaller(model, name, inputs, method)
-    stays = mask.clone()
-    stays[ids == (IMAGE if modality == "image" else VIDEO)] = torch.cat(masks).long()
-    positions = position_ids(name, model, inputs)
-    given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
-    given |= {"mm_encoder_outputs": {modality: made}, "position_ids": positions}
-    return model.generate(**given | {"attention_mask": stays}, **GREEDY), stays
+    return answer_to_features(model, name, inputs, made, masks, modality)
 
 
 # -------------------------------------------------------------------------------- the tests
@@ -222,30 +214,13 @@ def test_videos_of_patches(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_encoder_computes_fewer_patches(name: str) -> None:
     model = shared_vlm(name)
-    inputs, counts = draw_prompts(name, model), list[int]()
-    tower = getattr(model.base_model, "visual", None) or find_tower(model)
-    hooks = [
-        module.mlp.register_forward_pre_hook(lambda _m, args: counts.append(args[0].numel()))
-        for module in tower.modules()
-        if hasattr(module, "mlp") and not hasattr(module, "probe")
-    ]
-    model.generate(**inputs, **GREEDY)
-    whole = counts.copy()
-    counts.clear()
-    answer(model, HALF, inputs)
-    for hook in hooks:
-        hook.remove()
-    assert len(counts) == len(whole) and sum(counts) <= 0.35 * sum(whole)
-
-
-def test_it_composes_with_methods_behind_it() -> None:
-    model = shared_vlm("llava_next")
-    inputs = draw_prompts("llava_next", model, (1, 1))
-    methods = [FastV(keep=0.5), DivPrune(keep=0.5), HALF]
-    made, stats = answer(model, methods, inputs)
-    n = int((inputs["input_ids"] == IMAGE).sum())
-    assert f"16 of {n} visual tokens, 8 of 16 visual tokens after layer 2" in stats.reference
-    assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
+    inputs = draw_prompts(name, model)
+    with seen_by_tower(model) as whole:
+        model.generate(**inputs, **GREEDY)
+    with seen_by_tower(model) as seen:
+        answer(model, HALF, inputs)
+    n_seen, n_whole = (sum(each.numel() for each in found) for found in (seen, whole))
+    assert len(seen) == len(whole) and n_seen <= 0.35 * n_whole
 
 
 def test_padding_of_an_image_stays_padding() -> None:

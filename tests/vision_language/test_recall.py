@@ -104,25 +104,6 @@ def test_the_first_run_stops_in_front_of_the_layer_and_is_counted() -> None:
     assert stats.tokens_processed - 2 * (stats.passes - 1) == n_whole + n_kept
 
 
-@pytest.mark.parametrize("name", ["llava", "internvl", "llava_onevision", "qwen3_vl"])
-def test_tokens_of_an_encoders_exit_are_recalled_from(name: str) -> None:
-    model = shared_vlm(name)
-    inputs = draw_prompts(name, model, (1, 1))
-    made, stats = answer(model, [DivPrune(keep=0.5), ILRe(keep=0.5)], inputs)
-    n = int((inputs["input_ids"] == IMAGE).sum())
-    assert f"of {n} visual tokens, " in stats.reference and "recalled" in stats.reference
-    assert not torch.equal(made, answer(model, DivPrune(keep=0.5), inputs)[0])
-
-
-def test_a_prefill_in_chunks_runs_the_original_loop() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model, (1,))
-    with pytest.warns(UserWarning, match="inside the language model with a prefill in chunks"):
-        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ILRe(keep=0.5)) as run:
-            model.generate(**inputs, **GREEDY, prefill_chunk_size=8)
-    assert run.stats.fallbacks
-
-
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_vl"])
 def test_what_was_recalled_can_be_asked_for(name: str, stays: list[Tensor]) -> None:
     model = shared_vlm(name)

@@ -88,6 +88,37 @@ def test_policies_and_batches_change_nothing(name: str, method: str) -> None:
     assert torch.equal(answer(model, reducer, inputs, policy, seeds)[0], made)
 
 
+EXIT, LAYER = mmaccel.DivPrune(keep=0.5), mmaccel.FastV(keep=0.5)
+SMALLER, MERGED = mmaccel.DownsamplePixels(keep=0.25), mmaccel.ToMe(keep=0.5)
+STAGES: dict[str, tuple[list[Any], str]] = {
+    "llava, layer": ([EXIT, LAYER], "16 of 32 visual tokens, 8 of 16 visual tokens after layer 2"),
+    "llava, encoder": (
+        [LAYER, MERGED, EXIT],
+        "16 of 32 tokens of its encoder, 8 of 32 visual tokens, 4 of 8 visual tokens after",
+    ),
+    "llava_next, pixels": (
+        [LAYER, EXIT, SMALLER],
+        "16 of 140 visual tokens, 8 of 16 visual tokens after layer 2",
+    ),
+} | {
+    f"{name}, recall": ([EXIT, mmaccel.ILRe(keep=0.5)], "recalled in front of layer 1")
+    for name in ("llava", "internvl", "llava_onevision", "qwen3_vl")
+}
+
+
+@pytest.mark.parametrize("case", STAGES)
+def test_stages_compose(case: str) -> None:
+    name = case.partition(",")[0]
+    methods, said = STAGES[case]
+    model = shared_vlm(name)
+    inputs = draw_prompts(name, model, (1, 1))
+    made, stats = answer(model, methods, inputs)
+    assert said in stats.reference
+    assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
+    fewer = [method for method in methods if method is not EXIT]
+    assert not torch.equal(made, answer(model, fewer, inputs)[0])
+
+
 @pytest.mark.parametrize(("name", "method"), list(filter(is_refused, ON_IMAGES)))
 def test_what_the_table_calls_refused_is_refused(name: str, method: str) -> None:
     model, inputs = draw(name)
