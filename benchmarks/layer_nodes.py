@@ -29,6 +29,8 @@ _WIDTH, _POSITIONS = 16, 300
 WAYS = {
     "full": LayerMethods(),
     "SnapKV(2048)": LayerMethods(kv_cache=mmaccel.SnapKV(budget=64)),
+    "SnapKV(2048, every=64)": LayerMethods(kv_cache=mmaccel.SnapKV(budget=64, every=64)),
+    "SnapKV(2048, every=64), a round": LayerMethods(kv_cache=mmaccel.SnapKV(budget=64, every=64)),
     "QuantizedCache(4)": LayerMethods(kv_cache=mmaccel.QuantizedCache()),
     "Quest 10 %": LayerMethods(attention=mmaccel.Quest(budget=0.1)),
     "DHSA 10 %": LayerMethods(attention=mmaccel.DHSA(budget=0.1)),
@@ -51,8 +53,8 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(layers: int, methods: LayerMethods, width: int) -> int:
-    """Nodes of a pass of a model of so many layers."""
+def count(layers: int, methods: LayerMethods, width: int, in_round: bool) -> int:
+    """Nodes of a pass of a model of so many layers, which carries out a round or does not."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4, head_dim=16)
@@ -66,6 +68,8 @@ def count(layers: int, methods: LayerMethods, width: int) -> int:
     tokens = torch.ones(2, width, dtype=torch.int64)
     entries = Pass(tokens, torch.full((2,), _POSITIONS))
     window.forward(entries)
+    if not in_round:
+        window.begin_step(width)
     counter = _Counter()
 
     def launch(specification: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -83,6 +87,8 @@ def count_launches(kernel: str, options: dict[str, Any]) -> int:
     """Launches of a call, as the docstrings of the kernels say."""
     if kernel == "window_attention":
         return 3 if options.get("ragged") else 2
+    if kernel == "packed_attention":
+        return 2
     return 3 if kernel == "choose_blocks" and options.get("p") is not None else 1
 
 
@@ -92,7 +98,9 @@ def read_bytes(name: str, weights: float, cache: float) -> float | None:
     read = {
         "full": 1.0,
         "SnapKV(2048)": 2048 / 32_768,
-        "QuantizedCache(4)": 2 + 1 / 4,  # codes are unpacked, written, and read
+        "SnapKV(2048, every=64)": (2048 + 3 * 64) / 32_768,
+        # codes; two numbers a channel of a group of keys, and two a value; what stays whole
+        "QuantizedCache(4)": 1 / 4 + (2 / 64 + 2 / 128) / 2 + 192 / 32_768,
         "Quest 10 %": 0.1 + blocks,
         "DHSA 10 %": 0.1 + blocks / 2,
         "LongHeads 10 %": 0.1 + blocks / 2,
@@ -106,7 +114,11 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     weights, cache = 15.0, 8 * 32_768 * 2 * 32 * 8 * 128 * 2 / 1e9  # GB, of an 8B, 8 rows
     for name, methods in WAYS.items():
-        nodes = [count(5, methods, width) - count(4, methods, width) for width in (1, _WIDTH)]
+        in_round = name.endswith("a round")
+        nodes = [
+            count(5, methods, width, in_round) - count(4, methods, width, in_round)
+            for width in (1, _WIDTH)
+        ]
         print(name, nodes, read_bytes(name, weights, cache), flush=True)
 
 

@@ -33,6 +33,8 @@ OLDEST_TRITON = (3, 6)
 KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "noise": "uniforms",
     "window_attention": "window_attention",
+    "pack_group": "pack_group",
+    "packed_attention": "packed_attention",
     "column_mass": "column_mass",
     "block_scores": "block_scores",
     "choose_blocks": "choose_blocks",
@@ -44,6 +46,7 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "add_norm": "add_norm",
     "rope_write": "rope_write",
     "gated_act": "gated_act",
+    "row_product": "row_product",
     "window_inputs": "window_inputs",
     "accept_prefix": "accept_prefix",
 }

@@ -24,6 +24,18 @@ TAKES = {"packed": Takes(COMMON, axes=2)}
 
 
 @triton.jit
+def activate(gate, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation of float32 numbers."""
+    if KIND == 0:
+        share = tl.sigmoid(gate)
+    elif KIND == 1:
+        share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:  # (1 + tanh z) / 2 is the sigmoid of 2 z
+        share = tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate))
+    return gate * share
+
+
+@triton.jit
 def _gated_act_kernel(  # type: ignore[no-untyped-def]
     packed,
     out,
@@ -37,13 +49,7 @@ def _gated_act_kernel(  # type: ignore[no-untyped-def]
     is_own = c < width
     gate = tl.load(packed + row * row_step + c, mask=is_own, other=0.0).to(tl.float32)
     up = tl.load(packed + row * row_step + width + c, mask=is_own, other=0.0).to(tl.float32)
-    if KIND == 0:
-        share = tl.sigmoid(gate)
-    elif KIND == 1:
-        share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:  # (1 + tanh z) / 2 is the sigmoid of 2 z
-        share = tl.sigmoid(1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate))
-    made = gate * share * up
+    made = activate(gate, KIND) * up
     tl.store(out + row * width + c, made.to(out.dtype.element_ty), mask=is_own)
 
 

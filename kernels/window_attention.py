@@ -71,8 +71,15 @@ def window_attention(
 
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """
-    heads = k.shape[1]
     seen = find_seen(q.shape[2], k, start, window=window, tree=tree, blocks=blocks)
+    return attend_where(q, k, v, seen, scale=scale, softcap=softcap)
+
+
+def attend_where(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """As `window_attention`, of queries of which is `seen` `[R, Hkv or 1, W, S]` bool."""
+    heads = k.shape[1]
     scores = score(q, k, scale, softcap).where(seen[:, :, None], float("-inf"))
     total = scores.logsumexp(-1)  # [R, Hkv, G, W]
     weights = (scores - total.where(total.isfinite(), 0.0)[..., None]).exp()

@@ -1,4 +1,4 @@
-"""What kernels of window attention share: the keys of a tile of queries, and attention over them.
+"""What kernels of window attention share: tiles of queries, and attention over tiles of keys.
 
 T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.14135, algorithm 1: the running softmax. The
 W queries of all heads that share a key head are packed into rows, M to a tile, so that a tile of N
@@ -19,6 +19,67 @@ LOG2E = 1.4426950408889634
 def soften(score, cap):  # type: ignore[no-untyped-def]
     """`cap tanh(score)`; the exponential may overflow, and the quotient then is 0."""
     return cap * (1.0 - 2.0 / (tl.exp2(score * 2.8853900817779268) + 1.0))
+
+
+@triton.jit
+def load_queries(  # type: ignore[no-untyped-def]
+    q, row, key_head, packed, group, width, q_row, q_head, q_step, head, D: tl.constexpr
+):
+    """Those of packed rows `[M]`, `[M, D]`: query w of head g of the group is w * group + g."""
+    d = tl.arange(0, D)
+    q += row * q_row + key_head * group * q_head
+    at = (packed % group).to(tl.int64) * q_head + (packed // group).to(tl.int64) * q_step
+    is_row = packed < width * group
+    return tl.load(
+        q + at[:, None] + d[None, :], mask=is_row[:, None] & (d < head)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def weigh_keys(  # type: ignore[no-untyped-def]
+    queries, keys, seen, top, scale, cap, CAPPED: tl.constexpr
+):
+    """Weights `[M, N]` of a tile of keys `[D, N]`, of which queries see some `[M, N]`, the largest
+    scores with them, and what the weights of earlier tiles are multiplied by.
+    """
+    scores = tl.dot(queries, keys, input_precision="ieee") * scale
+    if CAPPED:
+        scores = soften(scores, cap)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    return tl.exp2(scores - base[:, None]), higher, tl.exp2(top - base)
+
+
+@triton.jit
+def add_values(sums, total, weights, decay, values):  # type: ignore[no-untyped-def]
+    """The sums of values and of weights with a tile of values `[N, DV]`."""
+    total = total * decay + tl.sum(weights, 1)
+    sums = sums * decay[:, None]
+    sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    return sums, total
+
+
+@triton.jit
+def store_share(  # type: ignore[no-untyped-def]
+    out, lse, sums, top, total, row, key_head, packed, split, part,
+    heads, group, width, value_head, DV: tl.constexpr,
+):  # fmt: skip
+    """Store the average and the log-sum-exp of a split, `part` lines behind those of the one
+    before.
+    """
+    total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
+    share = sums / total[:, None]
+    is_row = packed < width * group
+    dv = tl.arange(0, DV)
+    first_line = row * width * heads * group + key_head * group + split.to(tl.int64) * part
+    # w * heads * group + g; packed is w * group + g
+    line = packed + packed // group * ((heads - 1) * group)
+    tl.store(lse + first_line + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
+    at = line.to(tl.int64)[:, None] * value_head + dv[None, :]
+    tl.store(
+        out + first_line * value_head + at, share, mask=is_row[:, None] & (dv < value_head)[None, :]
+    )
 
 
 @triton.jit
@@ -59,15 +120,11 @@ def attend_to_tiles(  # type: ignore[no-untyped-def]
     """
     row = (pair // heads).to(tl.int64)
     key_head = (pair % heads).to(tl.int64)
-    packed = tile * M + tl.arange(0, M)  # query w of head g of the group is packed row w*group + g
+    packed = tile * M + tl.arange(0, M)
     is_row = packed < width * group
     w = packed // group
     d, dv, lane = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, N)
-    q += row * q_row + key_head * group * q_head
-    at = (packed % group).to(tl.int64) * q_head + w.to(tl.int64) * q_step
-    queries = tl.load(
-        q + at[:, None] + d[None, :], mask=is_row[:, None] & (d < head)[None, :], other=0.0
-    )
+    queries = load_queries(q, row, key_head, packed, group, width, q_row, q_head, q_step, head, D)
     k += row * k_row + key_head * k_head  # what is left of an offset fits 32 bits
     v += row * v_row + key_head * v_head
     first_position = tl.load(start + row).to(tl.int32)
@@ -122,21 +179,11 @@ def attend_to_tiles(  # type: ignore[no-untyped-def]
             mask=is_key[None, :] & (d < head)[:, None],
             other=0.0,
         )
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if CAPPED:
-            scores = soften(scores, cap)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(top - base)
+        weights, top, decay = weigh_keys(queries, keys, seen, top, scale, cap, CAPPED)
         values = tl.load(
             v + (n[:, None] * v_step + dv[None, :]),
             mask=is_key[:, None] & (dv < value_head)[None, :],
             other=0.0,
         )
-        total = total * decay + tl.sum(weights, 1)
-        sums = sums * decay[:, None]
-        sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        top = higher
+        sums, total = add_values(sums, total, weights, decay, values)
     return sums, top, total

@@ -36,7 +36,7 @@ from mmaccel.kernels.window_attention_even_triton import (
 )
 from mmaccel.kernels.window_attention_even_triton import build_attend as build_ragged
 from mmaccel.kernels.window_attention_merge_triton import build_merge, merge
-from mmaccel.kernels.window_attention_tiles_triton import LOG2E, attend_to_tiles
+from mmaccel.kernels.window_attention_tiles_triton import LOG2E, attend_to_tiles, store_share
 
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 LEAST_KEYS = 128  # a split's share of the cache is not smaller
@@ -71,11 +71,13 @@ TABLE = {
 }
 
 
-def find_shape(itemsize: int, block: int, packed: int) -> Shape:
+def find_shape(
+    table: dict[tuple[int, int], tuple[Shape, ...]], itemsize: int, block: int, packed: int
+) -> Shape:
     """The tile for numbers of a size, a padded head width and a number of packed query rows."""
     if itemsize == 4 or block < 64:
         block = max(block, 64) if itemsize == 2 else 128
-    shapes = TABLE[itemsize, block]
+    shapes = table[itemsize, block]
     return next((shape for shape in shapes if shape.rows >= packed), shapes[-1])
 
 
@@ -123,21 +125,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         n_blocks, block_size, window, scale, cap,
         pair, tile, split, None, tl.num_programs(1), CAPPED, M, N, D, DV,
     )  # fmt: skip
-    total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
-    share = sums / total[:, None]
-    row = (pair // heads).to(tl.int64)
-    key_head = (pair % heads).to(tl.int64)
-    packed = tile * M + tl.arange(0, M)
-    is_row = packed < width * group
-    w = packed // group
-    dv = tl.arange(0, DV)
-    first_line = row * width * heads * group + key_head * group + split.to(tl.int64) * part
-    line = packed + w * ((heads - 1) * group)  # w * heads * group + g; packed is w * group + g
-    tl.store(lse + first_line + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
-    at = line.to(tl.int64)[:, None] * value_head + dv[None, :]
-    tl.store(
-        out + first_line * value_head + at, share, mask=is_row[:, None] & (dv < value_head)[None, :]
-    )
+    store_share(
+        out, lse, sums, top, total, (pair // heads).to(tl.int64), (pair % heads).to(tl.int64),
+        tile * M + tl.arange(0, M), split, part, heads, group, width, value_head, DV,
+    )  # fmt: skip
 
 
 def window_attention(
@@ -164,7 +155,7 @@ def window_attention(
     value_head = v.shape[-1]
     q = q if q.stride(-1) == 1 else q.contiguous()
     block, value_block = (max(16, triton.next_power_of_2(n)) for n in (head, value_head))
-    shape = find_shape(q.element_size(), max(block, value_block), width * group)
+    shape = find_shape(TABLE, q.element_size(), max(block, value_block), width * group)
     tiles = triton.cdiv(width * group, shape.rows)
     bits = None if tree is None else tree.contiguous().view(torch.uint8)
     index = None
@@ -221,20 +212,20 @@ def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> 
 
 
 def builds() -> list[Build]:
-    """Every shape of the table, with all restrictions at once and with none, and the merges."""
+    """Every shape of the table: with a tree, with lists of blocks, and with none; the merges."""
     made = []
     ragged = []
     for (itemsize, block), shapes in TABLE.items():
         for shape in shapes:
-            for is_plain in (False, True):
-                build = _build_attend(itemsize, block, shape, is_plain)
+            for restriction in ("tree", "blocks", ""):
+                build = _build_attend(itemsize, block, shape, restriction)
                 made.append(build)
                 ragged.append(build_ragged(build, shape.ragged))
     return [*made, build_merge(), *ragged, *build_others()]
 
 
-def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Build:
-    """A plain call gives None for the restrictions, which makes it another program."""
+def _build_attend(itemsize: int, block: int, shape: Shape, restriction: str) -> Build:
+    """A call gives None for restrictions that it does not have, which makes it another program."""
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
         **dict.fromkeys(("q", "k", "v"), number),
@@ -245,15 +236,16 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
         "tree": "*u8",
     }
     constants: dict[str, Any] = {
-        "CAPPED": not is_plain,
+        "CAPPED": bool(restriction),
         "M": shape.rows,
         "N": shape.keys,
         "D": block,
         "DV": block,
     }
-    if is_plain:
-        constants |= dict.fromkeys(("tree", "index", "count"))
-        constants |= {"block_size": 1}
+    if restriction != "tree":
+        constants |= {"tree": None}
+    if restriction != "blocks":
+        constants |= {"index": None, "count": None, "block_size": 1}
     kernel = _attend_kernel
     wide = [name for name in kernel.arg_names if name.endswith(("_row", "_head", "_step"))]
     return Build.of(

@@ -179,6 +179,12 @@ class CapturedBuffers(ABC):
     def load_static(self, buffers: dict[str, Any]) -> None:
         """Instead of `reserve`: an earlier run's buffers, with this run's inputs in them."""
 
+    def begin_step(self, width: int) -> bool:
+        """Called before every step behind the prompt, whose pass has `width` entries a row; returns
+        whether it does more than others, for which it is captured apart.
+        """
+        return False
+
     @abstractmethod
     def prompt_width(self, width: int) -> int:
         """The width at which a prompt of `width` tokens is processed, at least `width`."""

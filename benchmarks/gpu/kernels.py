@@ -164,6 +164,10 @@ def _normed(device: torch.device) -> Arguments:
     return *rows, Norm(_normal(device, _WIDE))
 
 
+def _multiplied(rows: int, inner: int, device: torch.device) -> Arguments:
+    return _normal(device, rows, _WIDE), _normal(device, 2 * inner, _WIDE)
+
+
 def _turned(device: torch.device) -> Arguments:
     angles, stores = (
         [_normal(device, *shape) for _ in "xy"] for shape in ((64, 128), (64, 32, 128))
@@ -236,6 +240,14 @@ TIMINGS: dict[str, list[Timing]] = {
             "gated_act", "64 x 2 x 11008, bfloat16", lambda device: (_normal(device, 64, 22_016),),
             2 * 64 * 3 * 11_008,
         )
+    ],
+    "row_product": [
+        Timing(
+            "row_product", f"{rows} x 4096, 2 x 11008, norm and gate, bfloat16",
+            partial(_multiplied, rows, 11_008), 2 * (rows * (_WIDE + 11_008) + 22_016 * _WIDE),
+            options={"norm": Norm(None), "gate": "silu"},
+        )
+        for rows in (1, 16, 64)
     ],
     "window_inputs": [
         Timing(

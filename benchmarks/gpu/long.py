@@ -24,6 +24,7 @@ from benchmarks.gpu.models import Size, build, key_bytes, shrink, weight_bytes
 from benchmarks.gpu.parts import Part, reason_of
 from benchmarks.gpu.steps import StaticEagerRunner, device_clock
 from mmaccel.contracts import Pass
+from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods
 
@@ -168,7 +169,7 @@ def _read_bytes(
 
 @torch.no_grad()
 def measure_chunks(device: torch.device, tiny: bool = False) -> Row:
-    """A chunk of a prompt, a step of 16 rows that decode, and both, one after the other."""
+    """A chunk of a prompt, a step of 16 rows that decode, and both: apart, and in one pass."""
     size = shrink(LONG[1]) if tiny else LONG[1]
     rows, positions = (3, 40) if tiny else (16, 2048)
     model = build(size, device, torch.float32 if tiny else torch.bfloat16)
@@ -179,9 +180,12 @@ def measure_chunks(device: torch.device, tiny: bool = False) -> Row:
         last = torch.tensor([rows], device=device)
         chunk = torch.ones(1, n_chunk, dtype=torch.int64, device=device)
         begin = torch.full((1,), positions, device=device)
+        piece = PromptPiece(rows, positions, chunk[0])
         tokens = torch.ones(rows + 1, 1, dtype=torch.int64, device=device)
         start = torch.full((rows + 1,), positions, device=device)
         decode = _step(window, Pass(tokens, start))
+        behind = torch.tensor([positions] * rows + [positions + n_chunk], device=device)
+        mixed = partial(window.forward_mixed, Pass(tokens, behind), [piece])
 
         def process(
             window: Any = window, chunk: Tensor = chunk, begin: Tensor = begin, last: Tensor = last
@@ -194,7 +198,12 @@ def measure_chunks(device: torch.device, tiny: bool = False) -> Row:
 
         times = {
             name: _time_eager(device, call)
-            for name, call in (("step", decode), ("chunk", process), ("both", both))
+            for name, call in (
+                ("step", decode),
+                ("chunk", process),
+                ("apart", both),
+                ("one pass", mixed),
+            )
         }
         found.append({"model": size.name, "rows": rows, "chunk": n_chunk, "ms": times})
     return {"chunks": found}

@@ -171,24 +171,39 @@ class GenerateService(Service):
                 reason = f"a call of a {type(holder).__name__} that never called its decoder"
                 self._record_fallback([reason], began)
 
-    def sample(self, model: Any, *args: Any, **options: Any) -> Any:
+    def sample(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **others: Any,
+    ) -> Any:
         """`_sample` by the policy, or by the original where that cannot serve it.
 
         Raises:
             UnsupportedModelError, AttachError: the call cannot be served, and `strict`.
         """
-        given = {"synced_gpus": False, "streamer": None} | dict(zip(_SAMPLE, args)) | options
         call = GenerateCall(
             model,
-            *(given[name] for name in _SAMPLE),
-            {name: value for name, value in given.items() if name not in _SAMPLE},
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus,
+            streamer,
+            others,
             self.layout,
             self.assume_stateless,
             self.family.arguments,
             self.family.placeholders(model),
             self.series.tokens,
         )
-        given["input_ids"] = call.ids
+        loop = (call.ids, logits_processor, stopping_criteria, generation_config)
+        given = dict(zip(_SAMPLE, (*loop, synced_gpus, streamer))) | others
         run_original = partial(self._fall_back, model, "_sample", given)
         try:
             facts = self.family.check(model)

@@ -54,7 +54,6 @@ class ModelFacts:
         windows: sliding window of every layer, in positions; None where it sees everything.
         n_ids: V, of the whole head.
         max_positions: see `find_position_limit`.
-        parameters: names of the parameters of the model's forward.
         cache_argument: how the model's forward names its cache.
         last_only: arguments with which a forward computes the logits of the last position alone;
             empty where it has no such option.
@@ -64,7 +63,6 @@ class ModelFacts:
     windows: Sequence[int | None]
     n_ids: int
     max_positions: int | None = None
-    parameters: frozenset[str] = frozenset()
     cache_argument: str = CACHE
     last_only: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,13 +104,12 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    parameters = frozenset(forward_parameters(model))
+    parameters = forward_parameters(model)
     facts = ModelFacts(
         config,
         _windows(layers),
         n_ids,
         find_position_limit(model),
-        parameters,
         cache_argument(parameters) or CACHE,
         {"logits_to_keep": 1} if "logits_to_keep" in parameters else {},
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
@@ -21,7 +20,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 from mmaccel.pipelines.generate_call import SAMPLE, GenerateCall, Table, Task
-from mmaccel.pipelines.original_methods import BASE, has_own, original
+from mmaccel.pipelines.original_methods import has_own, original
 
 _PREPARE = "prepare_inputs_for_generation"
 _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass
@@ -30,8 +29,6 @@ _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the 
     f"Gemma3ForConditionalGeneration.{_PREPARE}",  # leaves token types to the first pass
 }
 _OWN = ("_sample", _PREPARE, "_update_model_kwargs_for_generation")
-
-_checked: WeakKeyDictionary[Any, tuple[ModelFacts, Any]] = WeakKeyDictionary()
 
 
 class CausalLM:
@@ -65,17 +62,9 @@ class CausalLM:
         nothing but whether the model has changed.
         """
         facts = find_facts(model)
-        base = getattr(type(model), BASE, type(model))
-        state = (type(self), *(getattr(base, name, None) for name in _OWN))
-        known = _checked.get(model)
-        is_known = known is not None and known[0] is facts and known[1] == state
-        if is_known and not any(name in vars(model) for name in _OWN):
-            return facts
         self._check_loop(model)
         if not has_passed(model) and find_training_effect(model) is None:
             check_windows(model, self.wrap(model))
-        if has_passed(model):
-            _checked[model] = facts, state
         return facts
 
     def _check_loop(self, model: Any) -> None:

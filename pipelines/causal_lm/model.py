@@ -391,7 +391,9 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self, tokens: Tensor, position_ids: Tensor, masks: Any, this: WindowPass | None, *,
         is_prompt: bool = False, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the model's forward, under masks or as a pass says."""
+        """The output of the model's forward for tokens and positions `[R, W]`, under masks or as a
+        pass says.
+        """
         from transformers.cache_utils import Cache
 
         if masks is None:  # one zero: given no mask, some models synchronise to look for padding

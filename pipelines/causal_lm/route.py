@@ -107,7 +107,7 @@ def choose_forward(window: CausalLMWindow) -> ForwardRoute:
     if chosen.decoder is not None:
         chosen.name = "fused"
         chosen.same_bits = fused == "exact"
-        chosen.compiled = CompiledRun(chosen.decoder.compiled, compile)
+        chosen.compiled = CompiledRun(compile)
     return chosen
 
 

@@ -41,6 +41,7 @@ from torch.nn.functional import pad
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.grouped_attention import grouped_attention
+from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
@@ -139,6 +140,13 @@ class WindowPass:
         """The layers that methods serve; see `number_served`."""
         return number_served(self.windows)
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """`[R, W]` int64, of its entries where nothing was evicted."""
+        indices = self.stores[0].layout.indices
+        assert indices is not None
+        return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
+
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
@@ -200,6 +208,16 @@ class WindowPass:
         prefix = None if number is None else self.prefix
         scale = options["scale"]
         softcap = options["softcap"]
+        if store.packed is not None:
+            counts = store.layout.packed
+            assert counts is not None
+            packed = store.packed.for_kernels(counts)
+            if self.by_kernel and packed is not None:
+                return dispatch.run(
+                    packed_attention, query, key, value, start, packed, store.layout.reads_next,
+                    scale=scale, softcap=softcap, num_splits=self.num_splits,
+                )[0]  # fmt: skip
+            key, value = store.unpack(key, value)
         if self.opens and softcap is None:
             width = query.shape[2]
             key = key[:, :, :width]
@@ -221,9 +239,7 @@ class WindowPass:
         else:
             mask = self._find_mask(store.layout, options["window"], query)
             if store.is_changing:
-                entry = torch.arange(query.shape[2], device=self.start.device)
-                position = self.start[:, None] + entry
-                mask, key, value = store.change(mask, key, value, position)
+                mask, key, value = store.change(mask, key, value, self.positions)
             if prefix is None:
                 return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
             out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)

@@ -1,14 +1,15 @@
 """Quantisation of a run's caches carried out: accepted entries are packed when they are old enough.
 
 A query before which a row of a layer has n entries reads the first `count(n)` of them in fewer bits
-(`CacheQuantizer`). A pass begins with `Packing.advance`, which reads from `start` what was accepted
-and packs the groups that are due. A window that reaches across a boundary reads the group in front
-of it twice: entries before the boundary whole, those behind it in fewer bits, as it will be packed.
-So what an entry reads follows from its position and the accepted tokens alone, whatever was
-drafted, and no draft is packed, since no window is wider than the newest entries that stay whole.
+(`CacheQuantizer`). A window that reaches across a boundary reads the group in front of it twice:
+entries before the boundary whole, those behind it in fewer bits. So what an entry reads follows
+from its position and the accepted tokens alone, whatever was drafted, and no draft is packed, since
+no window is wider than the newest entries that stay whole.
 
-Where tensors are not read on the host, groups have their memory from the beginning, and every pass
-packs the next one of each row, which counts once it is due.
+Groups have their memory from the beginning, and entries that are read whole stand in a ring, so
+that nothing moves. A pass begins with `Packing.advance`, which reads from `start` what was
+accepted, and packs the next group of rows that this pass or the next one may read it of; it counts
+once it is due. Where tensors are not read on the host, every pass packs the next group of each row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
-from mmaccel.reduction.kv_cache.contract import CacheQuantizer, Codes
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.pack_group import Codes, Packed, pack_group, put_group, take_group
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -58,23 +61,59 @@ class PackedEntries:
     Args:
         quantizer: packs them.
         workspace: of the run.
+        keys, values: `[R, H, S, D]`, all entries of each row.
+        n_groups: the most that a row packs now, of the `most` that there is memory for.
 
     Attributes:
         quantizer: see above.
-        is_reserved: whether all groups that there may be have memory.
     """
 
-    is_reserved = False
-
-    def __init__(self, quantizer: CacheQuantizer, workspace: Workspace) -> None:
+    def __init__(
+        self, quantizer: CacheQuantizer, workspace: Workspace, keys: Tensor, values: Tensor,
+        n_groups: int, most: int,
+    ) -> None:  # fmt: skip
         self.quantizer = quantizer
         self._workspace = workspace
-        self._sides: list[Codes] = []  # keys and values, [R, H, N, ...]
+        size = quantizer.group
+        groups = [
+            states[:, :, : n_groups * size].unflatten(2, (n_groups, size))
+            for states in (keys, values)
+        ]
+        packed = quantizer.pack_keys(groups[0]), quantizer.pack_values(groups[1])
+        self._sides = [_reserve(codes, most) for codes in packed]  # [R, H, N, ...]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of codes and scales."""
         return sum(part.nbytes for codes in self._sides for part in codes.parts())
+
+    def for_kernels(self, counts: Tensor) -> Packed | None:
+        """What kernels read, of which `counts` `[R]` entries count; None where none can."""
+        quantizer = self.quantizer
+        if quantizer.code_bits is None:
+            return None
+        keys, values = self._sides
+        counts = counts.to(keys.codes.device)
+        return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
+
+    def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
+        """Pack the group behind those that count.
+
+        Args:
+            keys, values: `[R, H, room, D]`, rings of what stands behind a row's packed entries;
+                entry n at `n % room`.
+            counts: `[R]` int64, how many those are.
+        """
+        packed = self.for_kernels(counts)
+        if packed is not None:
+            dispatch.run(pack_group, keys, values, packed)
+            return
+        counts = counts.to(keys.device)
+        quantizer = self.quantizer
+        methods = quantizer.pack_keys, quantizer.pack_values
+        for states, held, pack in zip((keys, values), self._sides, methods, strict=True):
+            group = take_group(states, counts, quantizer.group)
+            put_group(held, pack(group), counts // quantizer.group)
 
     def join(
         self, keys: Tensor, values: Tensor, counts: Tensor, length: int
@@ -82,96 +121,46 @@ class PackedEntries:
         """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined.
 
         Args:
-            keys, values: `[R, H, T, D]`, what stands behind a row's packed entries.
-            counts: `[R]` int64, how many those are.
+            keys, values, counts: see `pack_next`.
             length: cache indices that are wanted.
         """
         size = self.quantizer.group
         made = []
-        for side, (states, packed) in enumerate(zip((keys, values), self._sides, strict=True)):
-            n_whole = states.shape[2]
+        for side, (states, held) in enumerate(zip((keys, values), self._sides, strict=True)):
+            packed = Codes(*(part[:, :, : -(-length // size)] for part in held.parts()))
+            room = states.shape[2]
             n_groups = packed.codes.shape[2]
             n_packed = n_groups * size
-            both = self._workspace.take(side, states, max(length, n_packed + n_whole))
+            both = self._workspace.take(side, states, max(length, n_packed + room))
             self.quantizer.unpack(packed, both[:, :, :n_packed].unflatten(2, (n_groups, size)))
             # what stands behind a row's entries is seen by no query; zeros, for NaN passes masks
             both[:, :, n_packed:] = 0
-            at = counts.to(states.device)[:, None] + torch.arange(n_whole, device=states.device)
+            first = counts.to(states.device)[:, None]
+            at = first + (torch.arange(room, device=states.device) - first) % room
             both.scatter_(2, at[:, None, :, None].expand_as(states), states)
             made.append(both[:, :, :length])
         return made[0], made[1]
 
-    def append(self, keys: Tensor, values: Tensor, counts: Tensor, due: Tensor) -> None:
-        """Pack the next groups of some rows.
-
-        Args:
-            keys, values, counts: see `join`; the groups stand at the front.
-            due: `[R]` int64, how many groups of each row.
-        """
-        first = counts // self.quantizer.group
-        if self.is_reserved:
-            self._put(self._pack(keys, values, 1), first)
-            return
-        n_new = int(due.max())
-        new = self._pack(keys, values, n_new)
-        row, number = (torch.arange(n_new, device=due.device) < due[:, None]).nonzero(as_tuple=True)
-        at = first[row] + number
-        n_groups = int((first + due).max())
-        if not self._sides:
-            self._sides = [Codes(*(part[:, :, :0] for part in codes.parts())) for codes in new]
-        sides = []
-        for before, packed in zip(self._sides, new, strict=True):
-            parts = []
-            for old, part in zip(before.parts(), packed.parts(), strict=True):
-                n_missing = max(n_groups - old.shape[2], 0)
-                room = part.new_zeros(*part.shape[:2], n_missing, *part.shape[3:])
-                grown = torch.cat([old, room], 2)
-                grown[row, :, at] = part[row, :, number]
-                parts.append(grown)
-            sides.append(Codes(*parts))
-        self._sides = sides
-
-    def reserve(self, n_groups: int) -> None:
-        """Let there be memory for so many groups, which stays; after the first `append`."""
-        sides = []
-        for packed in self._sides:
-            parts = []
-            for part in packed.parts():
-                room = part.new_zeros(*part.shape[:2], n_groups, *part.shape[3:])
-                room[:, :, : part.shape[2]] = part
-                parts.append(room)
-            sides.append(Codes(*parts))
-        self._sides = sides
-        self.is_reserved = True
-
-    def _put(self, new: Sequence[Codes], number: Tensor) -> None:
-        """Store a group of each row by its number `[R]`; it counts from when it is due, and until
-        then its entries are read whole.
-        """
-        row = torch.arange(len(number), device=number.device)
-        for held, packed in zip(self._sides, new, strict=True):
-            for store, part in zip(held.parts(), packed.parts(), strict=True):
-                store[row, :, number] = part[:, :, 0]
-
     def extend(
-        self, mask: Tensor, key: Tensor, value: Tensor, held: tuple[Tensor, Tensor],
-        counts: Tensor, is_behind: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends,
-        as it will be read once it is packed.
+        self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends.
 
         Args:
-            held, counts: see `join`; the group stands at the front.
-            is_behind: `[R, W]` bool, entries that read it so.
+            counts: see `pack_next`.
+            is_behind: `[R, W]` bool, entries that read it in fewer bits.
         """
         size = self.quantizer.group
+        counts = counts.to(mask.device)
+        row = torch.arange(len(counts), device=mask.device)
         unpacked = []
-        for states, packed in zip(held, self._pack(*held, 1), strict=True):
-            group = torch.empty_like(states[:, :, None, :size])
-            self.quantizer.unpack(packed, group)
+        for states, held in zip((key, value), self._sides, strict=True):
+            next_group = (part[row, :, counts // size][:, :, None] for part in held.parts())
+            group = states.new_empty(*states.shape[:2], 1, size, states.shape[3])
+            self.quantizer.unpack(Codes(*next_group), group)
             unpacked.append(group[:, :, 0])
         entry = torch.arange(key.shape[2], device=mask.device)
-        packed_until = counts.to(mask.device)[:, None]
+        packed_until = counts[:, None]
         is_next = (entry >= packed_until) & (entry < packed_until + size)  # [R, S]
         is_behind = is_behind.to(mask.device)[:, None, :, None]
         seen = mask.masked_fill(is_next[:, None, None] & is_behind, float("-inf"))
@@ -188,14 +177,15 @@ class PackedEntries:
             Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._sides
         ]
 
-    def _pack(self, keys: Tensor, values: Tensor, n_groups: int) -> tuple[Codes, Codes]:
-        """The first groups of `[R, H, T, D]` in fewer bits."""
-        size = self.quantizer.group
-        groups = [
-            states[:, :, : n_groups * size].unflatten(2, (n_groups, size))
-            for states in (keys, values)
-        ]
-        return self.quantizer.pack_keys(groups[0]), self.quantizer.pack_values(groups[1])
+
+def _reserve(codes: Codes, most: int) -> Codes:
+    """Codes `[R, H, N, ...]` with memory for `most` groups."""
+    parts = []
+    for part in codes.parts():
+        room = part.new_zeros(*part.shape[:2], most, *part.shape[3:])
+        room[:, :, : part.shape[2]] = part
+        parts.append(room)
+    return Codes(*parts)
 
 
 class Packing:
@@ -218,19 +208,20 @@ class Packing:
         self._reads_back = reads_back
         self._quantizer = quantizer
         self._layers = layers
-        # a group that is not due, a window, one index of scratch and one that nothing uses
-        room = quantizer.residual + quantizer.group + quantizer.widest + 2
         workspace = Workspace()
-        for layer in layers:
-            layer.packed = PackedEntries(quantizer, workspace)
         self._layouts = list({id(layer.layout): layer.layout for layer in layers}.values())
+        size = quantizer.group
         for layout in self._layouts:
-            layout.pack(torch.zeros_like(lengths), room)
-            self._pack(layout, quantizer.count(layout.to_index(lengths)) // quantizer.group)
-        if not reads_back:
-            for layer in layers:
-                assert layer.packed is not None
-                layer.packed.reserve(-(-layer.layout.max_length // quantizer.group))
+            counts = quantizer.count(layout.to_index(lengths))
+            n_groups = int(counts.max()) // size
+            # a group that is not due, and a window
+            layout.pack(counts, quantizer.residual + size + quantizer.widest)
+            for layer in self._served(layout):
+                keys, values = layer.held()
+                layer.packed = PackedEntries(
+                    quantizer, workspace, keys, values, n_groups, -(-layout.max_length // size)
+                )
+                layer.hold_ring(keys, values)
 
     @property
     def has_packed(self) -> bool:
@@ -239,7 +230,7 @@ class Packing:
         return any(packed is not None and bool(packed.any()) for packed in found)
 
     def advance(self, indices: Tensor) -> None:
-        """Pack what has become due, before a pass.
+        """Count what has become due, and pack what will be, before a pass.
 
         Args:
             indices: `[R, W]` int64, cache indices of the pass where nothing was evicted; those
@@ -257,25 +248,24 @@ class Packing:
                 f"{quantizer.name}: expected a group and a residual of at least the {width} "
                 f"entries of a pass, received {quantizer!r}; give larger ones or a narrower window"
             )
-        entry = torch.arange(width, device=indices.device)
+        entry = torch.arange(width + 1, device=indices.device)
         for layout in self._layouts:
             assert layout.packed is not None
             start = layout.to_index(indices[:, 0]).clamp(max=layout.max_length - 1)
-            due = (quantizer.count(start) > layout.packed).long()
-            n_packed = layout.packed + due * quantizer.group
-            reads_next = quantizer.count(start[:, None] + entry) > n_packed[:, None]  # [R, W]
+            torch.maximum(layout.packed, quantizer.count(start), out=layout.packed)
+            # entries of this pass and the first one after it that are behind the next boundary
+            is_behind = quantizer.count(start[:, None] + entry) > layout.packed[:, None]
+            reads_next = is_behind[:, :-1].contiguous()
             # a single entry reads what is packed before it
-            is_due, is_crossed = True, width > 1
+            is_near, is_crossed = True, width > 1
             if self._reads_back:
-                is_due, is_crossed = torch.stack([due.any(), reads_next.any()]).tolist()
-            if is_due:
-                self._pack(layout, due)
+                is_near, is_crossed = torch.stack([is_behind.any(), reads_next.any()]).tolist()
             layout.reads_next = reads_next if is_crossed else None
+            if is_near:
+                for layer in self._served(layout):
+                    assert layer.packed is not None
+                    layer.packed.pack_next(*layer.held(), layout.packed)
 
-    def _pack(self, layout: KVCacheLayout, due: Tensor) -> None:
-        """Pack the next groups `[R]` of the layers that share a layout."""
-        assert layout.packed is not None
-        for layer in self._layers:
-            if layer.layout is layout:
-                layer.pack(due)
-        layout.packed += due * self._quantizer.group
+    def _served(self, layout: KVCacheLayout) -> list[WindowLayer]:
+        """The layers that have a layout."""
+        return [layer for layer in self._layers if layer.layout is layout]

@@ -16,11 +16,15 @@ by position and overwritten as the cache is, so that a rollback needs no work.
 
 Where heads keep different numbers of entries, a head is a row of one head to the method in rounds,
 so that each has a length of its own, and who shares memory changes with every round.
+
+Where tensors are not read on the host, a round is the same operations whether it is due in a row or
+not, in the same memory. Not every pass does them: what is chosen at a boundary takes effect n
+positions behind it, so it is enough that passes in between write n positions at most; see
+`Eviction.begin_pass`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -47,16 +51,23 @@ class Eviction:
         method: chooses; its `every` is n.
         layers: of the cache, which share a layout; they get others.
         branches: G, guidance branches of the rows.
-
-    Attributes:
-        n_entries: entries of all rows that the method has looked at.
+        reads_back: whether passes may read tensors on the host; heads of different lengths, which
+            have memory by what they hold, always do.
     """
 
     def __init__(
-        self, method: CacheMethod, layers: Sequence[WindowLayer], branches: int = 1
+        self,
+        method: CacheMethod,
+        layers: Sequence[WindowLayer],
+        branches: int = 1,
+        reads_back: bool = True,
     ) -> None:
-        self.n_entries = 0
-        self._n_dropped = 0.0  # over all layers, in the mean of heads
+        self._reads_back = reads_back or method.is_headwise
+        self._is_due = True  # whether the next pass carries out rounds
+        self._n_ahead = 0  # entries of passes since one did
+        self._most: dict[int, int] = {}  # by layer, entries that stay in a round
+        self._counts: Tensor | None = None  # [2], entries, and those that heads have dropped
+        self._n_heads = 1  # of a layer
         self._method = method
         self._layers = layers
         self._branches = branches
@@ -71,9 +82,14 @@ class Eviction:
         self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n, 1]; position modulo 2 n
 
     @property
-    def n_dropped(self) -> int:
-        """Entries that were dropped, over all rows, of a layer in the mean, rounded up."""
-        return math.ceil(self._n_dropped / len(self._layers) - 1e-9)
+    def n_evicted(self) -> tuple[int, int]:
+        """Entries that were dropped, of a layer in the mean, rounded up, of those that the method
+        has looked at, over all rows. Cost: a host synchronisation.
+        """
+        if self._counts is None:
+            return 0, 0
+        n_entries, n_dropped = self._counts.tolist()
+        return -(-n_dropped // (self._n_heads * len(self._layers))), n_entries
 
     @property
     def is_repeated(self) -> bool:
@@ -105,7 +121,8 @@ class Eviction:
         kept: list[Tensor] = []
         if int(lengths.max()) <= method.budget and method.every is None:
             return kept
-        self.n_entries = int(lengths.sum())
+        self._counts = torch.stack([lengths.sum(), torch.zeros_like(lengths[0])])
+        self._n_heads = self._layers[0].held()[0].shape[1]
         per_item = lengths.view(self._branches, -1)
         self._is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]
         self._whole.max_length -= method.repeated  # what repeated a prompt is no longer needed
@@ -130,7 +147,7 @@ class Eviction:
             if index % method.shared_layers == 0:
                 keep = method.plan(context, self._score(context))
             kept.append(keep)
-            self._n_dropped += self.n_entries - float((keep >= 0).sum()) / keep.shape[1]
+            self._count(lengths[:, None] - (keep >= 0).sum(-1))
             merged = method.merge(context, keep) if method.merges else None
             self._drop(layer, context, keep, ends, layouts)
             if merged is not None:
@@ -142,7 +159,24 @@ class Eviction:
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
             _put(self._queries[index], seen.queries, lengths - self._method.observed)
             self._seen[index] = seen.look(kept[index])
+            if not self._reads_back:  # memory that stays
+                room = self._layers[index].held()[0].shape[2]
+                self._seen[index] = self._seen[index].fit(room)
+                chosen = kept[index - index % method.shared_layers]
+                going = chosen.new_zeros(*chosen.shape[:2], room, dtype=torch.bool)
+                assert self._boundary is not None
+                self._layers[index].hide(Going(going, self._boundary))
         return kept
+
+    def begin_pass(self, width: int) -> bool:
+        """Say how many entries the next pass has; returns whether it carries out rounds, where that
+        is not read on the host.
+        """
+        self._n_ahead += width
+        self._is_due = self._n_ahead > self._every
+        if self._is_due:
+            self._n_ahead = width
+        return self._is_due and not self._reads_back
 
     def advance(self, start: Tensor) -> None:
         """Carry out what has become due, before a pass.
@@ -154,19 +188,30 @@ class Eviction:
         """
         self._start = start
         boundary = self._boundary
-        assert boundary is not None
+        assert boundary is not None and self._counts is not None
         due = start >= boundary
-        if not bool(due.any()):
+        is_due = bool(due.any()) if self._reads_back else self._is_due
+        self._is_due = True  # a pass that nobody announces
+        if not is_due:
             return
-        self.n_entries += self._every * int(due.sum())
-        self._boundary = torch.where(due, boundary + self._every, boundary)
+        self._counts[0].add_(self._every * due.sum())
+        before = boundary.clone()
+        boundary.add_(self._every * due)
         layouts: Layouts = {}
+        dropped: dict[KVCacheLayout, Tensor] = {}
+        for index in range(len(self._layers)):
+            self._carry_out(index, start, due, layouts, dropped)
+        for layout, numbers in dropped.items():  # which layers share
+            assert layout.dropped is not None
+            layout.dropped.copy_(numbers)
         for index, layer in enumerate(self._layers):
-            self._carry_out(index, start, due, layouts)
-            first = index - index % self._method.shared_layers
-            if first == index:
-                going = self._decide(index, boundary, due)
-            layer.hide(Going(going, self._boundary))
+            if index % self._method.shared_layers == 0:
+                going = self._decide(index, before, due)
+            if self._reads_back:
+                layer.hide(Going(going, boundary))
+            else:
+                assert layer.going is not None
+                layer.going.entries.copy_(going)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order: items of all branches."""
@@ -220,7 +265,7 @@ class Eviction:
         context = CachedLayer(
             index, len(self._layers), keys, values, lengths=counts[:, 0],
             queries=seen.queries if queries is None else queries, scale=seen.scale,
-            total=seen.total, rated=seen.rated, turn=seen.turn,
+            total=seen.total, rated=seen.rated, turn=seen.turn, most=self._most.get(index),
         )  # fmt: skip
         if not self._layers[index].parts:
             return context
@@ -243,6 +288,30 @@ class Eviction:
         joined = torch.where(self._is_paired, each.mean(0, keepdim=True), each)
         return joined.reshape(scores.shape)
 
+    def _count(self, gone: Tensor) -> None:
+        """Count entries that heads drop, `[R, 1 or H]`."""
+        assert self._counts is not None
+        n_dropped = gone.sum() * (self._n_heads // gone.shape[1])
+        self._counts[1].add_(n_dropped.to(self._counts.device))
+
+    def _know(self, index: int, seen: Observed) -> None:
+        """Go on with what is known of a layer's entries."""
+        if self._reads_back:
+            self._seen[index] = seen
+            return
+        held = self._seen[index]
+        for known, new in ((held.total, seen.total), (held.rated, seen.rated)):
+            if known is not None and new is not None:
+                known.copy_(new)
+
+    def _find_size(self, index: int, counts: Tensor) -> int:
+        """How many entries of a layer are looked at: the most that a head has, `[R, 1 or H]`, or
+        all that have memory.
+        """
+        if self._reads_back:
+            return int(counts.max())
+        return self._layers[index].held()[0].shape[2]
+
     def _drop(
         self, layer: WindowLayer, context: CachedLayer, keep: Tensor, ends: Tensor, layouts: Layouts
     ) -> None:
@@ -257,6 +326,7 @@ class Eviction:
         counts = (keep >= 0).sum(-1)  # [R, 1 or H]
         n_kept = counts.amax(1)  # [R], alike in all heads unless the method is headwise
         room = None
+        longest = 0  # that a row's list becomes
         if self._boundary is not None:
             n_next = self._boundary - ends  # [R], until the next round begins
             most = int((n_kept + n_next).max())
@@ -264,33 +334,48 @@ class Eviction:
                 most = int(n_next.max())
             else:  # however long rows become: what is dropped stays for a round
                 endless = replace(context, lengths=torch.full_like(context.lengths, 2**40))
-                budget = max(int(method.count(endless).max()), method.budget)
-                most = max(most, budget + 2 * self._every)
+                longest = int(method.count(endless).max())
+                most = max(most, max(longest, method.budget) + 2 * self._every)
             room = most + self._every + 1  # a pass is not wider than a round; the last is scratch
         if method.is_headwise:
-            if room is not None or int(counts.sum()) < self.n_entries * counts.shape[1]:
+            if room is not None or bool((counts < context.lengths[:, None]).any()):
                 layer.split(keep, ends, self._whole, room)
             return
-        name = (room or 0, *n_kept.tolist())
+        name = (room or 0, longest, *n_kept.tolist())
         if name not in layouts:
             layouts[name] = self._whole.shorten(ends - n_kept, room)
         layer.evict(keep, layouts[name])
+        if not self._reads_back:
+            longest = max(longest, method.budget)
+            self._most[context.index] = min(longest, layer.layout.max_length)
 
-    def _carry_out(self, index: int, start: Tensor, due: Tensor, layouts: Layouts) -> None:
-        """Free what a layer's rows were to drop next, where that is due."""
+    def _carry_out(
+        self, index: int, start: Tensor, due: Tensor, layouts: Layouts,
+        dropped: dict[KVCacheLayout, Tensor],
+    ) -> None:  # fmt: skip
+        """Free what a layer's rows were to drop next, where that is due.
+
+        Args:
+            dropped: gets what its layout counts from then on, where memory stays.
+        """
         layer = self._layers[index]
         going = None if layer.going is None else layer.going.entries & due[:, None, None]
-        if not layer.parts and (going is None or not bool(going.any())):
+        if self._reads_back and not layer.parts and (going is None or not bool(going.any())):
             return
         counts = layer.count(start)  # [R, 1 or H], accepted entries
-        size = int(counts.max())
+        size = self._find_size(index, counts)
         is_kept = torch.arange(size, device=counts.device) < counts[..., None]
         if going is not None:
             is_kept = is_kept & ~fit(going, size)
-        keep = list_entries(is_kept, int(is_kept.sum(-1).max()))
-        context = self._look(index, counts)
-        self._drop(layer, context, keep, start, layouts)
-        self._seen[index] = self._seen[index].fit(size).look(keep)
+        n_kept = is_kept.sum(-1)  # [R, 1 or H]
+        if self._reads_back:
+            keep = list_entries(is_kept, int(n_kept.max()))
+            self._drop(layer, self._look(index, counts), keep, start, layouts)
+        else:
+            keep = list_entries(is_kept, size)
+            layer.move(keep)
+            dropped[layer.layout] = start - n_kept[:, 0]
+        self._know(index, self._seen[index].fit(size).look(keep))
 
     def _decide(self, index: int, boundary: Tensor, due: Tensor) -> Tensor:
         """Choose what a layer's rows drop next, `[R, 1 or H, S]` bool.
@@ -316,17 +401,17 @@ class Eviction:
                 method.ask("remember", context).reshape(*shape, context.keys.shape[2]),
                 context.total.reshape(*shape, context.keys.shape[2]),
             )
-            self._seen[index] = replace(self._seen[index], total=total)
+            self._know(index, replace(self._seen[index], total=total))
         asking = _get(self._queries[index], boundary, method.observed)
         context = self._look(index, counts, asking)
         keep = method.plan(context, self._score(context))
         keep = keep.reshape(*shape, keep.shape[2])
-        size = int(counts.max())
+        size = self._find_size(index, counts)
         is_kept = torch.zeros(*keep.shape[:2], size + 1, dtype=torch.bool, device=keep.device)
         is_kept.scatter_(2, keep.where(keep >= 0, size), True)
         is_entry = torch.arange(size, device=keep.device) < counts[..., None]
         going = ~is_kept[..., :size] & is_entry
-        self._n_dropped += float(going.sum(-1).float().mean(1).sum())
+        self._count(going.sum(-1))
         if layer.going is None:
             return going
         before = layer.going.entries
@@ -342,12 +427,12 @@ class Eviction:
         newest = _get(self._rated[index], boundary, self._every)[..., 0]  # [R, H, n]
         known = self._seen[index].rated
         assert known is not None
-        known = fit(known, max(int(counts.max()), known.shape[2]))
+        known = fit(known, max(self._find_size(index, counts), known.shape[2]))
         last = torch.arange(-self._every, 0, device=counts.device)
         entry = (counts[..., None] + last).clamp(min=0).expand_as(newest)
         put = known.scatter(2, entry.to(known.device), newest)
         rated = torch.where(due[:, None, None].to(known.device), put, known)
-        self._seen[index] = replace(self._seen[index], rated=rated)
+        self._know(index, replace(self._seen[index], rated=rated))
 
 
 def _put(ring: Tensor, states: Tensor, first: Tensor) -> None:

@@ -63,8 +63,9 @@ class KVCacheLayout:
             row r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
         dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
             that passes write from then on; None: nothing was.
-        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: the
-            memory of cache indices begins behind them, and is all allocated. None: nothing is.
+        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: those
+            behind them stand in a ring, all of whose memory is allocated, cache index n at its
+            n-th entry in turn. None: nothing is.
         reads_next: `[R, W]` bool, which entries of the current pass read the group behind those in
             fewer bits, too; None: none do.
     """
@@ -135,7 +136,7 @@ class KVCacheLayout:
 
         Args:
             packed: `[R]` int64, how many.
-            room: cache indices of each row behind them that have memory.
+            room: entries of each row's ring.
         """
         self.packed = packed
         self.allocated_length = room
@@ -181,10 +182,10 @@ class KVCacheLayout:
         else:
             rows = self.selected_rows.to(cache_indices.device)
         length = self.allocated_length
-        at = cache_indices
+        at = cache_indices.clamp(max=length - 2)
         if self.packed is not None:
-            at = at - self.packed[rows.to(self.packed.device), None].to(at.device)
-        self.write_index = (at.clamp(max=length - 2) + rows[:, None] * length).flatten()
+            at = cache_indices.clamp(max=self.max_length - 1) % length
+        self.write_index = (at + rows[:, None] * length).flatten()
 
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
         """Let the prepared pass write further entries of a row, behind its others: those that would
@@ -332,12 +333,13 @@ class WindowLayer:
         return index if index.device == device else index.to(device)
 
     def visible(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, visible length, D]` of what the current pass reads."""
+        """Views `[R, H, visible length, D]` of what the current pass reads; the rings where a layer
+        has packed entries, see `unpack`.
+        """
         layout = self.layout
         keys, values = self.held()
         if self.packed is not None:
-            assert layout.packed is not None
-            keys, values = self.packed.join(keys, values, layout.packed, layout.visible_length)
+            return keys, values
         rows: slice | Tensor = slice(layout.pass_rows)
         if layout.selected_rows is not None:
             rows = layout.selected_rows.to(keys.device)
@@ -369,9 +371,7 @@ class WindowLayer:
             mask = mask.masked_fill(hidden, float("-inf"))
         if self.layout.reads_next is not None:
             assert self.packed is not None and self.layout.packed is not None
-            return self.packed.extend(
-                mask, key, value, self.held(), self.layout.packed, self.layout.reads_next
-            )
+            return self.packed.extend(mask, key, value, self.layout.packed, self.layout.reads_next)
         return mask, key, value
 
     def held(self) -> tuple[Tensor, Tensor]:
@@ -444,6 +444,11 @@ class WindowLayer:
         self.layout = layout
         self.hold(take(keys, keep), take(values, keep))
 
+    def move(self, keep: Tensor) -> None:
+        """Keep chosen entries, moved to the front, in the same memory; see `evict`."""
+        for store in self.held():
+            store.copy_(take(store, keep))
+
     def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
         """Let each head keep entries of its own, in parts of those that keep about equally many, in
         eighths of what the longest one keeps: so a part has room for little more than it holds.
@@ -482,24 +487,18 @@ class WindowLayer:
         """Its layout, or those of its parts."""
         return [part.layout for part in self.parts] or [self.layout]
 
-    def pack(self, due: Tensor) -> None:
-        """Hold the next groups of entries in fewer bits.
+    def hold_ring(self, keys: Tensor, values: Tensor) -> None:
+        """Hold the entries of `[R, H, S, D]` that are behind packed ones, in a ring."""
+        assert self.layout.packed is not None
+        room = self.layout.allocated_length
+        packed = self.layout.packed[:, None]
+        index = packed + (torch.arange(room, device=packed.device) - packed) % room
+        self.hold(take(keys, index[:, None]), take(values, index[:, None]))
 
-        Args:
-            due: `[R]` int64, how many groups of each row; the caller counts them in the layout
-                afterwards.
-        """
+    def unpack(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, visible length, D]` of rings and what is packed before them."""
         assert self.packed is not None and self.layout.packed is not None
-        keys, values = self.held()
-        self.packed.append(keys, values, self.layout.packed, due)
-        room = torch.arange(self.layout.allocated_length, device=due.device)
-        index = (due * self.packed.quantizer.group)[:, None, None] + room
-        moved = take(keys, index), take(values, index)
-        if not self.packed.is_reserved:
-            self.hold(*moved)
-            return
-        for store, states in zip((keys, values), moved, strict=True):  # in the same memory
-            store.copy_(states)
+        return self.packed.join(keys, values, self.layout.packed, self.layout.visible_length)
 
     @property
     def n_bytes(self) -> int:
@@ -595,7 +594,8 @@ def take(states: Tensor, index: Tensor) -> Tensor:
 
 def fit(known: Tensor, size: int) -> Tensor:
     """What is known `[R, H, S]` of the entries of a store, of `size` of them; 0 of those behind."""
-    return pad(known, (0, size - known.shape[2]))
+    n_missing = size - known.shape[2]
+    return pad(known, (0, n_missing)) if n_missing > 0 else known[..., :size]
 
 
 def _make_store(states: Tensor, room: int) -> Tensor:

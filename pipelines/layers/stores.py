@@ -100,9 +100,7 @@ class LayerStores:
     @property
     def n_evicted(self) -> tuple[int, int]:
         """See the class."""
-        if self._eviction is None:
-            return 0, 0
-        return self._eviction.n_dropped, self._eviction.n_entries
+        return (0, 0) if self._eviction is None else self._eviction.n_evicted
 
     @property
     def rounds(self) -> Eviction | None:
@@ -354,7 +352,7 @@ class LayerStores:
             for number, seen in observer.layers.items():
                 turn = partial(turner.turn, layers[number])
                 observer.layers[number] = replace(seen, turn=turn)
-        self._eviction = Eviction(method, self.served, self._branches)
+        self._eviction = Eviction(method, self.served, self._branches, self._reads_back)
         kept = self._eviction.evict(lengths, observer, begins)
         if method.rerotates and turner is not None and kept:
             self._turn_keys(turner, kept)

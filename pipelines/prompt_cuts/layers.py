@@ -34,8 +34,9 @@ from mmaccel.pipelines.prompt_cuts.columns import (
     take_columns,
     take_states,
 )
-from mmaccel.pipelines.prompt_cuts.layer_attention import LayerAttention, NotedLayers
+from mmaccel.pipelines.prompt_cuts.layer_attention import NotedLayers
 from mmaccel.reduction.visual_tokens import budgets
+from mmaccel.reduction.visual_tokens.context import Queries, Text, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 from mmaccel.results import Stats
@@ -134,7 +135,8 @@ class DecoderLayers:
         self._noted = NotedLayers.asked_by(self._method, self.before)
         try:
             with ExitStack() as stack:
-                stack.enter_context(watched(self._model, self._noted.watchers))
+                watchers = [self._noted] if self._noted.wanted else []
+                stack.enter_context(watched(self._model, watchers))
                 for index in range(self.before[0], len(self._layers)):
                     hook = partial(self._enter, answer, index)
                     layer = self._layers[index]
@@ -167,16 +169,32 @@ class DecoderLayers:
             hidden: `[B, T', D]`, states of all columns.
             last: the column that predicts.
         """
-        attention = LayerAttention(self._noted, leaving, stays, index, last)
-        return self._method.plan(
-            attention.open_context(
-                x,
-                hidden,
-                initial=self.n_leaving,
-                seed=self._seeds,
-                depth=self.depth,
-            )
+        noted = self._noted
+
+        def find(layer: int) -> int:
+            return index - 1 if layer < 0 else layer
+
+        def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
+            own = last if queries == "last" else None
+            return noted.mass(find(layer), leaving, stays, own, per_head)
+
+        def text() -> Text:
+            before = noted.layers.get(index - 1)
+            return Text(hidden, stays, None if before is None else before.key.transpose(1, 2))
+
+        context = make_context(
+            x,
+            leaving.valid,
+            initial=self.n_leaving,
+            seed=self._seeds,
+            layer=index,
+            depth=self.depth,
+            keys=lambda layer: noted.take(find(layer), leaving),
+            attention=attention,
+            queries=("last", "text"),
+            text=text,
         )
+        return self._method.plan(context)
 
     def _enter(
         self,

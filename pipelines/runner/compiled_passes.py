@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from tempfile import TemporaryFile
 from types import FunctionType
@@ -52,8 +53,23 @@ _GAIN = 1.03  # by how much the compiled passes must be faster
 logger = logging.getLogger("mmaccel")
 
 
+@dataclass
+class CompiledRun:
+    """The passes of one run. All passes of a shape run in the same way.
+
+    Attributes:
+        mode: True or "auto", see above; False compiles nothing.
+        ran: whether a pass ran compiled.
+        chosen: what runs the passes of a shape.
+    """
+
+    mode: UseCompile
+    ran: bool = False
+    chosen: dict[Shape, Callable[..., Tensor]] = field(default_factory=dict)
+
+
 class CompiledPasses:
-    """What is known about compiling the passes of a decoder, over all runs.
+    """The passes of a decoder, and what is known about compiling them, over all runs.
 
     Args:
         plain: a pass as a function of a decoder and tensors; it overwrites what it wrote before.
@@ -71,16 +87,27 @@ class CompiledPasses:
         self._compiled: dict[Kind, Callable[..., Tensor]] = {}
         self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
-    @in_turn
-    def choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
-        """What runs the passes of a shape in a run, after a trial if it is time for one.
-
-        Args:
-            mode: True or "auto", see above.
-            given: the decoder and tensors that `plain` takes, of the pass.
+    def run(self, run: CompiledRun, *given: Any) -> Tensor:
+        """Run a pass; `given` is what `plain` takes: a decoder, its input `[R, W, C]`, tensors.
 
         Raises:
             UnsupportedModelError: the mode is True, and the pass cannot be compiled.
+        """
+        rows, width = given[1].shape[:2]
+        shape = rows, 1 << (width - 1).bit_length()
+        call = run.chosen.get(shape)
+        if call is None:
+            with _disable_current_modes():  # under which nothing is compiled
+                call = run.chosen[shape] = self._choose(run.mode, shape, given)
+        if call is self.plain:
+            return self.plain_passes[shape].time(1, partial(call, *given))
+        run.ran = True
+        with _disable_current_modes():
+            return call(*given)
+
+    @in_turn
+    def _choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
+        """What runs the passes of a shape in a run, after a trial if it is time for one.
 
         Cost: of a trial: compiling if need be, and 16 passes.
         """
@@ -140,53 +167,13 @@ class CompiledPasses:
         self.gains[shape] = 1 / cost
 
 
-class CompiledRun:
-    """The passes of one run. All passes of a shape run in the same way.
-
-    Args:
-        passes: of the decoder.
-        mode: True or "auto", see above; False compiles nothing.
-
-    Attributes:
-        ran: whether a pass ran compiled.
-        at_once: whether trials are made at the first pass of a shape.
-    """
-
-    def __init__(self, passes: CompiledPasses, mode: UseCompile) -> None:
-        self._passes, self._mode = passes, mode
-        self._chosen: dict[Shape, Callable[..., Tensor]] = {}
-        self.ran = False
-        self.at_once = mode is True
-
-    def takes(self, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
-        """Whether `run` takes a pass: on a CPU, of all rows of a cache that has room."""
-        if self._mode is False or hidden.device.type != "cpu" or dispatch.mode() == "triton":
-            return False
-        layout = cache[0].layout
-        is_whole = layout.selected_rows is None and layout.pass_rows == layout.max_rows
-        return is_whole and all(store.has_room for store in cache)
-
-    def run(self, decoder: Any, hidden: Tensor, *tensors: Any) -> Tensor:
-        """Run a pass.
-
-        Args:
-            decoder, tensors: what the plain pass takes.
-            hidden: `[R, W, C]`.
-
-        Raises:
-            UnsupportedModelError: the mode is True, and the pass cannot be compiled.
-        """
-        given = (decoder, hidden, *tensors)
-        shape = hidden.shape[0], 1 << (hidden.shape[1] - 1).bit_length()
-        call = self._chosen.get(shape)
-        if call is None:
-            with _disable_current_modes():  # under which nothing is compiled
-                call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
-        if call is self._passes.plain:
-            return self._passes.plain_passes[shape].time(1, partial(call, *given))
-        self.ran = True
-        with _disable_current_modes():
-            return call(*given)
+def takes(run: CompiledRun, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
+    """Whether a run may compile a pass: on a CPU, of all rows of a cache that has room."""
+    if run.mode is False or hidden.device.type != "cpu" or dispatch.mode() == "triton":
+        return False
+    layout = cache[0].layout
+    is_whole = layout.selected_rows is None and layout.pass_rows == layout.max_rows
+    return is_whole and all(store.has_room for store in cache)
 
 
 def _find_kind(shape: Shape) -> Kind:

@@ -35,11 +35,12 @@ from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
+from mmaccel.kernels.row_product import MOST_ROWS, row_product
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
-from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
+from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun, takes
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
     Head,
@@ -196,22 +197,21 @@ class FusedDecoder:
         )
         hidden = self._enter(hidden, position_ids)
         if not self.same_bits:
-            at_once = run is not None and run.at_once
+            at_once = run is not None and run.mode is True
             self.products.prepare(hidden.shape[0] * hidden.shape[1], at_once=at_once)
         project_out = self._structure.project_out
-        if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
+        if run is not None and kernel_pass is None and not kept and takes(run, hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
-            states = run.run(self, hidden, angles, masks, stores, index)
-            return states if project_out is None else project_out(states)  # type: ignore[no-any-return]
+            states = self.compiled.run(run, self, hidden, angles, masks, stores, index)
+            return states if project_out is None else project_out(states)
 
         shape = hidden.shape
         norm, write, gate = (_choose(f, hidden) for f in (add_norm, rope_write, gated_act))
 
-        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
             store = cache[number]
             attention = layer.attention
-            qkv = attention.qkv(x)
             heads = qkv.view(*shape[:2], -1, attention.head_dim).transpose(1, 2)
             memory = _find_memory(store, heads[:, -attention.kv_heads :])  # keys are alike
             queries = self._turn_and_write(write, layer, qkv, angles, memory)
@@ -232,8 +232,12 @@ class FusedDecoder:
             )  # fmt: skip
             return out.transpose(1, 2).flatten(2)
 
-        states = self._run_layers(hidden, attend, norm, gate, kept)
-        return states if project_out is None else project_out(states)  # type: ignore[no-any-return]
+        reads_hidden = kernel_pass is not None and kernel_pass.reads_hidden
+        if not reads_hidden and self._takes_row_products(hidden):
+            states = self._run_by_rows(hidden, attend, norm, kept)
+        else:
+            states = self._run_layers(hidden, attend, norm, gate, kept)
+        return states if project_out is None else project_out(states)
 
     def _turn_and_write(
         self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
@@ -282,10 +286,9 @@ class FusedDecoder:
         rows = hidden.shape[0]
         n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
 
-        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
             mask = _pick(masks, layer.kind)
             own = stores[number]
-            qkv = layer.attention.qkv(x, n_rows)
             queries = self._turn_and_write(rope_write, layer, qkv, angles, (*own, index))
             queries = queries.view(*hidden.shape[:2], -1, layer.attention.head_dim)
             keys, values = (
@@ -299,7 +302,7 @@ class FusedDecoder:
     def _run_layers(
         self,
         hidden: Tensor,
-        attend: Callable[[int, Layer, Tensor], Tensor],
+        attend: Callable[[int, Layer, Tensor, Tensor], Tensor],
         norm: Callable[..., Any],
         gate: Callable[..., Any],
         kept: dict[int, Tensor] | None = None,
@@ -308,8 +311,8 @@ class FusedDecoder:
         """See `forward`.
 
         Args:
-            attend: makes and writes keys and values of layer number i, and attends:
-                `[R, W, Hq D]` of what its attention reads `[R W, C]`.
+            attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of what
+                its attention reads `[R W, C]`, and of its queries, keys and values.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             kept: see `forward`.
             n_rows: as in `PackedLinear`.
@@ -328,7 +331,8 @@ class FusedDecoder:
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
             scale = layer.scale
-            attended = attend(number, layer, meet(x)).flatten(0, 1)
+            x = meet(x)
+            attended = attend(number, layer, x, layer.attention.qkv(x, n_rows)).flatten(0, 1)
             update = meet(layer.attention.out(attended, n_rows))
             post = layer.post_attention
             if layer.is_parallel:
@@ -340,6 +344,47 @@ class FusedDecoder:
             update = meet(_run_mlp(gate, layer, meet(x), n_rows))
             post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
+
+    def _takes_row_products(self, hidden: Tensor) -> bool:
+        """Whether a pass over `[R, W, C]` is few products in `row_product`: where kernels are asked
+        for (MMACCEL_KERNELS=triton), until a GPU has shown what they save.
+        """
+        return (
+            dispatch.mode() == "triton"
+            and self._structure.takes_row_products
+            and self._meet is _pass_on
+            and not self.same_bits
+            and hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
+            and hidden.dtype in (torch.float32, torch.bfloat16)
+        )
+
+    def _run_by_rows(
+        self,
+        hidden: Tensor,
+        attend: Callable[[int, Layer, Tensor, Tensor], Tensor],
+        norm: Callable[..., Any],
+        kept: dict[int, Tensor] | None,
+    ) -> Tensor:
+        """As `_run_layers`, with four products a layer that norm, gate and add as they go."""
+        shape = hidden.shape
+        hidden = hidden.flatten(0, 1)
+        multiply = partial(dispatch.run, row_product)
+        for number, layer in enumerate(self._layers):
+            if kept and number in kept:
+                kept[number] = hidden.view(shape)
+            qkv, out, up, down = (
+                layer.attention.qkv,
+                layer.attention.out,
+                layer.mlp.up,
+                layer.mlp.down,
+            )
+            made = multiply(hidden, qkv.weight, qkv.bias, norm=layer.pre_attention)
+            attended = attend(number, layer, hidden, made).flatten(0, 1)
+            hidden = multiply(attended, out.weight, out.bias, total=hidden, scale=layer.scale)
+            inner = multiply(hidden, up.weight, up.bias, norm=layer.pre_mlp, gate=layer.mlp.gate)
+            hidden = multiply(inner, down.weight, down.bias, total=hidden, scale=layer.scale)
+        normed: Tensor = norm(hidden, None, self._structure.norm)[1]
+        return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
         """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer.

@@ -119,6 +119,18 @@ class Structure:
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
         return self.rotary is not None and not self.spec.has_axes and kinds <= _FIXED
 
+    @property
+    def takes_row_products(self) -> bool:
+        """Whether all that stands around its products is what `row_product` computes with them."""
+        norms = [norm for layer in self.layers for norm in (layer.pre_attention, layer.pre_mlp)]
+        others = [norm for layer in self.layers for norm in (layer.post_attention, layer.post_mlp)]
+        return (
+            all(norm is None or (norm.kind == "rms" and norm.bias is None) for norm in norms)
+            and all(norm is None for norm in others)
+            and all(layer.mlp.gate is not None and not layer.is_parallel for layer in self.layers)
+            and not self.norms_stream
+        )
+
     def turn_angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """What `rotary` gives, as `mmaccel.kernels.rope_write` takes it."""
         if self.spec.repeats:

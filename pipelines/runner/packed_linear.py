@@ -104,11 +104,11 @@ class PackedLinear:
     def multiply_reordered(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
-        return onednn.multiply(x, self._reordered, self._whole_bias())
+        return onednn.multiply(x, self._reordered, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
         """The same, by the weight as it is."""
-        bias = self._whole_bias()
+        bias = self.bias
         if bias is None:
             return torch.mm(x, self._columns())
         return torch.addmm(bias, x, self._columns())
@@ -132,7 +132,9 @@ class PackedLinear:
         rows, width = self.shape
         return weight.as_strided((width, rows), (1, width))
 
-    def _whole_bias(self) -> Tensor | None:
+    @property
+    def bias(self) -> Tensor | None:
+        """`[N]`, of all layers; None where they have none."""
         bias = self._first["bias"]
         if bias is None or self._bias_address is None:
             return bias

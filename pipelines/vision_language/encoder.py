@@ -24,31 +24,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
 from mmaccel.pipelines.layers.store import HIDDEN
-from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, take_states
 from mmaccel.pipelines.vision_language.tokens import (
-    Places,
-    choose_left,
     count_tokens,
     find_attentions,
     has_class_token,
     has_tower_tokens,
+    listen,
 )
-from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
+from mmaccel.pipelines.vision_language.tower_reduction import (
+    TowerReduction,
+    find_targets,
+    join_targets,
+    spread_states,
+)
 from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.plan import Plan
 
 _WITH_BIAS = {"sdpa", "eager"}
 
@@ -71,58 +74,30 @@ def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Level:
-    """Where the tokens of a tower are from a layer on; S of them in all, S' at this level.
+    """Which tokens of a tower are left from a layer on; S of them in all, S' at this level.
 
     Attributes:
         first: the layer.
-        column: `[R, S]` int64, where each token is now.
-        origin: `[R, S']` int64, the token that stands in each column; -1 for padding.
-        is_patch: `[R, S']` bool, what may be merged.
-        is_seen: `[R, S']` bool, what is attended to.
-        size: `[R, S']` float32, how many tokens each column stands for.
+        target: `[R, S]` int64, the token that stands for each; its own number where it is left.
     """
 
     first: int
-    column: Tensor
-    origin: Tensor
-    is_patch: Tensor
-    is_seen: Tensor
-    size: Tensor
+    target: Tensor
 
-    def bias(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of attention: `[R, S']`."""
-        least = torch.finfo(dtype).min / 4
-        return self.size.clamp(min=1).log().where(self.is_seen, least).to(dtype)
+    @cached_property
+    def kept(self) -> Tensor:
+        """`[R, S]` bool, the tokens that are left."""
+        return self.target == torch.arange(self.target.shape[1], device=self.target.device)
 
-    def merge(self, first: int, plan: Plan, patches: ChosenColumns) -> tuple[Level, Tensor]:
-        """The next level, and which columns of this one its columns are, `[R, S'']` int64.
+    @cached_property
+    def columns(self) -> ChosenColumns:
+        """The tokens that stand in the columns of a row, S' at most."""
+        return ChosenColumns.of(self.kept)
 
-        Args:
-            plan: of the patches, none of which it drops.
-            patches: the columns of `is_patch`.
-        """
-        rows = torch.arange(len(self.column), device=self.column.device)[:, None]
-        target = torch.arange(self.origin.shape[1], device=rows.device).repeat(len(rows), 1)
-        kept = patches.index.gather(1, plan.keep.clamp(0))
-        own = kept.gather(1, plan.assign.clamp(0))
-        at = rows.expand_as(own)[patches.valid], patches.index[patches.valid]
-        target[at] = own[patches.valid]
-        size = self.size.clone()
-        size[rows.expand_as(kept)[plan.valid], kept[plan.valid]] = plan.size[plan.valid]
-        stays = (self.origin >= 0) & (target == torch.arange(target.shape[1], device=rows.device))
-        width = int(stays.sum(1).max())
-        order = (~stays).long().argsort(dim=1, stable=True)[:, :width]
-        is_real = stays.gather(1, order)
-        moved = (stays.cumsum(1) - 1).gather(1, target)
-        level = Level(
-            first,
-            moved.gather(1, self.column),
-            self.origin.gather(1, order).where(is_real, -1),
-            self.is_patch.gather(1, order) & is_real,
-            self.is_seen.gather(1, order) & is_real,
-            size.gather(1, order).where(is_real, 0.0),
-        )
-        return level, order
+    @cached_property
+    def column(self) -> Tensor:
+        """`[R, S]` int64, where each token is now."""
+        return (self.kept.cumsum(1) - 1).gather(1, self.target)
 
 
 @dataclass
@@ -133,82 +108,106 @@ class TowerRun:
         seeds: `[R]` int64.
         n_special: tokens in front of the patches, 1 or 0.
         parts: rows of each image or video.
+        weighs: whether a column counts in attention as often as it stands for tokens.
         levels: by their first layers; level 0 has all tokens.
+        is_patch, is_seen: `[R, S]` bool, which tokens may be merged, and are attended to.
         noted: queries and keys `[R, S', H, D]` of the last layer that was asked for.
     """
 
     seeds: Tensor
     n_special: int
     parts: list[int]
+    weighs: bool
     levels: list[Level] = field(default_factory=list)
+    is_patch: Tensor = field(default_factory=Tensor)
+    is_seen: Tensor = field(default_factory=Tensor)
     noted: dict[str, Tensor] = field(default_factory=dict)
+
+    def begin(self, states: Tensor, mask: Tensor | None) -> None:
+        """Open level 0 of the states `[R, S, C]` under the tower's own mask, unless it is open."""
+        if self.levels:
+            return
+        rows, width = states.shape[:2]
+        token = torch.arange(width, device=states.device).repeat(rows, 1)
+        self.is_seen = torch.ones_like(token, dtype=torch.bool)
+        if mask is not None:  # of bools, or of numbers that are added: [R, 1, S, S]
+            seen = mask if mask.dtype == torch.bool else mask > HIDDEN
+            self.is_seen = seen.any(dim=2)[:, 0].expand(rows, -1)
+        self.is_patch = self.is_seen & (token >= self.n_special)
+        self.levels.append(Level(-1, token))
 
     @property
     def merges(self) -> bool:
         """Whether some tokens were merged."""
         return len(self.levels) > 1
 
+    @property
+    def targets(self) -> Tensor:
+        """`[R, N]` int64, the patch that stands for each patch at the end."""
+        return self.levels[-1].target[:, self.n_special :] - self.n_special
+
+    @property
+    def size(self) -> Tensor:
+        """`[R, S']` float32, how many tokens each column stands for."""
+        seen = self.is_seen.float()
+        return self.take(torch.zeros_like(seen).scatter_add(1, self.levels[-1].target, seen))
+
     def counts(self, level: int) -> Tensor:
         """`[R]` int64, patches at a level."""
-        return self.levels[level].is_patch.sum(1)
+        return (self.is_patch & self.levels[level].kept).sum(1)
+
+    def take(self, known: Tensor) -> Tensor:
+        """What is known `[R, S]` of tokens, of those in the columns, `[R, S']`; 0 of padding."""
+        columns = self.levels[-1].columns
+        return columns.take(known).masked_fill(~columns.valid, 0)
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores of attention: `[R, S']`."""
+        size = self.size.clamp(min=1) if self.weighs else torch.ones_like(self.size)
+        least = torch.finfo(dtype).min / 4
+        return size.log().where(self.take(self.is_seen), least).to(dtype)
+
+    def merge(self, first: int, patches: ChosenColumns, target: Tensor) -> Tensor:
+        """The columns, `[R, S'']` int64, that are left at the next level.
+
+        Args:
+            first: its first layer.
+            patches: the columns of patches.
+            target: `[R, N]` int64, which of these stands for each.
+        """
+        last = self.levels[-1]
+        token = last.columns.index.gather(1, patches.index)
+        step = self.levels[0].target.clone()
+        row = torch.arange(len(step), device=step.device)[:, None].expand_as(token)[patches.valid]
+        step[row, token[patches.valid]] = token.gather(1, target)[patches.valid]
+        level = Level(first, step.gather(1, last.target))
+        self.levels.append(level)
+        return last.column.gather(1, level.columns.index)
 
     def restore(self, states: Tensor, layer: int) -> Tensor:
         """`[R, S, C]` of the states `[R, S', C]` that a layer gave out."""
         column = next(level for level in reversed(self.levels) if level.first <= layer).column
         return states.gather(1, column[..., None].expand(-1, -1, states.shape[-1]))
 
-    def find_left(self, place: Places, first: int) -> tuple[Tensor, Tensor]:
-        """Which features of an image are left if one of those that are equal is.
-
-        It is that of the token which represents the others; where padding was cut off with it, the
-        first of the others.
-
-        Args:
-            place: of the features.
-            first: the image's first row of the tower.
-
-        Returns:
-            `[n]` bool, True for features that are no token of the tower, and `[n]` float32, how
-            many tokens each stands for.
-        """
-        last = self.levels[-1]
-        source = place.source
-        n_patches = last.column.shape[1] - self.n_special
-        row = first + source.clamp(0).div(n_patches, rounding_mode="floor")
-        token = self.n_special + source.clamp(0) % n_patches
-        slot = last.column[row, token]
-        is_own = last.origin[row, slot] == token
-        left = choose_left(row * last.origin.shape[1] + slot, is_own, source >= 0)
-        return left, last.size[row, slot].where(source >= 0, 1.0)
-
 
 class EncoderReduction(TowerReduction):
     """The encoding of one `generate` call with a reducer inside the tower.
-
-    Args:
-        model: the model.
-        method: of the stage "encoder_layer".
-        inputs: what `generate` was called with.
-        seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
-            a policy without a seed has those of seed 0 here.
 
     Attributes:
         runs: the tower's calls, by modality.
     """
 
+    weighs = True  # see `TowerRun`
+
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
     ) -> None:
-        self.method, self._model, self._inputs, self._seeds = method, model, inputs, seeds
-        self._tower = find_tower(model)
+        super().__init__(model, method, inputs, seeds)
         self._depth = find_depth(model, inputs)
         self._before = method.layers_of(self._depth)
         self._n_special = int(has_class_token(model))
-        self._modalities = [
-            name
-            for name, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos"))
-            if inputs.get(pixels) is not None
-        ]
+        if getattr(method, "features", "auto") == "merged":
+            self.remedy = 'give features="auto"'
         self._run: TowerRun | None = None
         self.runs: dict[str, TowerRun] = {}
 
@@ -228,10 +227,7 @@ class EncoderReduction(TowerReduction):
                 hook = self._merge(index)
                 hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
             if index + 1 in self._before:
-                for name in ("q", "k"):
-                    part = getattr(attention, f"{name}_norm", None)
-                    part = getattr(attention, f"{name}_proj") if part is None else part
-                    hooks.append(part.register_forward_hook(self._note(name, attention)))
+                hooks += listen(attention, partial(self._note, attention))
         return hooks
 
     @contextmanager
@@ -242,45 +238,13 @@ class EncoderReduction(TowerReduction):
         with super().applied(), attention_named(configs, "sdpa"):
             yield
 
-    @property
-    def ran(self) -> bool:
-        return bool(self.runs)
-
-    @property
-    def changed(self) -> bool:
-        """Whether some tokens were merged."""
-        return any(run.merges for run in self.runs.values())
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Tokens of all images before the first layer that merges, and after the last."""
-        runs = self.runs.values()
-        before, after = (sum(int(run.counts(k).sum()) for run in runs) for k in (0, -1))
-        return before, after
-
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        run = self.runs.get(visuals[0].modality)
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        run = self.runs.get(visual.modality)
         wanted = getattr(self.method, "features", "auto")
         if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):
             return None
-        found = list[tuple[Tensor, Tensor]]()
-        for visual, place in zip(visuals, places, strict=True):
-            if place.tiles:
-                found.append(run.find_left(place, sum(run.parts[: visual.index])))
-            elif wanted == "merged":
-                raise UnsupportedModelError(
-                    f"{self.method!r}: expected {visual.modality} features that are tokens of the "
-                    "encoder, received features that were pooled or resized after it; give "
-                    'features="auto"'
-                )
-            else:
-                ones = torch.ones(
-                    len(visual.features), device=visual.features.device, dtype=torch.float32
-                )
-                found.append((ones.bool(), ones))
-        return found
+        first = sum(run.parts[: visual.index])
+        return join_targets(list(run.targets[first : first + run.parts[visual.index]]))
 
     def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         self._run = None
@@ -291,7 +255,8 @@ class EncoderReduction(TowerReduction):
             seeds = torch.tensor(
                 find_seeds(rows, self._seeds), device=pixels.device, dtype=torch.int64
             )
-            self._run = self.runs[modality] = TowerRun(seeds, self._n_special, parts)
+            self._run = self.runs[modality] = TowerRun(seeds, self._n_special, parts, self.weighs)
+            self.ran = True
 
     def _attend(self) -> Any:
         def hook(attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -299,23 +264,20 @@ class EncoderReduction(TowerReduction):
             if run is None:
                 return None
             states = given["hidden_states"] if "hidden_states" in given else args[0]
-            if not run.levels:
-                run.levels.append(_open_level(states, given.get("attention_mask"), run.n_special))
+            run.begin(states, given.get("attention_mask"))
             if not run.merges:
                 return None
-            bias = run.levels[-1].bias(states.dtype)
+            bias = run.bias(states.dtype)
             mask = bias[:, None, None, :].expand(-1, 1, states.shape[1], -1)
             return args, {**given, "attention_mask": mask}
 
         return hook
 
-    def _note(self, name: str, attention: Any) -> Any:
-        def hook(_part: Any, _args: Any, made: Tensor) -> None:  # [R, S', H * D] | [R * S', H, D]
-            if self._run is not None:
-                shape = len(self._run.seeds), -1, attention.num_heads, attention.head_dim
-                self._run.noted[name] = made.detach().reshape(shape)
-
-        return hook
+    def _note(self, attention: Any, name: str, made: Tensor) -> None:
+        """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`."""
+        if self._run is not None:
+            shape = len(self._run.seeds), -1, attention.num_heads, attention.head_dim
+            self._run.noted[name] = made.reshape(shape)
 
     def _merge(self, index: int) -> Any:
         def hook(_layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -323,33 +285,32 @@ class EncoderReduction(TowerReduction):
             if run is None:
                 return None
             hidden = args[0]
-            if not run.levels:  # no layer has attended
-                mask = given.get("attention_mask", args[1] if len(args) > 1 else None)
-                run.levels.append(_open_level(hidden, mask, run.n_special))
-            level = run.levels[-1]
-            patches = ChosenColumns.of(level.is_patch)
-            x = patches.take(hidden)
-            plan = self._plan(run, index, patches, x)
-            if bool((plan.counts == patches.valid.sum(1)).all()):
+            run.begin(hidden, given.get("attention_mask", args[1] if len(args) > 1 else None))
+            patches = ChosenColumns.of(run.take(run.is_patch))
+            target, hidden = self._choose(run, index, patches, hidden)
+            itself = torch.arange(target.shape[1], device=target.device)
+            if bool(((target == itself) | ~patches.valid).all()):
                 return None
-            level, order = level.merge(index, plan, patches)
-            run.levels.append(level)
-            hidden = patches.put(hidden, x, plan)
-            hidden = hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
-            return (hidden, *args[1:]), given
+            order = run.merge(index, patches, target)
+            return (take_states(hidden, order), *args[1:]), given
 
         return hook
 
-    def _plan(self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor) -> Plan:
-        """What becomes of the patches' states `[R, N, C]` in front of a layer; none is dropped."""
-        return self.method.plan(self._context(run, index, patches, x))
+    def _choose(
+        self, run: TowerRun, index: int, patches: ChosenColumns, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """In front of a layer: which patch stands for each, `[R, N]` int64, and the states
+        `[R, S', C]` with those of merged patches.
+        """
+        x = patches.take(hidden)
+        plan = self.method.plan(self._context(run, index, patches, x))
+        return find_targets(plan), patches.put(hidden, x, plan)
 
     def _context(
         self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor
     ) -> VisualContext:
         """What a method may look at in front of a layer."""
-        level = run.levels[-1]
-        bias = level.bias(torch.float32)
+        bias = run.bias(torch.float32)
 
         def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
             q, k = (run.noted[name].transpose(1, 2) for name in ("q", "k"))
@@ -358,15 +319,16 @@ class EncoderReduction(TowerReduction):
                 q[:, :, :1], k, where, scale=q.shape[-1] ** -0.5, bias=bias, per_head=per_head
             )
 
-        token = patches.take(level.origin) - run.n_special
-        side = isqrt(level.column.shape[1] - run.n_special)
-        is_square = side * side == level.column.shape[1] - run.n_special
+        token = run.levels[-1].columns.index.gather(1, patches.index) - run.n_special
+        n_patches = run.is_patch.shape[1] - run.n_special
+        side = isqrt(n_patches)
+        is_square = side * side == n_patches
         return make_context(
             x,
             patches.valid,
             row=token.div(side, rounding_mode="floor") if is_square else None,
             column=token % side if is_square else None,
-            size=patches.take(level.size),
+            size=patches.take(run.size),
             initial=run.counts(0),
             seed=run.seeds,
             layer=index,
@@ -379,29 +341,14 @@ class EncoderReduction(TowerReduction):
     def _end(self, _tower: Any, _args: Any, output: Any) -> None:
         run = self._run
         self._run = None
-        if run is not None:
-            run.noted.clear()
-        if run is None or not run.merges:
+        if run is None:
             return
-        states = output.last_hidden_state
-        output.last_hidden_state = run.restore(states, len(find_attentions(self._tower)))
-        hidden = getattr(output, "hidden_states", None)
-        if hidden is not None:  # the first is what entered layer 0; None for those not asked for
-            output.hidden_states = tuple(
-                None if states is None else run.restore(states, index - 1)
-                for index, states in enumerate(hidden)
-            )
-
-
-def _open_level(states: Tensor, mask: Tensor | None, n_special: int) -> Level:
-    """Level 0 of the states `[R, S, C]` under the tower's own mask."""
-    rows, width = states.shape[:2]
-    column = torch.arange(width, device=states.device).repeat(rows, 1)
-    is_seen = torch.ones_like(column, dtype=torch.bool)
-    if mask is not None:  # of bools, or of numbers that are added: [R, 1, S, S]
-        seen = mask if mask.dtype == torch.bool else mask > HIDDEN
-        is_seen = seen.any(dim=2)[:, 0].expand(rows, -1)
-    return Level(-1, column, column, is_seen & (column >= n_special), is_seen, is_seen.float())
+        run.noted.clear()
+        before, after = self.counts
+        self.counts = before + int(run.counts(0).sum()), after + int(run.counts(-1).sum())
+        if run.merges:
+            self.changed = True
+            spread_states(output, len(find_attentions(self._tower)), run.restore)
 
 
 def find_rows(

@@ -19,7 +19,6 @@ the columns of all but one place. Where features were pooled or resized after th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,38 +27,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
-from mmaccel.pipelines.vision_language.tokens import Places, choose_left
-from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
-from mmaccel.pipelines.vision_language.towers import (
-    JOINTS,
-    describe_tower,
-    find_side,
-    find_tower,
-    find_unit,
+from mmaccel.pipelines.vision_language.tower_reduction import (
+    TowerReduction,
+    find_kept,
+    find_slots,
+    find_targets,
+    join_targets,
+    spread_features,
 )
+from mmaccel.pipelines.vision_language.towers import describe_tower, find_side
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-
-_MODALITIES = (("image", "pixel_values"), ("video", "pixel_values_videos"))
-
-
-def open_pruning(
-    model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
-) -> PrunedRows | PrunedPack:
-    """What drops the patches of one `generate` call; see `EncoderReduction` for the arguments."""
-    tower = describe_tower(model)
-    assert tower is not None  # see VisionModel
-    kind = PrunedPack if tower.patches == "packed" else PrunedRows
-    return kind(model, method, inputs, seeds)
-
-
-def find_targets(plan: Plan) -> Tensor:
-    """`[B, N]` int64, the token that stands for each; its own index where it stays."""
-    itself = torch.arange(plan.assign.shape[1], device=plan.assign.device)
-    stands = plan.keep.gather(1, plan.assign.clamp(0))
-    return stands.where(plan.assign >= 0, itself)
 
 
 class PrunedRows(EncoderReduction):
@@ -67,48 +46,27 @@ class PrunedRows(EncoderReduction):
     patches go in front of the first layer. R rows, U features of a row.
     """
 
+    weighs = False
+
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
     ) -> None:
         super().__init__(model, method, inputs, seeds)
         self._before = (0,)
-        self._unit = find_unit(model)
         self._pixels = torch.zeros(0, dtype=torch.float32)
         self._targets: dict[str, Tensor] = {}  # [R, U] int64, by modality
 
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        modality = visuals[0].modality
-        run = self.runs.get(modality)
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        run = self.runs.get(visual.modality)
         if run is None or not run.merges:
             return None
-        is_joined = self._model.config.model_type in JOINTS
-        target = self._targets[modality]  # [R, U]
-        n = target.shape[1]
+        targets = self._targets[visual.modality]
         parts = run.parts
-        if is_joined:  # of whose features each n are a row
-            lengths = {visual.index: len(visual.features) // n for visual in visuals}
+        if self._is_joined:  # a row of the prompt may have its images as one
+            lengths = {each.index: len(each.features) // targets.shape[1] for each in visuals}
             parts = [lengths[index] for index in range(len(lengths))]
-        size = torch.zeros_like(target).scatter_add_(1, target, torch.ones_like(target))
-        found = list[tuple[Tensor, Tensor]]()
-        for visual, place in zip(visuals, places, strict=True):
-            index = torch.arange(len(visual.features), device=target.device)
-            if not is_joined and not place.tiles:  # pooled or resized after the tower
-                found.append(
-                    (
-                        torch.ones_like(index, dtype=torch.bool),
-                        torch.ones(len(index), dtype=torch.float32),
-                    )
-                )
-                continue
-            source = (index if is_joined else place.source).to(target.device)
-            row = sum(parts[: visual.index]) + source.clamp(0).div(n, rounding_mode="floor")
-            patch = source.clamp(0) % n
-            stands = target[row, patch]
-            left = choose_left(row * n + stands, stands == patch, source >= 0)
-            found.append((left, size[row, stands].where(source >= 0, 1).float()))
-        return found
+        first = sum(parts[: visual.index])
+        return join_targets(list(targets[first : first + parts[visual.index]]))
 
     def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         super()._begin(tower, args, given)
@@ -119,9 +77,10 @@ class PrunedRows(EncoderReduction):
         super()._end(tower, args, output)
         self._pixels = torch.zeros(0, dtype=torch.float32)
 
-    def _plan(self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor) -> Plan:
-        """The plan of the tower's patches that follows from the one of features."""
-        is_patch = run.levels[-1].is_patch  # [R, S]
+    def _choose(
+        self, run: TowerRun, index: int, patches: ChosenColumns, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As a method at a layer, by what the pixels of features say."""
         side = find_side(self._tower)
         unit = self._unit
         rows, columns = (n // (side * unit) for n in self._pixels.shape[-2:])
@@ -129,7 +88,7 @@ class PrunedRows(EncoderReduction):
         blocks = cut.unflatten(-1, (columns, -1)).unflatten(-3, (rows, -1))  # [R, C, h, P, w, P]
         x = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [R, U, C * P * P]
         # a feature of which the tower's mask hides a part stays as it is
-        own = is_patch[:, run.n_special :]
+        own = run.is_patch[:, run.n_special :]
         parts = own.view(len(own), rows, unit, columns, unit)
         where = torch.arange(rows * columns, device=x.device).expand(len(x), -1)
         context = make_context(
@@ -142,13 +101,12 @@ class PrunedRows(EncoderReduction):
         )
         target = find_targets(self.method.plan(context))
         self._targets[self._modalities[len(self.runs) - 1]] = target
-        return self._expand(target, (rows, columns), run, patches)
+        return self._expand(target, (rows, columns), run, patches), hidden
 
     def _expand(
         self, target: Tensor, grid: tuple[int, int], run: TowerRun, patches: ChosenColumns
-    ) -> Plan:
-        """The plan of the tower's patches where features `[R, U]` of a grid go into others."""
-        is_patch = run.levels[-1].is_patch  # [R, S]
+    ) -> Tensor:
+        """Which patch stands for each, `[R, N]`, where features `[R, U]` go into others."""
         unit = self._unit
         rows, columns = grid
         width = columns * unit
@@ -161,40 +119,20 @@ class PrunedRows(EncoderReduction):
         special = torch.arange(run.n_special, device=target.device).expand(len(target), -1)
         column = torch.cat([special, run.n_special + to_y * width + to_x], 1)  # [R, S]
         # columns of the sequence, as places among the patches
-        place = is_patch.cumsum(1) - 1
+        place = run.is_patch.cumsum(1) - 1
         itself = torch.arange(patches.index.shape[1], device=target.device)
-        into = place.gather(1, column.gather(1, patches.index)).where(patches.valid, itself)
-        plan = merge_tokens(into, patches.valid, mass=(into == itself).float())
-        return replace(plan, size=plan.valid.float(), merges=False)
+        return place.gather(1, column.gather(1, patches.index)).where(patches.valid, itself)
 
 
 class PrunedPack(TowerReduction):
-    """The encoding of one call by a packed tower, which receives fewer patches.
-
-    Args:
-        model, method, inputs, seeds: see `EncoderReduction`.
-
-    Attributes:
-        counts: patches of all images and videos, and those that the tower received.
-    """
-
-    ran = False
-    counts = (0, 0)
+    """The encoding of one call by a packed tower, which receives fewer patches."""
 
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
     ) -> None:
-        self.method, self._model, self._inputs, self._seeds = method, model, inputs, seeds
-        self._tower = find_tower(model)
-        self._unit = find_unit(model)
-        self._modalities = [name for name, key in _MODALITIES if inputs.get(key) is not None]
+        super().__init__(model, method, inputs, seeds)
         self._targets: dict[str, list[Tensor]] = {}  # [U] int64 of each image, by modality
-        self._index: Tensor | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether some patches went."""
-        return self.counts[1] < self.counts[0]
+        self._slots: Tensor | None = None
 
     def hook(self) -> Sequence[Any]:
         return [
@@ -202,40 +140,25 @@ class PrunedPack(TowerReduction):
             self._tower.register_forward_hook(self._restore),
         ]
 
-    def find_left(
-        self, visuals: Sequence[Visual], places: Sequence[Places]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        if not self.changed:
-            return None
-        found = []
-        for visual in visuals:
-            target = self._targets[visual.modality][visual.index]
-            itself = torch.arange(len(target), device=target.device)
-            size = target.bincount(minlength=len(target)).float()
-            found.append((target == itself, size[target]))
-        return found
+    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
+        return self._targets[visual.modality][visual.index] if self.changed else None
 
     def _drop(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Patches `[n, P]` without those that go, and what the tower would compute of grids."""
-        self._index = None
+        self._slots = None
         if self._is_paused or len(self._targets) == len(self._modalities):
             return None
         self.ran = True
         pixels, grids = args[0], given["grid_thw"]
-        targets = self._find_targets(pixels, grids)
-        first = 0
-        stands = []
-        for own in targets:
-            stands.append(own + first)
-            first += len(own)
-        stand = torch.cat(stands)  # [features], the feature that stands for each
-        kept = stand == torch.arange(len(stand), device=stand.device)
+        target = join_targets(self._find_targets(pixels, grids))
+        kept = find_kept(target)
         block = self._unit**2
         before, after = self.counts
         self.counts = before + len(pixels), after + int(kept.sum()) * block
         if bool(kept.all()):
             return None
-        self._index = (kept.cumsum(0) - 1)[stand]
+        self.changed = True
+        self._slots = find_slots(target)
         left = pixels.view(-1, block, pixels.shape[-1])[kept].flatten(0, 1)
         return (left, *args[1:]), {**given, **self._describe(grids, kept)}
 
@@ -303,15 +226,7 @@ class PrunedPack(TowerReduction):
 
     def _restore(self, _tower: Any, _args: Any, output: Any) -> Any:
         """Features of all places, each that of the one which stands for it."""
-        index = self._index
-        self._index = None
-        if index is None:
-            return None
-        output.pooler_output = output.pooler_output[index]
-        deep = getattr(output, "deepstack_features", None)
-        if deep is not None:
-            output.deepstack_features = [features[index] for features in deep]
-        return output
+        return None if self._slots is None else spread_features(output, self._slots)
 
 
 def _bounds(kept: Tensor, lengths: Sequence[int], block: int) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -61,15 +62,9 @@ def recorded_encoder(model: Any, wanted: bool) -> Iterator[EncoderRecord | None]
         yield None
         return
     record = EncoderRecord(attentions[0].num_heads, [{} for _ in attentions])
-
-    def keep(index: int, name: str) -> Any:
-        return lambda _module, _given, made: record.layers[index].__setitem__(name, made.detach())
-
-    hooks = [
-        getattr(attention, f"{name}_proj").register_forward_hook(keep(index, name))
-        for index, attention in enumerate(attentions)
-        for name in ("q", "k")
-    ]
+    hooks = []
+    for attention, layer in zip(attentions, record.layers, strict=True):
+        hooks += listen(attention, layer.__setitem__)
     try:
         yield record
     finally:
@@ -81,6 +76,21 @@ def find_attentions(tower: Any) -> list[Any]:
     """The attention modules of a tower's layers, in order; of those with `q_proj` and `k_proj`."""
     modules = [m for m in tower.modules() if hasattr(m, "q_proj") and hasattr(m, "k_proj")]
     return [m for m in modules if hasattr(m, "num_heads")]
+
+
+def listen(attention: Any, keep: Callable[[str, Tensor], Any]) -> list[Any]:
+    """Hand on the queries ("q") and keys ("k") that an attention module makes; torch's handles."""
+    hooks = []
+    for name in ("q", "k"):
+        part = getattr(attention, f"{name}_norm", None)
+        part = getattr(attention, f"{name}_proj") if part is None else part
+        hook = partial(_hand_on, keep, name)
+        hooks.append(part.register_forward_hook(hook))
+    return hooks
+
+
+def _hand_on(keep: Callable[[str, Tensor], Any], name: str, _part: Any, _: Any, made: Any) -> None:
+    keep(name, made.detach())
 
 
 def has_class_token(model: Any) -> bool:
@@ -162,30 +172,35 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
     if kind in _GRIDS:
         thw = inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
         merge = model.config.vision_config.spatial_merge_size
-        height, width = thw[1] // merge, thw[2] // merge
-        inside = index % (height * width)
-        frame = index // (height * width)
-        return Places(index, frame, inside // width, inside % width, tiles=0)
-    if kind in _TILED and visual.modality == "image":
-        if not _find_tiled(model, inputs)[visual.index]:  # one tile, and the end of its last row
-            side = isqrt(n - 1)
-            is_token = index < n - 1
-            row, column = (part.where(is_token, -1) for part in (index // side, index % side))
-            return Places(index.where(is_token, -1), index * 0, row, column)
+        return _lay(index, (thw[1] // merge, thw[2] // merge), 0)
+    is_image = visual.modality == "image"
+    if kind in _TILED and is_image and _find_tiled(model, inputs)[visual.index]:
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
-    if kind == "llava_onevision":  # frames, and one token that ends the video
-        size = (n - 1) // inputs["pixel_values_videos"].shape[1]
-        inside = index % size
-        side = isqrt(size)
-        is_token = index < n - 1
-        parts = (index // size, inside // side, inside % side)
-        group, row, column = (part.where(is_token, 0) for part in parts)
-        return Places(index.where(is_token, -1), group, row, column, tiles=0)
-    side = isqrt(n)
-    if kind in _ONE_TO_ONE and side * side == n:
-        return Places(index, index * 0, index // side, index % side)
-    unknown = torch.full_like(index, -1)
-    return Places(index, index * 0, unknown, unknown, tiles=0)
+    n_tokens = n - 1 if kind in _TILED else n  # one ends the row of one tile, or the video
+    side = isqrt(n_tokens if is_image else n_tokens // inputs["pixel_values_videos"].shape[1])
+    if kind not in _ONE_TO_ONE or (is_image and side * side != n_tokens):
+        return _lay(index, (0, 0), 0)
+    return _lay(index.where(index < n_tokens, -1), (side, side), int(is_image))
+
+
+def _lay(
+    source: Tensor, grid: tuple[int, int], tiles: int, tile_grid: tuple[int, int] = (0, 0)
+) -> Places:
+    """Places in grids h x w, one behind the other; (0, 0) where that is not known."""
+    height, width = grid
+    unknown = torch.full_like(source, -1)
+    if not width:
+        return Places(source, unknown + 1, unknown, unknown, tile_grid, tiles)
+    is_token = source >= 0
+    inside = source % (height * width)
+    return Places(
+        source,
+        (source // (height * width)).where(is_token, 0),
+        (inside // width).where(is_token, -1),
+        (inside % width).where(is_token, -1),
+        tile_grid,
+        tiles,
+    )
 
 
 def count_tokens(
@@ -253,40 +268,8 @@ def _find_tiles(model: Any, visual: Visual, size: Any) -> Places:
     source = packed.round().long()
     if len(source) != len(visual.features) or not torch.equal(source.double(), packed):
         # features that were resized after the tower: means of several tokens
-        index = torch.arange(len(visual.features), device=packed.device)
-        unknown = torch.full_like(index, -1)
-        return Places(index, index * 0, unknown, unknown, tiles=0)
-    inside = source % (side * side)
-    is_token = source >= 0
-    return Places(
-        source,
-        (source // (side * side)).where(is_token, 0),
-        (inside // side).where(is_token, -1),
-        (inside % side).where(is_token, -1),
-        (rows, columns),
-        1 + rows * columns,
-    )
-
-
-def choose_left(slot: Tensor, is_own: Tensor, is_token: Tensor) -> Tensor:
-    """One feature of each slot: the slot's own or, where it was cut off, the first of the others.
-
-    Args:
-        slot: `[n]` int64 >= 0, of each feature.
-        is_own: `[n]` bool, features at the place that represents their slot.
-        is_token: `[n]` bool, False for features without a slot, all of which are chosen.
-
-    Returns:
-        `[n]` bool.
-    """
-    key = (2 * slot + (~is_own).long()).where(is_token, -2)
-    order = key.argsort(stable=True)
-    group = key[order].div(2, rounding_mode="floor")
-    is_first = torch.ones_like(is_token)
-    is_first[1:] = group[1:] != group[:-1]
-    left = torch.empty_like(is_token)
-    left[order] = is_first
-    return left | ~is_token
+        return _lay(torch.arange(len(visual.features), device=packed.device), (0, 0), 0)
+    return _lay(source, (side, side), 1 + rows * columns, (rows, columns))
 
 
 def open_context(

@@ -37,7 +37,7 @@ from mmaccel.pipelines.vision_language.columns import (
 )
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
-from mmaccel.pipelines.vision_language.patches import open_pruning
+from mmaccel.pipelines.vision_language.patches import PrunedPack, PrunedRows
 from mmaccel.pipelines.vision_language.pixels import PixelReduction
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
 from mmaccel.pipelines.vision_language.tokens import (
@@ -49,6 +49,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     recorded_encoder,
 )
 from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
+from mmaccel.pipelines.vision_language.towers import describe_tower
 from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
@@ -77,6 +78,17 @@ class GivenInputs:
         """Rows of its prompt."""
         ids = self.inputs.get("input_ids")
         return 0 if ids is None else len(ids)
+
+
+def _find_reduction(model: Any, method: TokenReducer) -> type[TowerReduction]:
+    """What carries out a method in or before the encoder."""
+    if isinstance(method, DownsamplePixels):
+        return PixelReduction
+    if method.stage == "encoder_layer":
+        return EncoderReduction
+    tower = describe_tower(model)
+    assert tower is not None  # see VisionModel
+    return PrunedPack if tower.patches == "packed" else PrunedRows
 
 
 class VisualCall:
@@ -118,15 +130,12 @@ class VisualCall:
         at_exit = self.reduction.find("encoder_exit")
         method = self.reduction.in_encoder
         encoder: TowerReduction | None = None
-        if isinstance(method, DownsamplePixels):
-            encoder = PixelReduction(model, method, inputs)
-        elif method is not None:
+        if method is not None:
             ids = inputs.get("input_ids")
             first = 0 if seed is None else seed
             rows = range(1 if ids is None else len(ids))
             seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
-            opens = open_pruning if method.stage == "pixels" else EncoderReduction
-            encoder = opens(model, method, inputs, seeds)
+            encoder = _find_reduction(model, method)(model, method, inputs, seeds)
         wanted = at_exit is not None and bool(at_exit.needs & OF_TOWER)
         with (
             recorded_encoder(model, wanted) as record,

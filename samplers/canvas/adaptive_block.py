@@ -25,7 +25,7 @@ from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import Selector, SelectorState
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AdaptiveBlock(SelectorPolicy):
     threshold: float = within(0.9, 0, 1, "0.9 is usual")
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        return AtLeast(1, Threshold(self.threshold))
+        return Threshold(self.threshold)
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass.

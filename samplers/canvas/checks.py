@@ -10,7 +10,7 @@ from mmaccel.capabilities import explain, refuse
 from mmaccel.checks import check_int, show
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.checks import check_noise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -23,8 +23,6 @@ def check_run(
     length: int,
     params: SamplingParams,
     noise: Noise,
-    block: int | None,
-    cache: CachePlan,
 ) -> None:
     """Refuse arguments of a run that do not fit together.
 
@@ -72,8 +70,9 @@ def check_run(
             f"{int(is_mask.any(1).nonzero()[0])}; leave open slots to the canvas, and give known "
             "ones by a layout"
         )
+    block = policy.block
     _check_blocks(model, prompt, length, block)
-    if cache.kind == "block" and block not in (None, model.block):
+    if as_plan(policy.cache).kind == "block" and block not in (None, model.block):
         raise OptionError(
             f"block: expected the model's own {model.block} with a block-causal cache, received "
             f"{block}; leave it out"

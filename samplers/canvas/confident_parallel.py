@@ -31,7 +31,7 @@ from mmaccel.checks import one_of, within
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, ranked
+from mmaccel.samplers.canvas.selector import Selector, SelectorState, ranked
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class ConfidentParallel(SelectorPolicy):
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         if self.rule == "frechet":
             return FrechetProfile(self.factor)
-        return AtLeast(1, Threshold(self.threshold))
+        return Threshold(self.threshold)
 
 
 @dataclass(frozen=True)
-class Threshold(LogitsOnly):
+class Threshold(Selector):
     """Slots of `least` probability or more; possibly none."""
 
     least: float
@@ -68,7 +68,7 @@ class Threshold(LogitsOnly):
 
 
 @dataclass(frozen=True)
-class FrechetProfile(LogitsOnly):
+class FrechetProfile(Selector):
     """The longest prefix of the most confident slots that stays within `factor`; at least one.
 
     Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from mmaccel.samplers.canvas.predictions import SlotPredictions
-from mmaccel.samplers.canvas.selector import LogitsOnly, SelectorState
+from mmaccel.samplers.canvas.selector import Selector, SelectorState
 
 
 @dataclass(frozen=True)
-class EosThreshold(LogitsOnly):
+class EosThreshold(Selector):
     """The first open slot of the active block whose end tokens have `threshold` together; no slot
     where none has.
     """
@@ -47,7 +47,7 @@ class EosThreshold(LogitsOnly):
 
 
 @dataclass(frozen=True)
-class ConvergedBlock(LogitsOnly):
+class ConvergedBlock(Selector):
     """All open slots of a row's active block, where no likeliest token has changed since the pass
     before and the slots' entropies are below `entropy` nats on average; none otherwise.
     """

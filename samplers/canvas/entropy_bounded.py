@@ -18,7 +18,6 @@ left for later ones.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState, ranked
+from mmaccel.samplers.canvas.selector import SelectorState, ranked
 
 SHARE = 4.0  # about 44 passes for the 256 slots of `scenes-masked`
 
@@ -61,13 +60,40 @@ class EntropyBounded(SelectorPolicy):
                 f"{self.budget_nats!r}; a bound per pass or a budget per row"
             )
 
-    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """The longest prefix of the open slots, by entropy, that costs at most the bound; one slot
+        costs nothing and is always taken.
+        """
+        index, costs = prefix_costs(predictions)
+        n = torch.arange(1, index.shape[1] + 1, device=index.device)
+        fits = costs <= self.bound(predictions, state, n)
+        return predictions.is_open & (index < (fits * n).amax(1, keepdim=True).clamp(min=1))
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        return -predictions.entropy
+
+    def bound(
+        self, predictions: SlotPredictions, state: SelectorState, n: Tensor
+    ) -> Tensor | float:
+        """Nats that the first n slots `[Q]` may cost, broadcast to `[B, Q]`: what keeps the pace of
+        the budget, less what was spent; `gamma`; or on a grid `SHARE` times the mean entropy of the
+        slots that are open at a row's first pass, with blocks of its first block.
+        """
+        is_open = predictions.is_open
         if self.budget_nats is not None:
-            return BudgetBound(self.budget_nats)
-        if self.gamma is not None:
-            return EntropyBound(self.gamma)
-        is_image = run.layout is not None and run.layout.columns > 0
-        return RelativeBound() if is_image else EntropyBound()
+            more = torch.minimum(n, is_open.sum(1, keepdim=True))
+            total = state.n_slots[:, None].clamp(min=1).double()
+            share = (state.n_committed[:, None] + more) / total
+            return self.budget_nats * share - state.spent[:, None]
+        layout = state.run.layout
+        if self.gamma is not None or layout is None or layout.columns == 0:
+            return 0.1 if self.gamma is None else self.gamma
+        total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
+        mean = total / is_open.sum(1).clamp(min=1)  # [B]
+        is_first = state.run.bound.row_passes == 0
+        bound = torch.where(is_first, SHARE * mean, state.saved.get(self, mean))
+        state.saved[self] = bound
+        return bound[:, None]
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
@@ -79,71 +105,6 @@ class EntropyBounded(SelectorPolicy):
                 "pass was committed, and nothing spent"
             )
         return generation
-
-
-@dataclass(frozen=True)
-class LowestEntropies(LogitsOnly):
-    """The longest prefix of the open slots, by entropy, that costs at most a bound; one slot costs
-    nothing and is always taken.
-    """
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        index, costs = prefix_costs(predictions)
-        n = torch.arange(1, index.shape[1] + 1, device=index.device)
-        fits = costs <= self.bound(predictions, state, n)
-        return predictions.is_open & (index < (fits * n).amax(1, keepdim=True).clamp(min=1))
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return -predictions.entropy
-
-    @abstractmethod
-    def bound(
-        self, predictions: SlotPredictions, state: SelectorState, n: Tensor
-    ) -> Tensor | float:
-        """Nats that the first n slots `[Q]` may cost, broadcast to `[B, Q]`."""
-
-
-@dataclass(frozen=True)
-class EntropyBound(LowestEntropies):
-    """The longest prefix that costs at most `gamma`."""
-
-    gamma: float = 0.1
-
-    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> float:
-        return self.gamma
-
-
-@dataclass(frozen=True)
-class RelativeBound(LowestEntropies):
-    """`share` times the mean entropy of the slots that are open at a row's first pass; with blocks,
-    of its first block.
-    """
-
-    share: float = SHARE
-
-    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> Tensor:
-        is_open = predictions.is_open
-        is_first = state.run.bound.row_passes == 0
-        total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
-        mean = total / is_open.sum(1).clamp(min=1)  # [B]
-        bound = torch.where(is_first, self.share * mean, state.saved.get(self, mean))
-        state.saved[self] = bound
-        return bound[:, None]
-
-
-@dataclass(frozen=True)
-class BudgetBound(LowestEntropies):
-    """What keeps the pace of a budget, less what was spent. A budget below what two slots cost
-    commits one slot a pass.
-    """
-
-    nats: float
-
-    def bound(self, predictions: SlotPredictions, state: SelectorState, n: Tensor) -> Tensor:
-        more = torch.minimum(n, predictions.is_open.sum(1, keepdim=True))
-        total = state.n_slots[:, None].clamp(min=1).double()
-        share = (state.n_committed[:, None] + more) / total
-        return self.nats * share - state.spent[:, None]
 
 
 def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:

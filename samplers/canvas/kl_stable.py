@@ -20,7 +20,7 @@ from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import And, AtLeast, LogitsOnly, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import And, Selector, SelectorState
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class KLStable(SelectorPolicy):
     steps: int = within(2, 1, hint="2 is usual")
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        return AtLeast(1, And(Threshold(self.threshold), Stable(self.kl, self.steps)))
+        return And(Threshold(self.threshold), Stable(self.kl, self.steps))
 
 
 @dataclass(frozen=True)
-class Stable(LogitsOnly):
+class Stable(Selector):
     """Slots whose distribution diverged from that of the pass before by less than `kl` nats,
     `steps` passes in a row.
 

@@ -24,7 +24,7 @@ from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import Selector, SelectorState
 from mmaccel.weight_folders import open_weights
 
 # The file holds the state of a `torch.nn.Sequential(Linear(Q, H), ReLU(), Linear(H, Q))` for blocks
@@ -64,11 +64,11 @@ class LearnedFilter(SelectorPolicy):
         if isinstance(chosen, str):
             width = run.model_pass.slots(run.canvas).shape[1]
             chosen = read_filter(chosen, width, run.canvas.tokens.device) if chosen else _confidence
-        return AtLeast(1, Final(chosen, self.threshold))
+        return Final(chosen, self.threshold)
 
 
 @dataclass(frozen=True)
-class Final(LogitsOnly):
+class Final(Selector):
     """Slots that `filter` gives at least `threshold`; possibly none."""
 
     filter: Filter

@@ -18,8 +18,7 @@ from torch.nn.functional import max_pool1d
 from mmaccel.checks import within
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
-from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import SelectorState
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,6 @@ class LocalLeap(SelectorPolicy):
     anchor: float = within(0.9, 0, 1, "0.9 is usual")
     radius: int = within(4, hint="0 takes the anchors alone")
     relaxed: float = within(0.75, 0, 1, "0.75 is usual, `anchor` turns it off")
-
-    def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        return AtLeast(1, Local(self.anchor, self.radius, self.relaxed))
-
-
-@dataclass(frozen=True)
-class Local(LogitsOnly):
-    """Anchors, slots of probability `anchor`, and slots of `relaxed` at most `radius` from one."""
-
-    anchor: float
-    radius: int
-    relaxed: float
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

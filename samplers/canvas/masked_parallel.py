@@ -31,7 +31,6 @@ from mmaccel.checks import check_int, one_of, show, within
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
-from mmaccel.samplers.canvas.orders import Order
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
@@ -86,7 +85,7 @@ class MaskedParallel(SelectorPolicy):
         if self.order == "confidence":
             by = NoisyRank(state, self.choice, self.steps, self.choose == "last")
         else:
-            by = ByOrder(run.order(self.order))
+            by = run.order(self.order)
         if self.steps is None:
             return by
         own = "arccos" if self.order == "halton" else "cosine"
@@ -109,8 +108,8 @@ def set_steps(policy: Any, steps: Any) -> MaskedParallel:
     return replace(policy, steps=steps)
 
 
-@dataclass(frozen=True)
-class Quota:
+@dataclass
+class Quota(Selector):
     """As many slots as a schedule has for the pass, from the top of a selector's rank.
 
     Args:
@@ -123,10 +122,8 @@ class Quota:
     steps: int
     by: Selector
 
-    @property
-    def sees_samples(self) -> bool:
-        """Whether the rank does."""
-        return self.by.sees_samples
+    def __post_init__(self) -> None:
+        self.sees_samples = self.by.sees_samples
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         share = ((state.block_passes + 1).double() / self.steps).clamp(max=1)  # [B]
@@ -144,26 +141,8 @@ class Quota:
         return self.by.rank(predictions)
 
 
-@dataclass(frozen=True, eq=False)
-class ByOrder:
-    """The next slot of an order of `mmaccel.samplers.canvas.orders`; ranked by that order."""
-
-    order: Order
-
-    @property
-    def sees_samples(self) -> bool:
-        """Whether the order does."""
-        return self.order.name == "sampled"
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return self.order.first(predictions)
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return self.order.score(predictions)
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyRank:
+@dataclass(eq=False)
+class NoisyRank(Selector):
     """The slot with the highest sum of a log-probability and Gumbel noise; ranked by that sum.
 
     Args:
@@ -177,12 +156,6 @@ class NoisyRank:
     choice: float
     steps: int | None
     sees_samples: bool
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        is_open = predictions.is_open
-        rank = torch.where(is_open, self.rank(predictions), float("-inf"))
-        best = rank.argmax(1, keepdim=True)
-        return torch.zeros_like(is_open).scatter(1, best, True) & is_open
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         probability = predictions.chance if self.sees_samples else predictions.peak

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.samplers.canvas.predictions import SlotPredictions
+from mmaccel.samplers.canvas.selector import Selector, first
 from mmaccel.samplers.noise import Noise
 
 ORDERS = (
@@ -31,9 +32,9 @@ _DECAY = 0.25  # of a slot's weight in the order "position"
 _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
 
-@dataclass
-class Order:
-    """An order of the slots of a run.
+@dataclass(eq=False)
+class Order(Selector):
+    """An order of the slots of a run; takes the next one.
 
     Attributes:
         name: one of `ORDERS`.
@@ -46,13 +47,16 @@ class Order:
     ranks: Tensor | None
     noise: Noise | None = None
 
+    def __post_init__(self) -> None:
+        self.sees_samples = self.name == "sampled"
+
     def restart(self, batch_slots: Tensor) -> None:
         """The noise of `batch_slots`, `[n]` int64, has become that of other rows."""
         if self.noise is not None and self.ranks is not None:
             self.ranks = _random_ranks(self.noise, self.ranks.shape[1])
 
-    def score(self, predictions: SlotPredictions) -> Tensor:
-        """`[B, Q]` float32, the highest open slot is next; -inf where not open."""
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`; -inf where not open."""
         if self.ranks is not None:
             value = -self.ranks.gather(1, predictions.slots)
         elif self.name == "sampled":
@@ -69,13 +73,11 @@ class Order:
 
     def first(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` bool, the next slot of every row that has one."""
-        best = self.score(predictions).argmax(1, keepdim=True)
-        is_open = predictions.is_open
-        return torch.zeros_like(is_open).scatter(1, best, True) & is_open
+        return first(self.rank(predictions), predictions.is_open)
 
     def argsort(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` int64, indices of the slots in order; closed ones come last."""
-        return self.score(predictions).argsort(dim=1, descending=True, stable=True)
+        return self.rank(predictions).argsort(dim=1, descending=True, stable=True)
 
 
 def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> Order:

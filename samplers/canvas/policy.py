@@ -22,7 +22,7 @@ from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import Or, Selector, SelectorState
+from mmaccel.samplers.canvas.selector import AtLeast, Or, Selector, SelectorState
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -61,11 +61,6 @@ class RunPolicy(Capable, CanvasPolicy):
             return {}
         return {"own attention": 'keeps no finished blocks without cache="block"'}
 
-    @property
-    def run_type(self) -> type[CanvasRun]:
-        """Class of the policy's runs."""
-        return CanvasRun
-
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "cache", as_plan(self.cache))
@@ -90,9 +85,7 @@ class RunPolicy(Capable, CanvasPolicy):
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
-        return self.run_type(
-            self, model, prompt, length, block=self.block, cache=as_plan(self.cache), **options
-        )
+        return CanvasRun(self, model, prompt, length, **options)
 
     @abstractmethod
     def decode(self, run: CanvasRun) -> Generation:
@@ -100,8 +93,8 @@ class RunPolicy(Capable, CanvasPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectorPolicy(RunPolicy):
-    """A policy that commits what its `selector` takes.
+class SelectorPolicy(RunPolicy, Selector):
+    """A policy that commits what its `selector` takes, which may be itself.
 
     Args:
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
@@ -124,15 +117,15 @@ class SelectorPolicy(RunPolicy):
 
     exactness: ClassVar[Exactness] = "relaxed"
 
-    @abstractmethod
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """What chooses the slots."""
+        return self
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """What is committed at a pass: what the selector takes, and early ends."""
         chosen = self.selector(run, state)
         if self.end_threshold is not None:
-            chosen = Or(chosen, EosThreshold(self.end_threshold))
+            chosen = Or(AtLeast(1, chosen), EosThreshold(self.end_threshold))
         if self.settled is not None:
             chosen = Or(chosen, ConvergedBlock(self.settled))
         return chosen

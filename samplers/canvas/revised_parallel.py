@@ -18,27 +18,18 @@ from torch import Tensor
 from mmaccel.capabilities import NOTHING, Words
 from mmaccel.checks import one_of, within
 from mmaccel.contracts import Denoiser, Prompt
-from mmaccel.results import Generation
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.revision import (
     EditReviser,
     RedoReviser,
-    RevisedRun,
     Reviser,
+    ShadowPass,
     ShadowReviser,
-    ShadowRun,
 )
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import (
-    AtLeast,
-    LogitsOnly,
-    Selector,
-    SelectorState,
-    take,
-    top,
-)
+from mmaccel.samplers.canvas.selector import Selector, SelectorState, take, top
 
 _REVISERS: dict[str, tuple[type[Reviser], float]] = {  # and `least` by default
     "shadow": (ShadowReviser, 0.9),
@@ -75,39 +66,33 @@ class RevisedParallel(SelectorPolicy):
     def needs(self) -> Words:
         return super().needs | (_OF_SHADOWS if self.revise == "shadow" else NOTHING)
 
-    @property
-    def run_type(self) -> type[CanvasRun]:
-        return ShadowRun if self.revise == "shadow" else RevisedRun
-
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
-        layout = "entries" if self.revise == "shadow" else "rows"
-        return super().open(model, prompt, length, layout=layout, **options)
-
-    def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
-        assert isinstance(run, RevisedRun)
+        if self.revise == "shadow":
+            options |= {"layout": "entries", "pass_type": ShadowPass}
+        run = super().open(model, prompt, length, **options)
         kind, least = _REVISERS[self.revise]
-        run.set_reviser(kind(run, least if self.least is None else self.least, self.budget))
-        return super().decode(run)
+        run.reviser = kind(run, least if self.least is None else self.least, self.budget)
+        run.track(run.reviser)
+        return run
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         return Threshold(self.threshold)
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`; as much of it as the reviser allows."""
-        assert isinstance(run, RevisedRun)
-        return AtLeast(1, ReviserLimit(super().full_selector(run, state), run))
+        return ReviserLimit(super().full_selector(run, state), run)
 
 
-class ReviserLimit(LogitsOnly):
+class ReviserLimit(Selector):
     """The highest-ranked slots of what a selector takes, as many as the reviser allows."""
 
-    def __init__(self, selector: Selector, run: RevisedRun) -> None:
+    def __init__(self, selector: Selector, run: CanvasRun) -> None:
         self._selector, self._run = selector, run
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         chosen = take(self._selector, predictions, state)
+        assert self._run.reviser is not None
         return top(self.rank(predictions), chosen, self._run.reviser.max_commits(predictions))
 
     def rank(self, predictions: SlotPredictions) -> Tensor:

@@ -29,7 +29,6 @@ passes. Source: a practice of users, no paper.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,48 +43,6 @@ from mmaccel.samplers.canvas.selector import top
 from mmaccel.samplers.canvas.state import Canvas
 
 
-class RevisedRun(CanvasRun):
-    """`CanvasRun` with a reviser; the same arguments. Call `set_reviser` before the first pass."""
-
-    def set_reviser(self, reviser: Reviser) -> None:
-        """Let `reviser` change the canvas after every commit."""
-        self.reviser = reviser
-        self.track(reviser)
-
-    @property
-    def slots(self) -> Tensor:
-        """`[B, Q]` int64, slots from the active block's first on; L and above are none."""
-        return self.model_pass.slots(self.canvas)
-
-    def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
-        self._predictions, self._before = predictions, self.canvas.is_committed
-        super().commit(predictions, chosen)
-
-    def finish_pass(self) -> None:
-        """Revise, then see `CanvasRun.finish_pass`."""
-        new = (self.canvas.is_committed & ~self._before).gather(1, self._predictions.slots)
-        new = new & (self.slots < self.canvas.end[:, None])
-        self.reviser.revise(self._predictions, new)
-        super().finish_pass()
-
-    def revisable(self) -> Tensor:
-        """`[B, Q]` bool, committed slots of the active block that may be revised: not given, and
-        no stop token, which has ended the row for good.
-        """
-        canvas = self.canvas
-        may = canvas.is_committed & ~canvas.is_given
-        if canvas.stop_tokens is not None:
-            may = may & ~(canvas.tokens[..., None] == canvas.stop_tokens).any(-1)
-        slots = self.slots
-        end = torch.minimum(canvas.end, canvas.limit)[:, None]
-        return may.gather(1, slots.clamp(max=canvas.length - 1)) & (slots < end)
-
-    def is_full(self) -> Tensor:
-        """`[B]` bool, rows whose active block has no open slot left."""
-        canvas = self.canvas
-        return ~canvas.active().any(1) & (canvas.start < canvas.limit)
-
-
 class Reviser:
     """Revises one run; its state is kept per row.
 
@@ -95,7 +52,7 @@ class Reviser:
         budget: passes over a block once it is full.
     """
 
-    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+    def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         self._run, self._least, self._budget = run, least, budget
         self._start = torch.full_like(run.canvas.start, -1)  # the block of the last pass
 
@@ -108,6 +65,22 @@ class Reviser:
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
         """`[B]` int64, slots that may be committed at this pass."""
         return predictions.is_open.sum(1)
+
+    def revisable(self) -> Tensor:
+        """`[B, Q]` bool, committed slots of the active block that may be revised: not given, and
+        no stop token, which has ended the row for good.
+        """
+        canvas, slots = self._run.canvas, self._run.slots
+        may = canvas.is_committed & ~canvas.is_given
+        if canvas.stop_tokens is not None:
+            may = may & ~(canvas.tokens[..., None] == canvas.stop_tokens).any(-1)
+        end = torch.minimum(canvas.end, canvas.limit)[:, None]
+        return may.gather(1, slots.clamp(max=canvas.length - 1)) & (slots < end)
+
+    def is_full(self) -> Tensor:
+        """`[B]` bool, rows whose active block has no open slot left."""
+        canvas = self._run.canvas
+        return ~canvas.active().any(1) & (canvas.start < canvas.limit)
 
     @abstractmethod
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
@@ -123,7 +96,7 @@ class Reviser:
 class EditReviser(Reviser):
     """Replaces tokens where another has a probability above `least`."""
 
-    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+    def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         super().__init__(run, least, budget)
         self._extra = torch.zeros_like(run.canvas.start)  # passes over the block, once full
 
@@ -133,19 +106,19 @@ class EditReviser(Reviser):
         self._start = canvas.start
         probability, best = predictions.logits.softmax(-1).max(-1)  # [B, Q]
         is_other = best != canvas.tokens.gather(1, predictions.slots)
-        candidates = run.revisable() & ~new
+        candidates = self.revisable() & ~new
         run.mark_invalid((candidates & probability.isnan()).any(1))
         edited = candidates & is_other & (probability > self._least)
         canvas.replace(canvas.spread(slots, edited, False), canvas.spread(slots, best, 0))
         goes_on = ~canvas.stays_in_block | edited.any(1)
-        canvas.stays_in_block = run.is_full() & goes_on & (self._extra < self._budget)
+        canvas.stays_in_block = self.is_full() & goes_on & (self._extra < self._budget)
         self._extra = self._extra + canvas.stays_in_block
 
 
 class RedoReviser(Reviser):
     """Opens slots again that were committed with less than `least`, and their neighbours."""
 
-    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+    def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         super().__init__(run, least, budget)
         self._is_redoing = torch.zeros_like(run.canvas.stays_in_block)
         self._confidence = torch.ones_like(run.canvas.tokens, dtype=torch.float32)
@@ -156,16 +129,16 @@ class RedoReviser(Reviser):
         return torch.where(is_redoing, 1, predictions.is_open.sum(1))
 
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
-        run, canvas, slots = self._run, self._run.canvas, self._run.slots
+        canvas, slots = self._run.canvas, self._run.slots
         self._is_redoing = self._is_redoing & (canvas.start == self._start)
         self._start = canvas.start
         is_new = canvas.spread(slots, new, False)
         peak = canvas.spread(slots, predictions.peak.where(new, 1.0), True)
         self._confidence = torch.where(is_new, peak, self._confidence)
-        revisable = run.revisable()
+        revisable = self.revisable()
         is_low = revisable & (self._confidence.gather(1, predictions.slots) < self._least)
         near = max_pool1d(is_low[:, None].float(), 3, 1, 1)[:, 0] > 0
-        due = run.is_full() & ~self._is_redoing
+        due = self.is_full() & ~self._is_redoing
         canvas.reopen(canvas.spread(slots, near & revisable & due[:, None], False))
         self._is_redoing = self._is_redoing | due
 
@@ -173,7 +146,7 @@ class RedoReviser(Reviser):
 class ShadowReviser(Reviser):
     """Takes back tokens whose probability without them is below `least`."""
 
-    def __init__(self, run: RevisedRun, least: float, budget: int = 0) -> None:
+    def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
         super().__init__(run, least, budget)
         self._last = torch.ones_like(run.canvas.start)  # slots that the last pass committed
 
@@ -188,7 +161,7 @@ class ShadowReviser(Reviser):
         n_new = new.sum(1)
         most = torch.where(canvas.start == self._start, self._last - 1, 0)
         most = torch.where(n_new > 1, most, 0)
-        candidates = run.revisable() & ~new
+        candidates = self.revisable() & ~new
         run.mark_invalid((candidates & left_out.isnan()).any(1))
         back = top(-left_out, candidates & (left_out < self._least), most)
         canvas.reopen(canvas.spread(run.slots, back, False))
@@ -231,12 +204,6 @@ class ShadowPass(ModelPass):
         probability = model.softmax(-1).gather(-1, tokens)[..., 0]
         self.left_out = torch.where(self._checked, probability, 1.0)
         return super().predict(own, canvas, slots, is_open, copies)
-
-
-class ShadowRun(RevisedRun):
-    """`RevisedRun` whose passes compute shadows too; layout "entries"."""
-
-    pass_type: ClassVar[type[ModelPass]] = ShadowPass
 
 
 def with_shadows(

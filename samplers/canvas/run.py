@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
 from mmaccel.contracts import Denoiser, FinishedRow, Prompt
-from mmaccel.policies import CanvasInterrupt, CanvasPolicy, CanvasProgress, OnCanvasStep
+from mmaccel.policies import CanvasInterrupt, CanvasProgress, OnCanvasStep
 from mmaccel.results import Generation, Stats
-from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.canvas.checks import check_run
 from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order, make_order
@@ -39,6 +39,10 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
 from mmaccel.samplers.window.rows import count_gains
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.canvas.policy import RunPolicy
+    from mmaccel.samplers.canvas.revision import Reviser
 
 
 class RowState(Protocol):
@@ -52,16 +56,15 @@ class CanvasRun:
     """One run of B rows.
 
     Args:
-        policy: for the statistics.
+        policy: has `block` and `cache`; for the statistics.
         model: the denoiser.
         prompt: R = G * B rows.
         length: L, slots to fill.
         params, noise: as in `mmaccel.policies.Policy.sample`.
         on_step: called after every pass.
-        block: slots per block, None for one block; a block-causal model's own by default.
-        cache: what passes reuse.
         copies: most canvases that one pass computes.
         layout: of these, "rows" of a batch or "entries" of one row.
+        pass_type: class of its passes.
 
     Attributes:
         canvas: what is committed.
@@ -71,13 +74,12 @@ class CanvasRun:
         has_new_rows: whether there are rows without a pass while others go on.
         draws: None, or a function that receives a pass's predictions and returns them with other
             tokens drawn; for proofs that enumerate all draws.
+        reviser: changes the canvas after every commit; None: nothing does.
     """
-
-    pass_type: ClassVar[type[ModelPass]] = ModelPass
 
     def __init__(
         self,
-        policy: CanvasPolicy,
+        policy: RunPolicy,
         model: Denoiser,
         prompt: Prompt,
         length: int,
@@ -85,13 +87,12 @@ class CanvasRun:
         params: SamplingParams,
         noise: Noise,
         on_step: OnCanvasStep | None = None,
-        block: int | None = None,
-        cache: CachePlan,
         copies: int = 1,
         layout: str = "rows",
+        pass_type: type[ModelPass] = ModelPass,
     ) -> None:
         self._began = time.perf_counter()
-        check_run(policy, model, prompt, length, params, noise, block, cache)
+        check_run(policy, model, prompt, length, params, noise)
         self.scheduler = None
         if prompt.batching is not None:
             self.scheduler = Scheduler(prompt, prompt.batching, noise, is_fixed=True)
@@ -101,12 +102,14 @@ class CanvasRun:
         self.noise = noise
         self.layout = prompt.layout
         self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
+        self.reviser: Reviser | None = None
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
         own = model.block
-        block = own if block is None else block
-        self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
+        block = own if policy.block is None else policy.block
+        blank = {"mask_token": model.mask_token, "block": block, "is_own": own is not None}
+        self._blank = partial(Canvas, length=length, **blank)
         self.canvas = self._blank(prompt)
         if self.scheduler is not None:  # a batch slot may wait for its first row
             is_open = torch.tensor(
@@ -120,8 +123,8 @@ class CanvasRun:
         self._reported = self.canvas.lengths  # [B], slots that `on_step` has received
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
         width = length if block is None else min(block, length)
-        self.model_pass = self.pass_type(
-            model, prompt, self.canvas, width, params, noise, cache, copies, layout
+        self.model_pass = pass_type(
+            model, prompt, self.canvas, width, params, noise, as_plan(policy.cache), copies, layout
         )
         self.stats.prefill_passes += self.model_pass.n_prefilled > 0
 
@@ -212,11 +215,19 @@ class CanvasRun:
         check_answer(name, chosen, predictions.is_open.shape, "bool")
         chosen = predictions.at_least_one(chosen)
         assert predictions.drawn is not None
-        was_open = self.canvas.is_live
+        was_open, before = self.canvas.is_live, self.canvas.is_committed
         self.mark_invalid(predictions.has_invalid_logits & was_open)
         n_new = self.commit_on(self.canvas, chosen, predictions.drawn)
         self.bound.charge(n_new, bound_nats(predictions.entropy, chosen), was_open)
+        if self.reviser is not None:
+            new = (self.canvas.is_committed & ~before).gather(1, predictions.slots)
+            self.reviser.revise(predictions, new & (self.slots < self.canvas.end[:, None]))
         self.finish_pass()
+
+    @property
+    def slots(self) -> Tensor:
+        """`[B, Q]` int64, slots from the active block's first on; L and above are none."""
+        return self.model_pass.slots(self.canvas)
 
     def commit_on(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
         """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it.
@@ -312,18 +323,3 @@ class CanvasRun:
         stats.forward_seconds = self.model_pass.seconds
         stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, lengths, passes, stats), is_committed
-
-
-def blank_canvas(
-    length: int, mask_token: int | None, block: int | None, is_own: bool, prompt: Prompt
-) -> Canvas:
-    """A canvas before its first pass.
-
-    Args:
-        length, mask_token, block: see `Canvas`.
-        is_own: whether the model has blocks, which are counted from a row's first token.
-    """
-    offset = torch.zeros_like(prompt.lengths[: prompt.batch])
-    if is_own and block is not None:
-        offset = prompt.lengths[: prompt.batch] % block
-    return Canvas(prompt, length, mask_token, block, offset)

@@ -17,14 +17,16 @@ Departures: a selector receives sealed predictions, without the tokens that were
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import check_answer
 from mmaccel.samplers.canvas.predictions import SlotPredictions
-from mmaccel.samplers.canvas.run import CanvasRun
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.canvas.run import CanvasRun
 
 
 @dataclass
@@ -93,28 +95,25 @@ class SelectorState:
         return chosen
 
 
-class Selector(Protocol):
-    """A rule. What it returns for a row depends on that row alone."""
+class Selector:
+    """A rule. What it returns for a row depends on that row alone. This one takes the first slot of
+    its rank, which is by confidence.
 
-    @property
-    def sees_samples(self) -> bool:
-        """Whether it receives what was drawn; then the decoded distribution is not exact."""
+    Attributes:
+        sees_samples: whether it receives what was drawn; then the decoded distribution is not
+            exact.
+    """
+
+    sees_samples: bool = False
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """`[B, Q]` bool, slots to commit; slots that are not open do not count."""
+        """`[B, Q]` bool, slots to commit; slots that are not open do not count. Where it takes none
+        of a row, the most confident one is committed.
+        """
+        return first(self.rank(predictions), predictions.is_open)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` float, the highest first."""
-
-
-class LogitsOnly:
-    """Base of selectors that do not receive what was drawn and rank by confidence."""
-
-    @property
-    def sees_samples(self) -> bool:
-        return False
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
         return predictions.peak
 
 
@@ -162,53 +161,48 @@ def top(rank: Tensor, among: Tensor, n: int | Tensor) -> Tensor:
     return (ranked(rank, among) < n) & among
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two selectors, both evaluated at every pass; ranked by the first."""
+def first(rank: Tensor, among: Tensor) -> Tensor:
+    """The highest of every row that has one, `[B, Q]` bool; the lowest slot of equal ones."""
+    best = torch.where(among, rank, float("-inf")).argmax(1, keepdim=True)
+    return torch.zeros_like(among).scatter(1, best, True) & among
 
-    one: Selector
-    other: Selector
 
-    @property
-    def sees_samples(self) -> bool:
-        """Whether either does."""
-        return self.one.sees_samples or self.other.sees_samples
+class _Of(Selector):
+    """Made of selectors, all of which are evaluated at every pass; ranked by the first."""
+
+    def __init__(self, *parts: Selector) -> None:
+        self.parts = parts
+        self.sees_samples = any(part.sees_samples for part in parts)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        return self.one.rank(predictions)
+        return self.parts[0].rank(predictions)
 
 
-class And(_Pair):
-    """Slots that both take; ranked by the first."""
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return take(self.one, predictions, state) & take(self.other, predictions, state)
-
-
-class Or(_Pair):
-    """Slots that either takes; ranked by the first."""
+class And(_Of):
+    """Slots that both take."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return take(self.one, predictions, state) | take(self.other, predictions, state)
+        one, other = self.parts
+        return take(one, predictions, state) & take(other, predictions, state)
 
 
-@dataclass(frozen=True)
-class AtLeast:
+class Or(_Of):
+    """Slots that either takes."""
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        one, other = self.parts
+        return take(one, predictions, state) | take(other, predictions, state)
+
+
+class AtLeast(_Of):
     """What a selector takes, filled up to n slots from the top of its rank."""
 
-    n: int
-    selector: Selector
-
-    @property
-    def sees_samples(self) -> bool:
-        """Whether the selector does."""
-        return self.selector.sees_samples
+    def __init__(self, n: int, selector: Selector) -> None:
+        super().__init__(selector)
+        self.n = n
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        chosen = take(self.selector, predictions, state)
+        chosen = take(self.parts[0], predictions, state)
         lacking = (self.n - chosen.sum(1)).clamp(min=0)
-        order = rank_by(self.selector, predictions, state)
+        order = rank_by(self.parts[0], predictions, state)
         return chosen | top(order, predictions.is_open & ~chosen, lacking)
-
-    def rank(self, predictions: SlotPredictions) -> Tensor:
-        return self.selector.rank(predictions)

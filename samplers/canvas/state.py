@@ -36,7 +36,7 @@ class Canvas:
         length: L, slots of every row.
         mask_token: what an open slot holds.
         block: slots per block; None takes the canvas as one.
-        offset: `[B]` int64, slots by which a row's first block is shorter.
+        is_own: whether blocks are the model's own, which count from a row's first token.
 
     Attributes:
         tokens: `[B, L]` int64, the mask token where nothing is committed.
@@ -60,7 +60,7 @@ class Canvas:
         length: int,
         mask_token: int | None,
         block: int | None,
-        offset: Tensor,
+        is_own: bool = False,
     ) -> None:
         batch = prompt.batch
         device = prompt.tokens.device
@@ -71,7 +71,10 @@ class Canvas:
         self.limit = torch.full((batch,), length, device=device, dtype=torch.int64)
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
-        self._block, self._offset = block, offset
+        self._block = block
+        self._offset = torch.zeros_like(self.limit)  # by which a row's first block is shorter
+        if is_own and block is not None:
+            self._offset = prompt.lengths[:batch] % block
         self._commit_forced(prompt.layout, batch)
         self.is_given = self.is_committed.clone()
         self.start = torch.full_like(self.limit, -1)

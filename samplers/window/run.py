@@ -290,7 +290,7 @@ class WindowRun(StaticPart):
             step_fn()
 
         self.calls.n_behind = self.graphs.buffers.n_behind.get(key, 0)  # of a replayed pass
-        is_usual = self.graphs.run_steps(step, key, n_passes, self.state)
+        is_usual = self.graphs.run_steps(step, key, n_passes, self.state, self.width)
         self.graphs.buffers.n_behind[key] = self.calls.n_behind
         self.sync(n_passes, is_usual and not has_pieces)
 

@@ -45,14 +45,14 @@ class RunGraphs(StaticPart):
         self._n_captures = self.runner.captures
         self.buffers = StaticBuffers({})
         self.short_prompt: Tensor | None = None
+        self._model = run.model if isinstance(run.model, CapturedBuffers) else None
         prompt = run.prompt
         if self._key is None:
             self.capacity = measure(prompt, run.length)
             return
         self.capacity = self._key.capacity
         origin = self.capacity.origin
-        model = run.model
-        is_captured = isinstance(model, CapturedBuffers) and model.captures_prompts
+        is_captured = self._model is not None and self._model.captures_prompts
         if is_captured and run.scheduler is None and len(prompt.tokens) * origin <= _SHORT:
             self.short_prompt = pad(prompt.tokens, (0, origin - prompt.tokens.shape[1]))
 
@@ -82,7 +82,12 @@ class RunGraphs(StaticPart):
         return static_noise
 
     def run_steps(
-        self, step: Callable[[], None], key: Hashable | None, n_passes: int, state: StepState
+        self,
+        step: Callable[[], None],
+        key: Hashable | None,
+        n_passes: int,
+        state: StepState,
+        width: int,
     ) -> bool:
         """Carry out as many steps as lie between two synchronisations with the host.
 
@@ -90,6 +95,7 @@ class RunGraphs(StaticPart):
             step: one of them.
             key: see `StepRunner.run_step`.
             n_passes: how many.
+            width: entries of a row in the pass of each.
 
         Returns:
             Whether each took as long as others like it will.
@@ -98,7 +104,9 @@ class RunGraphs(StaticPart):
         is_usual = True
         try:
             for _ in range(n_passes):
-                is_usual &= self.runner.run_step(key, step)
+                does_more = self._model is not None and self._model.begin_step(width)
+                own = (key, does_more) if does_more and key is not None else key
+                is_usual &= self.runner.run_step(own, step)
         except torch.OutOfMemoryError:
             self.runner.free_memory()  # for the next call
             raise

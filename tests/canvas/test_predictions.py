@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmaccel
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from tests.fixtures.canvas import commits, independent
 from tests.fixtures.toy_models import distribution_by_hand
 
 ROWS, SLOTS, TOKENS = 2, 5, 6  # id 6 is the mask token
@@ -105,26 +102,3 @@ def test_a_token_barred_by_the_layout_is_impossible_in_both_distributions() -> N
     model, target = by_hand(0, 0, barred), by_hand(0, 0, barred, temperature=2.0)
     assert float(seen.peak[0, 0]) == pytest.approx(max(model), abs=1e-5)
     assert float(seen.entropy[0, 0]) == pytest.approx(entropy(target), abs=1e-5)
-
-
-POLICIES = [
-    mmaccel.ConfidentParallel(0.8),
-    mmaccel.ConfidentParallel(rule="frechet"),
-    mmaccel.LocalLeap(0.9, 1, 0.7),
-    mmaccel.KLStable(0.8, steps=1),
-    mmaccel.MaskedParallel(2, choose="first", choice=0.0),
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("params", [{"temperature": 3.0}, {"temperature": 0.3}, {"top_k": 1}])
-def test_rules_of_confidence_choose_the_same_slots_at_every_temperature(
-    policy: Any, params: dict[str, Any]
-) -> None:
-    """Independent slots: draws change no distribution."""
-    peaks = [0.95, 0.6, 0.85, 0.75, 0.5, 0.9]
-    model = ReferenceDenoiser(independent(*[[p, (1 - p) * 0.7, (1 - p) * 0.3] for p in peaks]))
-    found = [
-        commits(policy, model, 6, params=SamplingParams(**given), noise=6) for given in ({}, params)
-    ]
-    assert found[0] == found[1] and len(found[0]) > 1

@@ -15,11 +15,9 @@ from mmaccel.errors import NumericsError, ShapeError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Exactness
-from mmaccel.samplers.canvas.masked_parallel import ByOrder
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import Selector, SelectorState, top
+from mmaccel.samplers.canvas.selector import Selector, SelectorState
 from tests.fixtures.canvas import decode
 from tests.fixtures.canvas_paths import enumerate_paths
 from tests.fixtures.joints import families
@@ -131,13 +129,6 @@ def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
         run(temperature=1e-30, model=Raised(JOINT))
 
 
-class Best(ByOrder):
-    """The first slot of an order."""
-
-    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return top(self.rank(predictions), predictions.is_open, 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OneByOne(SelectorPolicy):
     """One slot a pass, in an order."""
@@ -147,7 +138,7 @@ class OneByOne(SelectorPolicy):
     exactness: ClassVar[Exactness] = "distribution"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        return Best(run.order(self.by))
+        return run.order(self.by)
 
 
 @pytest.mark.parametrize("by", ["sampled", "confidence", "entropy"])

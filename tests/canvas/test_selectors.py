@@ -19,9 +19,9 @@ import mmaccel
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
-from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
+from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.kl_stable import Stable
-from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
+from mmaccel.samplers.canvas.masked_parallel import Quota
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import And, AtLeast, Or, SelectorState, ranked, top
@@ -40,7 +40,7 @@ from tests.fixtures.joints import families
 
 LENGTH = 6
 JOINTS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
-BY_PEAK = ByOrder(Order("confidence", None))
+BY_PEAK = Order("confidence", None)
 SURE, EVEN = [0.9, 0.1], [0.5, 0.5]
 NO_END = torch.iinfo(torch.int64).max
 
@@ -59,7 +59,7 @@ def test_ranks_put_the_worst_open_slot_before_closed_ones() -> None:
 
 
 def test_only_selectors_that_declare_it_see_samples() -> None:
-    sampled = ByOrder(Order("sampled", None))
+    sampled = Order("sampled", None)
     for selector in (And(BY_PEAK, sampled), Or(sampled, BY_PEAK)):
         assert selector.sees_samples
     assert AtLeast(1, sampled).sees_samples and Quota("linear", 2, sampled).sees_samples
@@ -105,11 +105,11 @@ def test_entropy_and_budget() -> None:
     seen = predictions_of([[0.99, 0.9, 0.5, 0.97, 0.9, 0.6]])
     h = seen.entropy[0].double()
     edge = float(h[0] + h[3] + h[1])  # of slots 0, 3, 1, 4: all but the largest
-    assert taken(EntropyBound(edge + 1e-6), seen) == [[0, 1, 3, 4]]
-    assert taken(EntropyBound(edge - 1e-6), seen) == [[0, 1, 3]]
-    assert taken(EntropyBound(0.0), seen) == [[0]] == taken(BudgetBound(0.0), seen)
+    assert taken(EntropyBounded(edge + 1e-6), seen) == [[0, 1, 3, 4]]
+    assert taken(EntropyBounded(edge - 1e-6), seen) == [[0, 1, 3]]
+    assert taken(EntropyBounded(0.0), seen) == [[0]] == taken(EntropyBounded(budget_nats=0.0), seen)
     # 4 of 6 slots may spend 4/6 of the budget
-    assert taken(BudgetBound(edge * 6 / 4 + 1e-5), seen) == [[0, 1, 3, 4]]
+    assert taken(EntropyBounded(budget_nats=edge * 6 / 4 + 1e-5), seen) == [[0, 1, 3, 4]]
 
 
 @pytest.mark.parametrize("spent, wanted", [(0.0, 5), (0.3, 5), (0.45, 1)])
@@ -121,21 +121,21 @@ def test_a_budget_takes_the_largest_prefix_that_keeps_the_pace(spent: float, wan
     seen.entropy.copy_(torch.tensor([[0.02, 0.02, 0.02, 0.02, 1.0, 1.0]]))
     state = SelectorState.of(open_run())
     state.run.bound.nats += spent
-    assert len(taken(BudgetBound(0.6), seen, state)[0]) == wanted
+    assert len(taken(EntropyBounded(budget_nats=0.6), seen, state)[0]) == wanted
 
 
 def test_a_relative_bound_is_that_of_each_rows_first_pass() -> None:
     """One slot of each row is closed. Slots of 1 nat and of 0.1 nats: bounds of 4 and of 0.4."""
-    run = open_run(2)
+    run, rule = open_run(2), EntropyBounded()
+    run.layout = Grid(2, 3, 3)
     state, seen = SelectorState.of(run), predictions_of([[0.9] * LENGTH, [0.9] * LENGTH], closed=5)
     seen.entropy.copy_(torch.tensor([[1.0] * 5 + [9.0], [0.1] * 5 + [9.0]]))
-    assert taken(RelativeBound(), seen, state) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    assert taken(RelativeBound(2.5), seen, state) == [[0, 1, 2], [0, 1, 2]]
+    assert taken(rule, seen, state) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     run.bound.row_passes += 1
-    seen.entropy.copy_(torch.tensor([[0.5] * 5 + [9.0], [0.2] * 5 + [9.0]]))
-    assert taken(RelativeBound(2.5), seen, state) == [[0, 1, 2, 3, 4], [0, 1]]
+    seen.entropy.copy_(torch.tensor([[2.0] * 5 + [9.0], [0.2] * 5 + [9.0]]))
+    assert taken(rule, seen, state) == [[0, 1, 2], [0, 1, 2]]
     run.bound.row_passes[1] = 0  # another row begins in this batch slot
-    assert taken(RelativeBound(2.5), seen, state)[1] == [0, 1, 2]
+    assert taken(rule, seen, state) == [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 
 def test_stability_is_forgotten_where_a_block_is_new() -> None:

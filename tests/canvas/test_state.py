@@ -39,12 +39,12 @@ def canvas(
 ) -> Canvas:
     rows = len(offsets)
     prompt = Prompt(
-        torch.zeros(rows, 2, dtype=torch.int64),
-        torch.full((rows,), 2),
+        torch.zeros(rows, 8, dtype=torch.int64),
+        torch.tensor(offsets) + (block or 2),
         stop_tokens=None if stop is None else torch.tensor([stop]),
         layout=None if given is None else Given(given),
     )
-    return Canvas(prompt, length, MASK, block, torch.tensor(offsets))
+    return Canvas(prompt, length, MASK, block, is_own=True)
 
 
 def slots(*chosen: int, length: int = 6) -> torch.Tensor:

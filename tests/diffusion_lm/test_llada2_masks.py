@@ -15,11 +15,10 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     READINGS,
     BlockMasks,
     find_masks,
-    make_reads,
 )
 from mmaccel.pipelines.diffusion_lm.llada2.service import LLaDA2Denoiser, LLaDA2Service
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.layers.store import MASK_FORMS, mask_reads
+from mmaccel.pipelines.layers.store import MASK_FORMS
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
 
@@ -126,21 +125,3 @@ def test_an_undeclared_class_runs_the_original_with_a_remedy(
     with mmaccel.attach(pipe, policy, strict=True):
         with pytest.raises(UnsupportedModelError, match=reason):
             run(pipe)
-
-
-def test_forms_of_a_mask() -> None:
-    reads = torch.tensor([[[True, False]]])
-    at = torch.zeros(1, 1, dtype=torch.int64)
-    made = {
-        form: mask_reads(reads, at, form, torch.float16)[0, 0, 0].tolist() for form in MASK_FORMS
-    }
-    assert made["bool"] == [True, False] and made["zero-one"] == [1.0, 0.0]
-    assert made["additive"] == [0.0, torch.finfo(torch.float16).min]
-
-
-def test_reads_of_blocks_and_causal_entries() -> None:
-    visible = torch.tensor([[0, 1, 1, 1, 1]])
-    blocks = make_reads(visible, 2, 2, "blocks")[0].int().tolist()
-    assert blocks == [[0, 1, 1, 1, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-    causal = make_reads(visible[:, :4], 2, 2, "causal")[0].int().tolist()
-    assert causal == [[0, 1, 1, 0], [0, 1, 1, 1]]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mmaccel import ContinuousBatching, Grid, Noise, SamplingParams
+from mmaccel import ContinuousBatching, Grid, Noise
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.kernels.noise import uniforms
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.noise import Stream
 from tests.fixtures.toy_distribution import forced_by_hand
-from tests.fixtures.toy_models import ToyLanguage, distribution_by_hand, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, distribution_by_hand, sample
 
 LENGTH = 27
 WINDOWS = (1, 2, 3, 5, 16, 64, "adaptive")
@@ -53,18 +52,13 @@ def run(
     batching: ContinuousBatching | None = None,
 ) -> Generation:
     rows = list(range(len(PROMPTS))) if rows is None else rows
-    branches = 2 if "guidance_scale" in options else 1
-    tokens = [PROMPTS[b] for b in rows] + ([OTHERS[b] for b in rows] if branches == 2 else [])
-    stops = None if stop is None else torch.tensor(stop)
-    prompt = make_prompt(tokens, branches, layout=grid, stop_tokens=stops)
-    return policy.sample(
-        model or ToyLanguage(5, depth=6),
-        replace(prompt, batching=batching),
-        length,
-        params=SamplingParams(**options),
-        noise=Noise.from_seed([SEEDS[b] for b in rows], len(rows)),
-        on_step=on_step,
-    )
+    tokens = [PROMPTS[b] for b in rows]
+    if "guidance_scale" in options:
+        tokens += [OTHERS[b] for b in rows]
+    return sample(
+        policy, model or ToyLanguage(5, depth=6), tokens, length, seed=[SEEDS[b] for b in rows],
+        stops=stop, layout=grid, batching=batching, on_step=on_step, **options,
+    )  # fmt: skip
 
 
 def code_by_hand(seed: int, n_codes: int, item: int = 0) -> float:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel import AcousticGroups, Frames, Noise, SamplingParams
+from mmaccel import AcousticGroups, Frames
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.g_test import GTest, combine, count_sequences, g_test
 from mmaccel.kernels import dispatch
 from mmaccel.policies import Policy
-from mmaccel.results import Generation, Progress
+from mmaccel.results import Progress
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window import acoustic_groups, speculative_jacobi, token_groups
 from mmaccel.samplers.window.token_groups import TokenGroups, find_codes, group_tokens
@@ -33,6 +33,7 @@ from tests.fixtures.toy_models import (
     distribution_by_hand,
     enumerate_distribution,
     make_prompt,
+    sample,
 )
 
 SIZE = 5
@@ -98,16 +99,15 @@ def test_groups_that_no_memory_holds_are_refused(monkeypatch: Patch) -> None:
         group_tokens(torch.ones(3, 2), torch.ones(3, dtype=torch.bool), 0.5, by_angle=True)
 
 
-def test_groups_are_those_of_the_weights_as_they_are() -> None:
-    model = Vectors(SIZE, seed=3, depth=7)
-    policy = AcousticGroups(3, radius=0.5)
-    prompt = make_prompt([[1, 2]])
+def test_groups_are_kept_and_those_of_the_weights_as_they_are() -> None:
+    model, prompt = Vectors(SIZE, seed=3, depth=7), make_prompt([[1, 2]])
     vectors = model.vectors("embeddings").clone()
     model.vectors = lambda _: vectors  # type: ignore[method-assign]
-    first = policy.find_groups(model, prompt)
-    assert policy.find_groups(model, prompt) is first
+    first = AcousticGroups(3, radius=0.5).find_groups(model, prompt)
+    assert AcousticGroups(3, radius=0.5).find_groups(model, prompt) is first
+    assert listed(AcousticGroups(3, 1.5).find_groups(model, prompt)) != listed(first)
     vectors[0] = vectors[3]
-    members, _ = listed(policy.find_groups(model, prompt))
+    members, _ = listed(AcousticGroups(3, radius=0.5).find_groups(model, prompt))
     assert {0, 3} <= members[0] and not {0, 3} <= listed(first)[0][0]
 
 
@@ -217,18 +217,6 @@ class Vectors(ToyLanguage):
         return on_circle(*self.degrees)
 
 
-def sample(policy: Policy, model: ToyLanguage, rows: int, length: int, **given: Any) -> Generation:
-    options = given.pop("options", {})
-    return policy.sample(
-        model,
-        make_prompt(given.pop("prompts", [[1, 2]]) * rows),
-        length,
-        params=SamplingParams(**options),
-        noise=Noise.from_seed(given.pop("seed", 1), rows * given.pop("n_prompts", 1)),
-        **given,
-    )
-
-
 ROWS, LENGTH = 30_000, 3
 PROMPTS = [[1, 2], [0, 3, 3, 4]]
 
@@ -286,8 +274,7 @@ def measure_groups(
 
     patch.setattr(AcousticGroups, "rule", spy)
     policy = AcousticGroups(3, radius=0.5, **fields)
-    sample(policy, model, rows // 2, LENGTH, prompts=PROMPTS, n_prompts=2, options=options,
-           on_step=on_step)  # fmt: skip
+    sample(policy, model, PROMPTS * (rows // 2), LENGTH, seed=1, on_step=on_step, **options)
     assert int(counts.sum()) == rows * LENGTH
     distribution_of = distribution_by_hand(**options)
     tests = []
@@ -412,7 +399,7 @@ class Lumped(Vectors):
 def measure_sequences(policy: Policy, model: Vectors) -> tuple[GTest, GTest]:
     """Sequences of groups, and of tokens, against the model's."""
     group_of = Lumped.group_of
-    tokens = sample(policy, model, 50_000, 4).tokens
+    tokens = sample(policy, model, [[1, 2]] * 50_000, 4, seed=1).tokens
     chances = enumerate_distribution(model, [[1, 2]], 4, distribution_by_hand())
     by_groups = torch.zeros(2**4, dtype=torch.float64)
     for sequence, chance in chances.items():
@@ -459,32 +446,8 @@ def test_sequences_of_groups_are_not_exact_where_groups_depend_on_codes() -> Non
 def test_wider_groups_spend_more_and_take_fewer_passes() -> None:
     spent, passes = [], []
     for radius in (0.0, 0.1, 1.0, 2.5):
-        made = sample(AcousticGroups(5, radius), Loose(), 300, 12).stats
+        made = sample(AcousticGroups(5, radius), Loose(), [[1, 2]] * 300, 12, seed=1).stats
         spent.append(made.total_variation)
         passes.append(made.row_passes)
     assert spent == sorted(spent) and spent[1] > 1.0
     assert passes == sorted(passes, reverse=True) and passes[3] < passes[1] < passes[0]
-
-
-def test_groups_are_kept_between_runs_of_a_model(monkeypatch: Patch) -> None:
-    made: list[float] = []
-
-    def count(vectors: Tensor, is_code: Tensor, radius: float, **named: Any) -> TokenGroups:
-        made.append(radius)
-        return group_tokens(vectors, is_code, radius, **named)
-
-    monkeypatch.setattr(acoustic_groups, "group_tokens", count)
-
-    class Kept(Loose):
-        circle = on_circle(*Lumped.degrees)
-
-        def vectors(self, kind: str) -> Tensor:
-            return self.circle
-
-    model = Kept()
-    for radius in (0.5, 0.5, 1.0, 1.0):
-        sample(AcousticGroups(3, radius), model, 2, 4)
-    model.circle = on_circle(*DEGREES)
-    sample(AcousticGroups(3, 1.0), model, 2, 4)
-    sample(AcousticGroups(3, 1.0), Kept(), 2, 4)
-    assert made == [0.5, 1.0, 1.0, 1.0]

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams
+from mmaccel import CausalLMWindow, ContinuousBatching, Noise, SamplingParams
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation
 from mmaccel.samplers.scheduling import Scheduler
 from tests.exactness import test_continuous_batching as window
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
 from tests.matrix.test_batching import check_rows
 
 
@@ -70,29 +69,6 @@ def test_captured_steps_have_all_batch_slots_from_the_beginning(name: str, sync_
     check_rows(given, window.alone(name, 2.0))
     assert len(model.setup.runner.recorded) == 1 and model.setup.runner.replayed > 3
     assert arriving.asked[0] == 2  # two of four batch slots are free
-
-
-def test_a_model_that_cannot_prefill_some_rows_has_all_batch_slots_too() -> None:
-    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
-
-    def prompt(chosen: list[int]) -> Prompt:
-        return make_prompt([rows[row] for row in chosen], stop_tokens=torch.tensor([4]))
-
-    def toy(first: Prompt, seeds: list[int], batching: ContinuousBatching | None) -> Generation:
-        return Jacobi(4).sample(
-            window.Strict(5, depth=6),
-            replace(first, batching=batching),
-            20,
-            params=SamplingParams(),
-            noise=Noise.from_seed(seeds, len(seeds)),
-        )
-
-    wanted = [toy(prompt([row]), [100 + row], None) for row in range(6)]
-    given: list[FinishedRow] = []
-    arriving = Arriving([2, 3, 4, 5], prompt, gap=1)
-    toy(widened(prompt([0, 1])), [100, 101], ContinuousBatching(3, given.append, arriving))
-    check_rows(given, wanted)
-    assert isinstance(window.Strict(5), ToyLanguage)
 
 
 def test_the_scheduler_holds_only_rows_that_are_not_finished() -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams
-from mmaccel.results import Progress
 from tests.exactness.bitwise_runs import (
     LENGTH,
     PROMPTS,
@@ -69,12 +68,3 @@ def test_passes_where_nothing_depends_on_the_prefix(window: int, passes: int) ->
     plain = run(Autoregressive(), {}, model=ToyLanguage(5, depth=6, spread=0.0))
     assert_same(fast, plain)
     assert plain.stats.passes == LENGTH
-
-
-def test_an_error_from_on_step_reaches_the_caller() -> None:
-    def stop(progress: Progress) -> None:
-        if progress.passes == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(Jacobi(4), {}, on_step=stop)

@@ -76,18 +76,6 @@ def decode(
     return made
 
 
-def test_rows_end_out_of_order() -> None:
-    """Otherwise the tests above would not test admission."""
-    given: list[FinishedRow] = []
-    made = decode(CASES["stepwise"], ALL, False, ContinuousBatching(3, given.append))
-    assert len({row.passes for row in given}) > 3
-    assert [row.row for row in given] != ALL
-    fixed = sum(
-        max(row.passes for row in given if row.row in part) for part in ([0, 1, 2], [3, 4, 5], [6])
-    )
-    assert made.stats.passes < fixed
-
-
 class Counted(WrappedDenoiser):
     """A denoiser that records the rows of its passes."""
 

@@ -106,14 +106,14 @@ PROOFS = (distribution_is_the_models, budget_is_kept, canvas_is_left_alone)
 
 def choose_by_what_was_drawn(patch: Patch) -> None:
     """Choose the slot of the most probable draw, as most releases do at a temperature."""
-    score = Order.score
+    rank = Order.rank
 
     def leaking(self: Order, seen: SlotPredictions) -> Tensor:
         if seen.chance is None:
-            return score(self, seen)
+            return rank(self, seen)
         return torch.where(seen.is_open, seen.chance, float("-inf"))
 
-    patch.setattr(Order, "score", leaking)
+    patch.setattr(Order, "rank", leaking)
 
 
 def leak_into_selectors(patch: Patch) -> None:

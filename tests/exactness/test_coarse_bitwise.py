@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mmaccel import Autoregressive, Coarse, ContinuousBatching, Jacobi, Noise, SamplingParams
+from mmaccel import Autoregressive, Coarse, ContinuousBatching, Jacobi
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation, Progress
 from tests.exactness import planted_coarse_bugs as bugs
@@ -32,7 +32,7 @@ from tests.fixtures.coarse import (
     perfect_coarse,
     strong_coarse,
 )
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.toy_models import sample
 
 COLUMNS = {"text": 0, "grid": GRID.columns}
 
@@ -102,11 +102,9 @@ def perfect(tmp_path_factory: pytest.TempPathFactory) -> Coarse:
 
 
 def decode(policy: Any, options: dict[str, Any], on_step: Any = None, **others: Any) -> Generation:
-    branches = 2 if "guidance_scale" in options else 1
-    return policy.sample(
-        GridLanguage(5, 4, 1), make_prompt(PROMPTS * branches, branches, **others), STEPS,
-        params=SamplingParams(**options), noise=Noise.from_seed(3, len(PROMPTS)), on_step=on_step,
-    )  # fmt: skip
+    rows = PROMPTS * (2 if "guidance_scale" in options else 1)
+    given = options | others
+    return sample(policy, GridLanguage(5, 4, 1), rows, STEPS, seed=3, on_step=on_step, **given)
 
 
 def check_perfect(source: Coarse, window: int, options: dict[str, Any], **others: Any) -> None:
@@ -140,12 +138,6 @@ def test_rounds_of_a_perfect_coarse_model(perfect: Coarse) -> None:
     check_perfect(source, 5, PERFECT["guided"], batching=ContinuousBatching(2))
     with pytest.raises(AssertionError, match="accepted less than 7"):
         check_perfect(replace(perfect, rounds=1), 7, {})
-
-
-@pytest.mark.parametrize("options", [PERFECT["plain"], PERFECT["guided"]], ids=["plain", "guided"])
-def test_also_for_rows_that_are_admitted_later(options: dict[str, Any], perfect: Coarse) -> None:
-    for n_slots in (1, 2, 4):
-        check_perfect(perfect, 5, options, batching=ContinuousBatching(n_slots))
 
 
 @pytest.mark.parametrize("plant", bugs.OF_DRAFTS, ids=lambda plant: plant.__name__)

@@ -26,10 +26,11 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import FinishedRow, Pass
+from mmaccel.contracts import FinishedRow, Pass, Prompt
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
+from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -97,22 +98,35 @@ class Strict(ToyLanguage):
 
 
 @pytest.mark.parametrize("policy", [Jacobi(4), SpeculativeJacobi(4), Speculative(3)], ids=repr)
-def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy) -> None:
-    """The other rows process tokens where their next passes begin."""
+@pytest.mark.parametrize("way", ["waiting", "arriving", "chunks of 1", "chunks of 3"])
+def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy, way: str) -> None:
+    """The other rows process tokens where their next passes begin; batch slots are all there from
+    the beginning.
+    """
     rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
-    stops, params = torch.tensor([4]), SamplingParams(guidance_scale=1.5)
 
-    def toy(chosen: list[int], batching: ContinuousBatching | None) -> Generation:
+    def read(chosen: list[int], width: int = 5) -> Prompt:
         tokens = [rows[row] for row in chosen] + [rows[-1 - row] for row in chosen]
-        prompt = make_prompt(tokens, 2, stop_tokens=stops, batching=batching)
-        noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
-        return policy.sample(Strict(5, depth=6), prompt, 20, params=params, noise=noise)
+        made = make_prompt(tokens, 2, stop_tokens=torch.tensor([4]))
+        pad = max(0, width - made.tokens.shape[1])
+        return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+
+    def toy(chosen: list[int], batching: ContinuousBatching | None, size: Any = None) -> Generation:
+        model = Strict(5, depth=6)
+        model.setup.prefill_chunk_size = size
+        prompt = replace(read(chosen), batching=batching)
+        noise = Noise.from_seed([100 + row for row in chosen], len(chosen))
+        params = SamplingParams(guidance_scale=1.5)
+        return policy.sample(model, prompt, 20, params=params, noise=noise)
 
     given: list[FinishedRow] = []
-    made = toy(list(range(6)), ContinuousBatching(2, given.append))
+    first, arriving = [*range(6)], None
+    if way == "arriving":
+        first, arriving = [0, 1], Arriving([2, 3, 4, 5], read, gap=1)
+    batching = ContinuousBatching(2 + (way == "arriving"), given.append, arriving)
+    made = toy(first, batching, int(way[-1]) if "chunks" in way else None)
     alone = [toy([row], None) for row in range(6)]
     check_rows(given, alone)
-    assert made.tokens.equal(torch.cat([own.tokens for own in alone]))
     assert made.stats.row_passes == sum(own.stats.passes for own in alone)
 
 

@@ -407,17 +407,6 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     assert found - every_pass == declared - {"noise.schedule"}
 
 
-def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:
-    noise, other = Noise.from_seed([3, 2**63], 2), Noise.from_seed(9, 2)
-    slots = torch.arange(6).view(2, 3)
-    noise.gumbel(slots, 5)
-    addresses = [tensor.data_ptr() for tensor in vars(noise).values()]
-    noise.refill(other)
-    assert noise.gumbel(slots, 5).equal(other.gumbel(slots, 5)) and len(addresses) == 3
-    assert noise.seeds.equal(other.seeds) and noise.items.equal(other.items)
-    assert [tensor.data_ptr() for tensor in vars(noise).values()] == addresses
-
-
 def test_capacity_is_rounded_up_for_cached_graphs_alone() -> None:
     prompt = make_prompt([[1] * 70, [2]])
     assert measure(prompt, 30) == (70, 30, 99)

@@ -158,29 +158,6 @@ def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
         seen = []
 
 
-def test_the_adaptive_window_captures_its_widths_once(model: Any) -> None:
-    cache, widths = GraphCache(), 0
-    for _ in range(2):
-        for call in CALLS:
-            made = decode(Jacobi(window="adaptive"), call, cache, model)
-            plain = decode(Jacobi(window=8), call, None, model)
-            assert made.tokens.equal(plain.tokens)
-            widths += made.stats.captures
-    assert 1 <= widths <= 5 and len(cache) == 1  # each width once
-
-
-@pytest.mark.parametrize("policy", [Jacobi(window=6), GroupedSpeculative(window=5, group=3)])
-def test_a_captured_step_without_a_cache(policy: Policy, model: Any) -> None:
-    runner = Replay()
-    captured = decode(policy, CALLS[0], None, model, runner=runner)
-    assert runner.replayed > 3 and len(runner.recorded) == 1  # one width, one record
-    assert captured.stats.passes == runner.replayed + 3  # the first, one to warm up, one recorded
-    plain = decode(policy, CALLS[0], None, model)
-    assert_like(captured, plain)
-    spent = pytest.approx(plain.stats.total_variation, rel=1e-12)
-    assert captured.stats.total_variation == spent
-
-
 @pytest.mark.parametrize("sync_every", [2, 5])
 def test_passes_after_the_last_token(sync_every: int, model: Any) -> None:
     """They are counted and change nothing, captured or not."""

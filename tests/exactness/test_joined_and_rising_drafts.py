@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Noise, SamplingParams, Speculative, SpeculativeJacobi
+from mmaccel import Speculative, SpeculativeJacobi
 from mmaccel.kernels.acceptance import exact_rule, residual
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
@@ -24,7 +24,7 @@ from mmaccel.samplers.window.block_verification import verify_block
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 from tests.fixtures.toy_distribution import SETTINGS, assert_exact, assert_rejected
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.toy_models import sample
 
 PLAIN = SETTINGS["plain"]
 DRAFTER = PLAIN.language(seed=2)
@@ -107,13 +107,7 @@ def test_a_block_of_a_draft_models_drafts(name: str) -> None:
 
 
 def run(policy: Policy, rows: int = 2000) -> Generation:
-    return policy.sample(
-        PLAIN.language(),
-        make_prompt([[1, 2]] * rows),
-        7,
-        params=SamplingParams(),
-        noise=Noise.from_seed(1, rows),
-    )
+    return sample(policy, PLAIN.language(), [[1, 2]] * rows, 7, seed=1)
 
 
 @pytest.mark.parametrize("policy", [BLOCK, Speculative(6, DRAFTER, verification="block")], ids=repr)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import GroupedSpeculative, Noise, SamplingParams, SpeculativeJacobi
+from mmaccel import GroupedSpeculative, SpeculativeJacobi
 from mmaccel.results import Generation
 from mmaccel.samplers.window.latent_groups import latent_ratio, nearest_codes
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, sample
 
 SIZE, WIDTH = 9, 3
 
@@ -110,14 +110,7 @@ class Coded(ToyLanguage):
 
 
 def run(policy: GroupedSpeculative | SpeculativeJacobi) -> Generation:
-    rows = 200
-    return policy.sample(
-        Coded(),
-        make_prompt([[1, 2]] * rows),
-        12,
-        params=SamplingParams(),
-        noise=Noise.from_seed(1, rows),
-    )
+    return sample(policy, Coded(), [[1, 2]] * 200, 12, seed=1)
 
 
 @pytest.mark.parametrize("limit", [{"delta": 0.0}, {"cap": 1.0}], ids=str)

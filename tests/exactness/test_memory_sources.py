@@ -36,14 +36,14 @@ from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
 from mmaccel.samplers.drafting.memory import aded, sibling_rows, stand
-from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts, merge_votes
+from mmaccel.samplers.drafting.memory.candidates import Texts, merge_votes
 from mmaccel.samplers.drafting.memory.lookahead import LookaheadDrafter
 from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import assert_same
 from tests.exactness.test_continuous_batching import ALL, decode
 from tests.fixtures.graph_recorder import Recorder
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, make_prompt, sample
 from tests.fixtures.tree_language import TreeLanguage
 
 LENGTH, WINDOW = 60, 6
@@ -55,13 +55,9 @@ def generate(
     policy: Policy, prompts: Sequence[list[int]] = PROMPTS, model: Any = None, **options: Any
 ) -> Generation:
     """A text whose next token depends on the last two alone."""
-    return policy.sample(
-        ToyLanguage(5, seed=3, depth=2, spread=2.0) if model is None else model,
-        make_prompt([*prompts]),
-        options.pop("length", LENGTH),
-        params=SamplingParams(**{"temperature": 0.0, **options}),
-        noise=Noise.from_seed(5, len(prompts)),
-    )
+    model = ToyLanguage(5, seed=3, depth=2, spread=2.0) if model is None else model
+    given = {"length": LENGTH, "temperature": 0.0, "seed": 5, **options}
+    return sample(policy, model, [*prompts], **given)
 
 
 # What a source proposes, and what it knows.
@@ -231,23 +227,6 @@ def test_votes_of_another_prompt_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
 # The two functions that sources share.
 
 
-def test_contexts_against_lists() -> None:
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(-1, 3, (200, 14), generator=generator)
-    last = torch.randint(-1, 3, (200, 2, 3), generator=generator)
-    columns = torch.arange(14)
-    ranks = torch.where(columns < 11, columns, -1).expand(200, -1)
-    found, is_found, lengths = find_contexts(Texts(tokens, columns, ranks), last, 4)
-    for row in range(200):
-        for n in range(2):
-            context = last[row, n].tolist()
-            while -1 in context:
-                context = context[context.index(-1) + 1 :]
-            longest, ends = occurrences(tokens[row, :11].tolist(), context, 3)
-            assert found[row, n][is_found[row, n]].tolist() == ends[:4]
-            assert lengths[row, n] == longest
-
-
 def test_votes_are_added_up() -> None:
     tokens = torch.tensor([[[3, 1, 3, 2], [9, -1, 0, 0]], [[1, 1, 1, 1], [4, 4, 4, 4]]])
     weights = torch.tensor([[[1, 0.5, 1, 0], [0, 0, 0, 0]], [[1, 1, 1, 1.0], [0.5, 0, 0, 0.25]]])
@@ -291,13 +270,6 @@ def test_noise_chooses_among_the_distributions_that_were_seen(
         assert_same(made, repeat(Autoregressive(), **options))
     likeliest = repeat(policy(16, drafts="token-recycling"), **options)
     assert made.stats.row_passes < 0.75 * likeliest.stats.row_passes
-
-
-def test_one_occurrence_is_enough_for_token_recycling() -> None:
-    """At a low temperature tokens are mostly the likeliest ones; n-grams wait for a repetition."""
-    made = repeat(Jacobi(8, "token-recycling"), temperature=0.3)
-    assert_same(made, repeat(Autoregressive(), temperature=0.3))
-    assert made.stats.passes < repeat(Jacobi(8, "left"), temperature=0.3).stats.passes
 
 
 def by_hierarchy(prompts: list[list[int]], length: int, policy: Any = None) -> Generation:
@@ -399,12 +371,9 @@ def test_tokens_outside_of_the_vocabulary() -> None:
             return super().forward(replace(entries, tokens=known))
 
     made = [
-        policy.sample(
-            Codes(5, depth=2), make_prompt([[9, 7], [3]]), 20, params=SamplingParams(),
-            noise=Noise.from_seed(1, 2),
-        )
+        sample(policy, Codes(5, depth=2), [[9, 7], [3]], 20, seed=1)
         for policy in (Autoregressive(), Jacobi(6, "token-recycling"))
-    ]  # fmt: skip
+    ]
     assert_same(made[1], made[0])
 
 

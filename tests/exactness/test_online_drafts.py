@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Jacobi, Noise, SamplingParams
+from mmaccel import Jacobi
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting import online
 from mmaccel.samplers.drafting.coarse_model import TEXT_NEIGHBOURS, VIDEO_NEIGHBOURS
@@ -19,7 +19,7 @@ from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.step_runner import StepRunner
 from tests.exactness.bitwise_runs import GRID, assert_same
 from tests.fixtures.coarse import StateLanguage
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, sample
 
 LENGTH = 96
 
@@ -47,10 +47,7 @@ def eager_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decode(model: StateLanguage, drafts: str, seed: int = 0) -> Generation:
-    return Jacobi(8, drafts).sample(
-        model, make_prompt([[1, 2, 3], [0, 4, 4]]), LENGTH, params=SamplingParams(),
-        noise=Noise.from_seed(seed, 2),
-    )  # fmt: skip
+    return sample(Jacobi(8, drafts), model, [[1, 2, 3], [0, 4, 4]], LENGTH, seed=seed)
 
 
 @pytest.mark.usefixtures("eager_to_learn")

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import GroupedSpeculative, Noise, SamplingParams, SpeculativeJacobi
+from mmaccel import GroupedSpeculative, SpeculativeJacobi
 from mmaccel.results import Stats
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.window.grouped_speculative import group_ratio
 from tests.fixtures.toy_distribution import Setting, assert_rejected, measure
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.toy_models import sample
 
 PLAIN = Setting()
 
@@ -55,7 +55,8 @@ def test_output_distribution_moves_by_what_is_reported(
     a, spent = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
     p, q = p[:, 0].double(), q[:, 0].double()
     exact = torch.where(q > 0, (p / q).clamp(max=1), 1.0)
-    assert (a >= exact - 1e-6).all()  # never below the exact rule's
+    assert (a >= exact - 1e-6).where(p > 0, a < 1e-6).all()  # never below the exact rule's
+    exact = exact.where(p > 0, 0.0)
     total = (q * a).sum(-1, keepdim=True)
     rest = (p - q).clamp(min=0)
     output = q * a + (1 - total) * rest / rest.sum(-1, keepdim=True)
@@ -73,26 +74,6 @@ def group_by_hand(p: list[float], q: list[float], token: int, group: int, gap: f
     members = [v for v in members if abs(p[v] - p[token]) < gap]
     mass_p, mass_q = sum(p[v] for v in members), sum(q[v] for v in members)
     return 1.0 if mass_q == 0 else min(1.0, mass_p / mass_q)
-
-
-@pytest.mark.parametrize("group, max_gap", [(1, 1.0), (2, 0.15), (3, 0.02), (9, 1.0), (2, 1e-6)])
-def test_acceptance_is_the_larger_of_group_and_exact(group: int, max_gap: float) -> None:
-    p, q = random_distributions(12, 7, seed=3), random_distributions(12, 7, seed=4)
-    a, _ = acceptance_of(GroupedSpeculative(2, group=group, max_gap=max_gap), p, q)
-    for row in range(12):
-        p_row, q_row = p[row, 0].tolist(), q[row, 0].tolist()
-        for x in range(7):
-            exact = min(1.0, p_row[x] / q_row[x]) if q_row[x] > 0 else 1.0
-            wanted = max(exact, group_by_hand(p_row, q_row, x, group, max_gap))
-            if p_row[x] == 0:  # excluded, whatever its group
-                wanted = 0.0
-            assert float(a[row, x]) == pytest.approx(wanted, abs=1e-5)
-
-
-def test_a_gap_of_exactly_max_gap_leaves_a_token_out() -> None:
-    p = torch.tensor([[[0.5, 0.5, 0.0, 0.0]]])
-    q = torch.tensor([[[0.1, 0.2, 0.3, 0.4]]])
-    assert group_ratio(p, q, 7, 0.5)[0, 0].tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("max_gap", [1 / 64, 1 / 16, 1 / 8, 0.15, 1 / 2, 1.0, 1e-6])
@@ -160,18 +141,12 @@ def test_slots_behind_a_stop_cost_nothing() -> None:
     p = torch.tensor(PLAIN.language().logits_of([1, 2])).softmax(-1)
     _, spent = acceptance_of(policy, p[None, None], torch.full((1, 1, 3), 1 / 3))
     assert float(spent) > 0.01
-    stats = run(policy, rows=50, stop_tokens=torch.arange(3))
+    stats = run(policy, rows=50, stops=[0, 1, 2])
     assert stats.tokens == 50
     assert stats.total_variation == pytest.approx(50 * float(spent), rel=1e-5)
 
 
 def run(
-    policy: GroupedSpeculative | SpeculativeJacobi, rows: int, length: int = 5, **others: Tensor
+    policy: GroupedSpeculative | SpeculativeJacobi, rows: int, length: int = 5, **others: Any
 ) -> Stats:
-    return policy.sample(
-        PLAIN.language(),
-        make_prompt([[1, 2]] * rows, **others),
-        length,
-        params=SamplingParams(),
-        noise=Noise.from_seed(1, rows),
-    ).stats
+    return sample(policy, PLAIN.language(), [[1, 2]] * rows, length, seed=1, **others).stats

@@ -47,10 +47,10 @@ def coarse(tmp_path_factory: pytest.TempPathFactory) -> mmaccel.Coarse:
     return strong_coarse(language().output_matrix(), folder, candidates=3)
 
 
-def known(wrong: int, options: dict[str, Any], others: int = 0, until: int = 99) -> Known:
+def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
     """Drafts of the plain loop's text."""
     texts = run(Autoregressive(), options, grid=None).tokens
-    return Known(tuple(map(tuple, texts.tolist())), wrong, others, until)
+    return Known(tuple(map(tuple, texts.tolist())), wrong, until)
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
@@ -65,26 +65,6 @@ def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.C
     is_alike = not isinstance(shape, Comb | mmaccel.TETRIS)  # TETRIS: rows share a budget
     if is_alike:  # a comb's branches are there in a row's first pass, too
         assert made.passes.equal(whole.passes)
-
-
-def test_a_right_branch_is_taken() -> None:
-    """The chain is wrong from its third draft on, a branch right there for four tokens."""
-    for others in (0, 2):
-        source = known(2, {}, others)
-        made = run(Jacobi(9, source, Comb(3, 4)), {}, model=language(), grid=None)
-        assert_same(made, run(Autoregressive(), {}, grid=None))
-        # two drafts of the chain, four of the branch, and the token behind them
-        assert made.passes.tolist() == [-(-LENGTH // 7)] * len(PROMPTS)
-        alone = run(Jacobi(9, source), {}, model=language(), grid=None)
-        assert alone.passes.tolist() == [-(-LENGTH // 3)] * len(PROMPTS)
-
-
-def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("mild")
-    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.1)
-    alone = run(Jacobi(8, mild), {}, model=language(), grid=None)
-    made = run(Jacobi(8, mild, Comb(6, 4)), {}, model=language(), grid=None)
-    assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -260,25 +240,6 @@ def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
     return out, handle.stats
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("shape", [Comb(5, 3), DySpec(15, depth=4)], ids=repr)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"do_sample": False},
-        {"top_k": 5, "temperature": 0.6},
-        {"guidance_scale": 1.7, "negative_prompt_ids": torch.tensor([[9, 8], [7, 6], [5, 4]])},
-    ],
-    ids=["sampled", "greedy", "filtered", "guided"],
-)
-def test_an_attached_model(options: dict[str, Any], shape: Any, fused: bool) -> None:
-    plain, _ = generate(Autoregressive(), fused, **options)
-    made, stats = generate(Jacobi(8, "token-recycling", shape), fused, **options)
-    assert torch.equal(made, plain)
-    assert stats.exactness == "bitwise" and stats.tokens_processed > stats.passes * 8
-
-
 @pytest.mark.parametrize(
     "options",
     [{"repetition_penalty": 1.2}, {"return_dict_in_generate": True, "output_scores": True}],
@@ -301,9 +262,7 @@ TWINS = Written(((2, 0), (2, 0), (10, 0)))  # two nodes hold the right token, an
 def check_passes(options: dict[str, Any], shape: Any, wrong: int, until: int, gain: int) -> None:
     """The plain loop's tokens, and `gain` of them in each pass that has nodes."""
     plain = run(Autoregressive(), options, grid=None)
-    made = run(
-        Jacobi(9, known(wrong, options, 0, until), shape), options, model=language(), grid=None
-    )
+    made = run(Jacobi(9, known(wrong, options, until), shape), options, model=language(), grid=None)
     assert_same(made, plain)
     left, passes = LENGTH, 0
     while left:

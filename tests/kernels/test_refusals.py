@@ -56,6 +56,8 @@ def test_rows_are_of_arguments() -> None:
 SPOILED = {"double": Tensor.double, "apart": lambda x: x.repeat_interleave(2, -1)[..., ::2]}
 WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers would read wrongly
     "window_attention": {"q": "double", "k": "double apart", "v": "double apart"},
+    "packed_attention": {"q": "double", "k": "double apart", "v": "double apart"},
+    "pack_group": {"k": "double apart", "v": "double apart"},
     "column_mass": {"q": "double", "k": "double apart"},
     "block_scores": {"q": "double", "k": "double apart", "summaries": "double"},
     "choose_blocks": {"scores": "double apart"},
@@ -66,6 +68,7 @@ WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers wo
     "couple": {"scores": "double apart", "p_draft": "double apart"},
     "add_norm": {"hidden": "double apart", "update": "apart"},
     "gated_act": {"packed": "double apart"},
+    "row_product": {"x": "double apart", "weight": "double apart", "total": "apart"},
     "rope_write": dict.fromkeys(("qkv", "keys", "values"), "double apart"),
     "accept_prefix": dict.fromkeys(("new", "peak", "variation"), "apart"),
 }
@@ -75,7 +78,7 @@ WRONG: dict[str, dict[str, str]] = {  # kernel -> tensor -> what its pointers wo
 def test_a_kernel_refuses_what_it_would_read_wrongly(kernel: str) -> None:
     pytest.importorskip("triton")
     specification = getattr(import_module(f"mmaccel.kernels.{kernel}"), KERNELS[kernel])
-    shape = (1, 2, 4, 8) if "q" in WRONG[kernel] else (4, 8)
+    shape = (1, 2, 4, 8) if {"q", "k"} & {*WRONG[kernel]} else (4, 8)
     given = {name: torch.zeros(shape) for name in WRONG[kernel]}
     assert refuse(specification, (), given) is None
     for name, ways in WRONG[kernel].items():

@@ -15,8 +15,10 @@ from torch import Tensor
 import mmaccel
 from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.catalog import METHODS
+from mmaccel.pipelines.layers.rounds import Eviction
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import LastChoice
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
@@ -27,6 +29,13 @@ from tests.matrix.examples import Target, make
 CALLS = ((26, 18, 30), (19, 31, 8), (26, 18, 30))  # lengths of prompts of one key
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5))
 N_NEW = 20
+ROUNDS = [
+    mmaccel.H2O(budget=10, every=6),
+    mmaccel.PyramidKV(budget=14, window=3, every=6),
+    mmaccel.ChunkKV(budget=12, window=3, chunk=3, reuse=2, every=6),
+    mmaccel.RandomEviction(budget=8, every=6),
+]
+RAAS = mmaccel.RaaS(budget=27, every=6, threshold=0.06)
 EVICTING = [
     name
     for name in METHODS["kv_cache"]
@@ -43,7 +52,7 @@ def prompts() -> list[list[list[int]]]:
 
 
 def run(
-    policy: Any, captured: bool, embeds: bool = False, **given: Any
+    policy: Any, captured: bool, embeds: bool = False, n_new: int = N_NEW, **given: Any
 ) -> list[tuple[Tensor, Any]]:
     """New tokens and statistics of the calls, in one handle; of prompts of embeddings on demand.
 
@@ -63,8 +72,8 @@ def run(
                 if embeds:
                     table = model.get_input_embeddings()
                     inputs["inputs_embeds"] = table(inputs.pop("input_ids")).detach()
-                out = model.generate(**inputs, **options, max_new_tokens=N_NEW)
-                found.append((out[:, -N_NEW:], handle.stats))
+                out = model.generate(**inputs, **options, max_new_tokens=n_new)
+                found.append((out[:, -n_new:], handle.stats))
     return found
 
 
@@ -90,6 +99,37 @@ def test_selectors_replay_the_graphs_of_earlier_runs(name: str, method: Any, pol
 @pytest.mark.parametrize("name", EVICTING)
 def test_evicting_runs_capture_graphs_of_their_own(name: str, policy: Any) -> None:
     method = make("kv_cache", name, Target(build_lm("llama")))
+    in_rounds = (getattr(method, "every", None) or N_NEW) < N_NEW
+    n_captures = 2 if in_rounds and policy is POLICIES[0] else 1  # passes with and without a round
+    assert_captured(policy, [n_captures] * 3, kv_cache=method)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("method", ROUNDS, ids=lambda method: method.name)
+def test_rounds_of_methods_that_can_be_asked_once(method: CacheMethod, policy: Any) -> None:
+    n_captures = 2 if policy is POLICIES[0] else 1
+    assert_captured(policy, [n_captures] * 3, kv_cache=method)
+
+
+@pytest.mark.parametrize("method", [ROUNDS[0], RAAS], ids=lambda method: method.name)
+@pytest.mark.parametrize("late", [0, 1])
+def test_rounds_begin_before_the_next_boundary_at_the_latest(
+    method: CacheMethod, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come to their boundaries apart, and every third pass carries out rounds for all."""
+    plain = [tokens for tokens, _ in run(POLICIES[0], False, n_new=50, kv_cache=method)]
+    begin = Eviction.begin_pass
+    # planted: passes are counted as one entry narrower
+    monkeypatch.setattr(Eviction, "begin_pass", lambda self, width: begin(self, width - late))
+    made = run(mmaccel.Jacobi(window=2), True, n_new=50, kv_cache=method)
+    same = [tokens[:, :49].equal(own[:, :49]) for (tokens, _), own in zip(made, plain, strict=True)]
+    assert not all(same) if late else all(same)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
+    method = mmaccel.QuantizedCache(group=6, residual=5)
     assert_captured(policy, [1, 1, 1], kv_cache=method)
 
 

@@ -79,12 +79,12 @@ def test_heads_of_about_equal_lengths_share_memory() -> None:
     assert layer.keys is None and layer.values is None
     n_numbers = 2 * 2 * 3 * (16 + room) + 2 * 2 * 3 * (4 + room)
     assert layer.n_bytes == 4 * n_numbers
-    assert (made.n_dropped, made.n_entries) == (11, 20)  # 38 of 80 stay
+    assert made.n_evicted == (11, 20)  # 38 of 80 stay
 
 
 def test_a_layer_that_drops_nothing_stays_whole() -> None:
     layer, made = evict_above(draw_heads(20, 20), torch.tensor([20]))
-    assert layer.parts == () and layer.keys is not None and made.n_dropped == 0
+    assert layer.parts == () and layer.keys is not None and made.n_evicted[0] == 0
 
 
 SPLITTING = (

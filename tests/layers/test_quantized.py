@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmaccel
 from mmaccel.contracts import Pass
+from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import PackedEntries, Packing
@@ -138,6 +139,29 @@ def check_speculation(name: str, branches: int) -> None:
         assert torch.allclose(feed(method, branches, most), one_by_one, atol=1e-3)
 
 
+@dataclass(frozen=True)
+class Own(mmaccel.QuantizedCache):
+    """May pack otherwise, so that kernels do not."""
+
+
+@pytest.mark.parametrize("name", [*REFERENCES, "a child"])
+def test_layers_that_attend_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their specifications, on a CPU: the logits of layers that are unpacked for a pass."""
+    method = Own(group=8, residual=6) if name == "a child" else REFERENCES[name][0]
+    expected = feed(method, 1, 1)
+    called = []
+
+    def spy(*given: Any, **options: Any) -> Any:
+        called.append(given)
+        return packed_attention(*given, **options)
+
+    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
+    monkeypatch.setattr("mmaccel.pipelines.layers.attention.packed_attention", spy)
+    for most in (1, 3, 6):
+        assert torch.allclose(feed(method, 1, most), expected, atol=1e-3)
+    assert bool(called) == (name != "a child")
+
+
 @pytest.mark.parametrize(("bits", "most"), [(4, 0.3), (8, 0.45)])
 def test_bytes_at_4096_positions(bits: Any, most: float) -> None:
     config = LlamaConfig(
@@ -181,7 +205,7 @@ def test_rows_that_leave_take_their_entries_with_them() -> None:
     indices = torch.tensor([[22, 23], [30, 31]])
     packing.advance(indices)
     layer.layout.prepare(indices, 40)
-    for seen in layer.update(states[rows, :, :2], states[rows, :, :2]):
+    for seen in layer.unpack(*layer.update(states[rows, :, :2], states[rows, :, :2])):
         for row, length in enumerate((22, 30)):
             expected = states[rows[row], :, :length]
             assert torch.allclose(seen[row, :, :length], expected, atol=0.03)
@@ -193,7 +217,7 @@ def test_numbers_that_are_all_alike_are_exact() -> None:
     states = torch.full((1, 1, 30, 4), 0.1)
     layer, _ = fill(states, 4, torch.tensor([30]))
     layer.layout.prepare(torch.tensor([[30]]), 38)
-    keys, _ = layer.visible()
+    keys, _ = layer.unpack(*layer.visible())
     assert torch.equal(keys[:, :, :30], states)
 
 
@@ -220,8 +244,11 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a window across a boundary reads what is whole": lambda patch: patch.setattr(
         PackedEntries, "extend", lambda self, mask, key, value, *rest: (mask, key, value)
     ),
-    "values by channel": lambda patch: patch.setattr(
-        mmaccel.QuantizedCache, "pack_values", mmaccel.QuantizedCache.pack_keys
+    "values by channel": lambda patch: (
+        patch.setattr(mmaccel.QuantizedCache, "code_bits", None),
+        patch.setattr(
+            mmaccel.QuantizedCache, "pack_values", mmaccel.QuantizedCache.pack_keys
+        ),
     ),
     "halves of a byte are mixed up": lambda patch: patch.setattr(
         mmaccel.QuantizedCache, "unpack",

@@ -27,7 +27,7 @@ from mmaccel.reduction.kv_cache.knorm import KNorm
 from mmaccel.reduction.sparse_attention.quest import Quest
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.samplers.canvas.policy import SelectorPolicy
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly
+from mmaccel.samplers.canvas.selector import AtLeast, Selector
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource
 from tests.fixtures.denoiser_targets import LENGTH, MASK, VOCAB, llada
 from tests.fixtures.fused_lms import build_decoder
@@ -358,7 +358,7 @@ def plan_tokens() -> Call:
 def fill_canvas() -> Call:
     """A pass by a selector."""
 
-    class Own(LogitsOnly):
+    class Own(Selector):
         def __init__(self, change: Callable[[Any], Any]) -> None:
             self.change = change
 

@@ -45,27 +45,6 @@ def sample(model: Any, rows: list[list[int]], **options: Any) -> Any:
     )
 
 
-def test_an_attached_policy_reuses_its_graphs(
-    caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other prompts, seeds and lengths share a key; other sampling parameters have their own."""
-    calls: list[tuple[list[list[int]], dict[str, Any]]] = [
-        (SHORT, {}), (LONG, {}), (SHORT, {"max_new_tokens": 13}), (LONG, {"top_k": 5}),
-        (LONG, {"eos_token_id": [9, 17]}), (SHORT, {"eos_token_id": [12, 31]}),
-    ]  # fmt: skip
-    model, made = build_lm("llama"), {}
-    for kind in ("graphs", "eager"):
-        with monkeypatch.context() as changed:
-            if kind == "eager":
-                changed.setattr(Engine, "runner", lambda *_: None)
-            with mmaccel.attach(model, Jacobi(window=4), strict=True) as run:
-                torch.manual_seed(5)
-                made[kind] = [sample(model, rows, **extra) for rows, extra in calls]
-        if kind == "graphs":
-            assert captures(run.history) == [1, 0, 0, 1, 1, 0]
-    assert all(mine.equal(own) for mine, own in zip(made["graphs"], made["eager"], strict=True))
-
-
 def test_detaching_drops_all_graphs(caches: list[GraphCache]) -> None:
     model, other = build_lm("llama"), build_lm("llama")
     with mmaccel.attach(model, Jacobi(window=4)) as run:

@@ -18,12 +18,11 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DivPrune, FastV, FiCoCoV, ToMe, VisionZip
 from mmaccel.pipelines.vision_language import encoder
-from mmaccel.pipelines.vision_language.encoder import EncoderReduction, Level
+from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
 from mmaccel.pipelines.vision_language.tokens import find_places
 from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
-from mmaccel.reduction.visual_tokens.plan import Plan
 from tests.fixtures.tiny_vlms import (
     IMAGE,
     VIDEO,
@@ -326,7 +325,7 @@ def test_the_tower_computes_what_a_loop_over_its_layers_computes(named: tuple[st
             torch.testing.assert_close(made.last_hidden_state, last, rtol=2e-4, atol=2e-4)
             sizes = torch.tensor([sum(map(len, row.members)) for row in rows])
             hidden = torch.tensor([int((~row.real).sum()) for row in rows])
-            assert torch.equal(run.levels[-1].size.sum(1).long(), sizes - hidden)
+            assert torch.equal(run.size.sum(1).long(), sizes - hidden)
             tokens, stats = answer(model, method, inputs)
             assert torch.equal(tokens, expected), (method, kind)
         assert stats.exactness == "relaxed" and "tokens of its encoder" in stats.reference
@@ -354,7 +353,7 @@ def test_the_seed_decides() -> None:
     model = shared("llava")
     inputs = draw_prompts("llava", model)
     runs = [reduced_states(model, ToMe(keep=0.4), inputs, seed)[1] for seed in (1, 1, 2)]
-    columns = [run.levels[-1].column for run in runs]
+    columns = [run.levels[-1].target for run in runs]
     assert torch.equal(columns[0], columns[1]) and not torch.equal(columns[0], columns[2])
 
 
@@ -476,14 +475,18 @@ def bug(name: str) -> Any:
 
 @bug("no bias")
 def _no_bias(patch: pytest.MonkeyPatch) -> None:
-    bias = Level.bias
-    patch.setattr(Level, "bias", lambda self, dtype: bias(self, dtype) * (~self.is_seen))
+    patch.setattr(EncoderReduction, "weighs", False)
 
 
 @bug("the class token is merged")
 def _class_token(patch: pytest.MonkeyPatch) -> None:
-    open_level = encoder._open_level
-    patch.setattr(encoder, "_open_level", lambda states, mask, _: open_level(states, mask, 0))
+    begin = TowerRun.begin
+
+    def begin_without(self: Any, states: Tensor, mask: Any) -> None:
+        begin(self, states, mask)
+        self.is_patch = self.is_seen.clone()
+
+    patch.setattr(TowerRun, "begin", begin_without)
 
 
 @bug("a mean that forgets sizes")
@@ -498,21 +501,18 @@ def _unweighted(patch: pytest.MonkeyPatch) -> None:
 
 @bug("states of the wrong level")
 def _wrong_level(patch: pytest.MonkeyPatch) -> None:
-    restore = encoder.TowerRun.restore
-    patch.setattr(
-        encoder.TowerRun, "restore", lambda self, states, layer: restore(self, states, 99)
-    )
+    restore = TowerRun.restore
+    patch.setattr(TowerRun, "restore", lambda self, states, layer: restore(self, states, 99))
 
 
 @bug("a representative of another slot")
 def _wrong_slot(patch: pytest.MonkeyPatch) -> None:
-    merge = Level.merge
-
-    def shifted(self: Any, first: int, plan: Plan, patches: Any) -> Any:
-        plan = Plan(plan.keep, plan.assign.roll(1, 1), plan.weight, plan.size, plan.merges)
-        return merge(self, first, plan, patches)
-
-    patch.setattr(Level, "merge", shifted)
+    merge = TowerRun.merge
+    patch.setattr(
+        TowerRun,
+        "merge",
+        lambda self, first, patches, target: merge(self, first, patches, target.roll(1, 1)),
+    )
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -17,6 +17,7 @@ import mmaccel
 from mmaccel import DivPrune, DownsamplePixels, FastV
 from mmaccel.pipelines.vision_language import pixels
 from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.tower_reduction import find_slots
 from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import (
@@ -261,9 +262,9 @@ def test_padding_of_an_image_stays_padding() -> None:
 
 
 def test_cells_of_a_grid() -> None:
-    cells = pixels.Cells((3, 4), (1, 3))
-    assert cells.cell.tolist() == [0, 0, 1, 2] * 3 and cells.size.tolist() == [6, 3, 3]
-    assert cells.is_middle.nonzero()[:, 0].tolist() == [5, 6, 7]
+    middles = pixels.find_middles((3, 4), (1, 3))
+    assert middles.tolist() == [5, 5, 6, 7] * 3
+    assert find_slots(middles).tolist() == [0, 0, 1, 2] * 3
 
 
 def test_both_sides_shrink_by_the_root() -> None:
@@ -278,13 +279,8 @@ def test_both_sides_shrink_by_the_root() -> None:
 
 
 def _cells(patch: pytest.MonkeyPatch) -> None:
-    first = pixels.Cells.__init__
-
-    def rolled(self: Any, full: Any, small: Any) -> None:
-        first(self, full, small)
-        self.cell = self.cell.roll(2)
-
-    patch.setattr(pixels.Cells, "__init__", rolled)
+    slots = pixels.find_slots
+    patch.setattr(pixels, "find_slots", lambda target: slots(target).roll(2))
 
 
 def _order(patch: pytest.MonkeyPatch) -> None:

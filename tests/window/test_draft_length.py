@@ -6,7 +6,7 @@ Tokens and distributions under each rule are proved beside the other sources in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,21 +21,19 @@ from mmaccel import (
     BanditSpec,
     DraftModel,
     Jacobi,
-    Noise,
-    SamplingParams,
     SpecDecPP,
     Speculative,
 )
-from mmaccel.contracts import ContinuousBatching, Pass
+from mmaccel.contracts import Pass
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
-from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
+from mmaccel.samplers.drafting.lengths.contract import Drafted
 from mmaccel.samplers.drafting.memory.suffix import Suffix, SuffixDrafter
 from tests.exactness.bitwise_runs import assert_same
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, sample
 
 PROMPTS = [[1, 2, 3], [0], [4, 4]]
 LENGTH = 60
@@ -50,13 +48,8 @@ def generate(
     temperature: float = 1.0,
 ) -> Generation:
     seeds = [5 + row for row in range(len(prompts))] if seeds is None else seeds
-    return policy.sample(
-        ToyLanguage(5, seed=3, depth=2) if model is None else model,
-        make_prompt(prompts, stop_tokens=None if stops is None else torch.tensor(stops)),
-        LENGTH,
-        params=SamplingParams(temperature=temperature),
-        noise=Noise.from_seed(seeds, len(prompts)),
-    )
+    model = ToyLanguage(5, seed=3, depth=2) if model is None else model
+    return sample(policy, model, prompts, LENGTH, seed=seeds, stops=stops, temperature=temperature)
 
 
 def drafted(*rows: list[float], confidences: list[list[float]] | None = None) -> Drafted:
@@ -109,32 +102,6 @@ def test_an_uncertain_draft_model_drafts_less(name: str) -> None:
         counts += [each.stats.draft_passes / each.stats.passes for each in made]
     unsure, unsure_cut, sure, sure_cut = counts
     assert unsure_cut < 0.5 * unsure and sure_cut > 0.85 * sure
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_row_stops_for_itself(name: str) -> None:
-    """In any batch the same tokens and the same passes."""
-    policy = Speculative(6, drafts=DraftModel(ToyLanguage(5, seed=4, depth=2), length=RULES[name]))
-    whole = generate(policy)
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate(policy, [prompt], seeds=[5 + row])
-        assert alone.tokens[0].equal(whole.tokens[row])
-        assert alone.passes[0] == whole.passes[row]
-
-
-@dataclass(frozen=True)
-class FirstRow(DraftLength):
-    """A planted bug: all rows stop where the first one does."""
-
-    def goes_on(self, drafted: Drafted) -> Tensor:
-        return SVIP(0.8).goes_on(drafted)[:1].expand(len(drafted.last))
-
-
-def test_a_row_that_stops_for_another_is_seen() -> None:
-    policy = Speculative(6, drafts=DraftModel(ToyLanguage(5, seed=4, depth=2), length=FirstRow()))
-    whole = generate(policy)
-    alone = [generate(policy, [PROMPTS[row]], seeds=[5 + row]) for row in (1, 2)]
-    assert any(not each.tokens[0].equal(whole.tokens[1 + n]) for n, each in enumerate(alone))
 
 
 def test_disco_learns_that_a_confident_draft_model_is_wrong() -> None:
@@ -201,11 +168,6 @@ LOAN = 4  # plain passes that a model may lose once
 def test_drafts_that_are_wrong_cost_three_percent_at_most(token_cost: float) -> None:
     cost, _ = cost_of(BanditSpec((wrong_by(1),), token_cost=token_cost))
     assert cost <= 1.03 * LENGTH + LOAN + 1e-6
-
-
-def test_drafts_that_are_right_are_used() -> None:
-    cost, made = cost_of(BanditSpec((wrong_by(0),), token_cost=0.03))
-    assert made.stats.passes <= 10 and cost < 0.3 * LENGTH
 
 
 def test_of_two_sources_the_right_one_drafts() -> None:
@@ -330,37 +292,6 @@ def test_what_one_text_taught_does_not_slow_the_next(
     model.table = fresh.table = same
     after, anew = (generate(policy, model=one).stats.passes for one in (model, fresh))
     assert after <= anew + 6 and anew < LENGTH / 2
-
-
-@pytest.mark.parametrize("before", [0.01, 3.0])
-def test_costs_of_a_busy_machine_are_forgotten(
-    before: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A width that did not pay may pay now, and one that did may not."""
-    model = TimedText(5, seed=3, depth=2)
-    monkeypatch.setattr("time.perf_counter", lambda: model.now)
-    now = 0.05 if before > 1 else 3.0
-    plain = generate(Autoregressive(), model=model).stats.passes
-    passes = []
-    for model.each in (before, before, now, now, now, now):
-        passes.append(generate(Jacobi(16), model=model).stats.passes)
-    assert (passes[-1] > 0.9 * plain) == (now > 1), passes
-
-
-def test_prompts_of_one_token_join_rows_that_repeat() -> None:
-    prompts = [[1], [0], [4], [2], [3], [1]]
-    given: list[Any] = []
-    prompt = replace(make_prompt(prompts), batching=ContinuousBatching(2, given.append))
-    Jacobi(8, Suffix(token_cost=0.01)).sample(
-        ToyLanguage(5, seed=3, depth=2),
-        prompt,
-        LENGTH,
-        params=SamplingParams(temperature=0.0),
-        noise=Noise.from_seed(list(range(6)), 6),
-    )
-    plain = generate(Autoregressive(), prompts, seeds=list(range(6)), temperature=0.0)
-    assert len(given) == 6
-    assert all(each.tokens.equal(plain.tokens[each.row]) for each in given)
 
 
 def test_wide_windows_that_gain_nothing_are_named() -> None:

@@ -64,13 +64,6 @@ def test_jacobi_has_the_plain_loops_tokens(head: Path, shape: Any, given: str) -
     assert found.stats.tokens_processed > 6 * found.stats.passes
 
 
-def test_a_tree_of_the_chain_has_the_passes_of_the_chain(head: Path) -> None:
-    source = Eagle(str(head))
-    alone = decode(Jacobi(6, source))
-    made = decode(Jacobi(6, source, Sequoia(5, depth=3, acceptance=((1.0, 0.0),))))
-    assert made.passes.equal(alone.passes)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_trees_save_passes(temperature: float, tmp_path: Path) -> None:
     """Beside a random head, whose likeliest drafts are hardly ever right: with more of them."""

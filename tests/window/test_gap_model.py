@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import Autoregressive, Comb, ContinuousBatching, DySpec, Jacobi
+from mmaccel import Autoregressive, Comb, DySpec, Jacobi
 from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.contract import Paths
 from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks, rank_chances
 from mmaccel.samplers.window.step_state import StepState
-from tests.exactness.bitwise_runs import PROMPTS, assert_same, run
+from tests.exactness.bitwise_runs import assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tree_language import TreeLanguage
 
@@ -154,12 +154,3 @@ def test_a_bad_beginning_is_mended(
         assert_same(made, plain)
         passes.append(made.stats.row_passes)
     assert passes[0] < 0.92 * passes[1]
-
-
-@pytest.mark.parametrize("batching", [None, ContinuousBatching(2)], ids=repr)
-def test_a_row_alone_has_its_passes(batching: Any, mild: mmaccel.Coarse) -> None:
-    policy = Jacobi(8, mild, DySpec(8, depth=3))
-    whole = run(policy, {}, model=TreeLanguage(5, depth=6), grid=None, batching=batching)
-    for row in range(len(PROMPTS)):
-        made = run(policy, {}, [row], model=TreeLanguage(5, depth=6), grid=None)
-        assert made.passes[0] == whole.passes[row]

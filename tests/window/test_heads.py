@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import mmaccel
-from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams, Speculative
+from mmaccel import CausalLMWindow, Eagle, Jacobi, Speculative
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.heads import (
@@ -29,9 +29,9 @@ from tests.fixtures.heads import (
 )
 from tests.fixtures.mtp import open_mtp_model, save_mtp
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.toy_models import sample
 
-ONE_EACH = ("eagle", "eagle3", "mtp, sliding", "dflash, sliding")
+ONE_EACH = ("eagle", "eagle3", "mtp, sliding", "dflash, sliding", "pard", "canvas")
 
 
 def find(name: str) -> Kind:
@@ -74,8 +74,9 @@ def test_drafts_are_those_of_the_head_over_the_whole_row(
     assert share_right(kind, model, tmp_path, drafted) == 1
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, n) for name in ONE_EACH for n in range(len(KINDS[name].bugs))]
+)
 def test_planted_bugs_change_drafts_and_no_token(
     name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +93,7 @@ def test_planted_bugs_change_drafts_and_no_token(
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.parametrize("name", ["eagle3", "mtp", "dflash, full"])
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "dflash, full", "pard", "canvas"])
 def test_speculative_has_the_models_distribution(
     name: str, is_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +153,7 @@ def test_the_layout_of_eagle_is_that_of_the_authors(third: bool, tmp_path: Path)
 def test_a_run_that_has_ended_keeps_no_states(tmp_path: Path) -> None:
     model, source = KINDS["eagle"].make(tmp_path, 40)
     window = CausalLMWindow(model)
-    given: dict[str, Any] = {"params": SamplingParams(), "noise": Noise.from_seed(0, 1)}
-    Jacobi(window=4, drafts=source).sample(window, make_prompt([[5, 6]]), 6, **given)
+    sample(Jacobi(window=4, drafts=source), window, [[5, 6]], 6)
     assert not window.keeps_states and window.read_prompt is None
 
 

@@ -15,9 +15,7 @@ from mmaccel import (
     Autoregressive,
     GroupedSpeculative,
     Jacobi,
-    Noise,
     NumericsError,
-    SamplingParams,
     Speculative,
     SpeculativeJacobi,
 )
@@ -27,7 +25,7 @@ from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, sample
 
 BAD, LENGTH, N_ROWS = 8, 18, 6
 POLICIES: list[Policy] = [
@@ -59,14 +57,7 @@ class Contagious(ToyLanguage):
 
 
 def _sample(policy: Policy, model: Any, **options: Any) -> Generation:
-    return policy.sample(
-        model,
-        make_prompt([[1, 2], [3], [4, 5, 6]] * (N_ROWS // 3)),
-        LENGTH,
-        params=options.pop("params", SamplingParams()),
-        noise=Noise.from_seed(0, N_ROWS),
-        **options,
-    )
+    return sample(policy, model, [[1, 2], [3], [4, 5, 6]] * (N_ROWS // 3), LENGTH, **options)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

@@ -28,26 +28,6 @@ def frontier(tokens: Tensor, width: int, layout: Layout | None = GRID) -> Fronti
     return Frontier(token_buffer, ORIGIN, filled, slots, None, layout, VOCAB)
 
 
-def moving(step: tuple[int, int], frames: int) -> Tensor:
-    """Frames `[frames, ROWS, COLUMNS]` of one pattern that goes on by `step`, around the edges."""
-    pattern = torch.arange(FRAME).view(ROWS, COLUMNS)
-    return torch.stack([pattern.roll((step[0] * t, step[1] * t), (0, 1)) for t in range(frames)])
-
-
-@pytest.mark.parametrize("step", [(0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (0, 0)])
-def test_what_moves_by_a_token_a_frame_goes_on(step: tuple[int, int]) -> None:
-    clip = moving(step, 4)
-    known = clip[:3].flatten()[None]
-    drafts = MovedFrame().propose(frontier(known, FRAME)).tokens
-    assert drafts is not None
-    inner = torch.zeros(ROWS, COLUMNS, dtype=torch.bool)
-    inner[1:-1, 1:-1] = True  # what comes around an edge is in no frame beside it
-    assert torch.equal(drafts.view(ROWS, COLUMNS)[inner], clip[3][inner])
-    plain = PreviousFrame().propose(frontier(known, FRAME)).tokens
-    assert plain is not None
-    assert torch.equal(plain, drafts) == (step == (0, 0))
-
-
 def by_hand(clip: list[int], slot: int, filled: int) -> int | None:
     """The moved token of a slot; None where it is not known."""
     inside = slot % FRAME

@@ -7,23 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.kernels import acceptance_numpy, noise, sample_numpy, truncation_numpy
+from mmaccel.kernels import acceptance_numpy, sample_numpy, truncation_numpy
 from mmaccel.kernels.acceptance import is_kept, redraw
-from mmaccel.kernels.noise_numpy import uniforms
 from mmaccel.kernels.sample import argmax
 from mmaccel.kernels.truncation import sort_falling
 from mmaccel.kernels.truncation_numpy import largest
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window.rolling_noise import FreshAhead
-
-
-@pytest.mark.parametrize("n_values", [1, 3, 4, 11])
-def test_uniforms(n_values: int) -> None:
-    seeds = Noise.from_seed([5, 2**63 + 3, 2**40 + 9], 3)
-    slots = torch.tensor([[0, 1], [2**31, 7], [3, 2**32 - 1]])
-    for purpose in (torch.tensor(0), torch.tensor([1, 2**32 - 1, 77])):
-        given = (seeds.seeds, seeds.items, slots, n_values, purpose)
-        assert torch.equal(uniforms(*given), noise.uniforms(*given))
 
 
 def test_fresh_uniforms_made_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:

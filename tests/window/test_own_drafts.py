@@ -24,17 +24,6 @@ N = 12
 
 
 @dataclass(frozen=True)
-class Told(DraftSource):
-    """Proposes the tokens it was told, which a run of the plain loop has made."""
-
-    answer: tuple[int, ...]
-
-    def propose(self, frontier: Frontier) -> Drafts:
-        slots = frontier.slots.clamp(max=len(self.answer) - 1)
-        return Drafts(torch.tensor(self.answer)[slots], None)
-
-
-@dataclass(frozen=True)
 class Last(DraftSource):
     """Draws from the scores of the last slot of the last pass."""
 
@@ -52,23 +41,6 @@ def generate(policy: Any, **options: Any) -> tuple[torch.Tensor, Any]:
     with mmaccel.attach(model, policy, seed=3) as run:
         made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **given)
     return made[:, prompt.shape[1] :], run.stats
-
-
-@pytest.mark.parametrize("source", [Told((1, 2, 3)), Last()], ids=repr)
-@pytest.mark.parametrize("options", [{}, {"do_sample": False}], ids=str)
-def test_drafts_change_no_token(source: DraftSource, options: dict[str, Any]) -> None:
-    plain, _ = generate(Autoregressive(), **options)
-    made, stats = generate(Jacobi(window=5, drafts=source), **options)
-    assert torch.equal(made, plain) and stats.drafts == repr(source)
-    assert stats.fallbacks == []
-
-
-def test_good_drafts_save_passes() -> None:
-    plain, _ = generate(Autoregressive(), do_sample=False)
-    told = Told(tuple(plain[0].tolist()))
-    _, stats = generate(Jacobi(window=4, drafts=told), do_sample=False)
-    _, other = generate(Jacobi(window=4, drafts=Told((0,))), do_sample=False)
-    assert stats.row_passes < other.row_passes and stats.accepted[3] >= 3  # of the first row
 
 
 def test_a_draft_model_chooses_by_the_frozen_noise() -> None:

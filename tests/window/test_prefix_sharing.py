@@ -13,6 +13,7 @@ from mmaccel import (
     CausalLMWindow,
     Comb,
     ContinuousBatching,
+    Jacobi,
     PrefixTree,
 )
 from mmaccel.contracts import FinishedRow
@@ -21,17 +22,9 @@ from mmaccel.results import Progress
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
-from tests.window.prefix_runs import (
-    Patch,
-    Watched,
-    assert_alone,
-    decode,
-    decode_alone,
-    decode_joined,
-    prompt,
-)
+from tests.window.prefix_runs import ALIKE, ALL, Patch, Watched, alone
 
-F32 = torch.float32  # by our own attention, which takes no float64
+decode = ALIKE.decode
 
 
 def open_shared() -> PrefixTree:
@@ -68,10 +61,11 @@ class Readers:
 def test_rows_that_read_one_store_are_those_of_private_prompts(
     first: int, size: int | None, scale: float, name: str, fused: bool
 ) -> None:
-    window, tree = Watched(name, F32, fused=fused), open_shared()
+    window, tree = Watched(name, fused=fused), open_shared()
     window.setup.prefill_chunk_size = size
-    made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
-    assert_alone(given, scale, F32, name)
+    most = 2 if first == 5 else 4
+    made, given = ALIKE.decode_joined(window, ALL[:first], ALL[first:], most, tree, scale)
+    ALIKE.assert_alone(given, ALL, scale, name=name)
     assert made.stats.prefix_tokens == 24 + 28 + 16 + 12 * (scale != 1)
     assert any("68 tokens of prompts were read in one store" in note for note in made.stats.notes)
     assert window.run_caches().prefix is None  # the last row has left
@@ -79,37 +73,37 @@ def test_rows_that_read_one_store_are_those_of_private_prompts(
 
 @pytest.mark.parametrize("ended", [-1, 1, 2])
 def test_one_prompt_is_stored_once_until_its_last_reader_leaves(ended: int) -> None:
-    window, tree = Watched(dtype=F32), open_shared()
+    window, tree = Watched(), open_shared()
     readers = Readers(window, ended, 6)
     given: list[FinishedRow] = []
-    arriving = Arriving([2, 2, 2], prompt, 2, most=1)
+    arriving = Arriving([2, 2, 2], ALIKE.read, 2, most=1)
     batching = ContinuousBatching(4, given.append, arriving, tree)
     decode(window, [0], batching, width=33, on_step=readers)
     ends = {row.row: row.tokens.tolist() for row in given}
     assert ends.keys() == {0, 1, 2, 3}
     for row, number in enumerate([0, 2, 2, 2]):
-        own = decode_alone(number, 1.0, F32).tokens[0].tolist()
+        own = alone(ALIKE, number).tokens[0].tolist()
         assert ends[row] == own if row != ended else ends[row] == own[: len(ends[row])]
     entry = sum(keys.nbytes + values.nbytes for keys, values in window.copy_entries(0, 0, 1))
     assert set(readers.n_bytes) == {0, 28 * entry}
-    assert window.seen == [(1, 28)]
+    assert window.prompts == [[1, 28]]
 
 
 def test_a_tree_of_drafts_behind_a_shared_prompt() -> None:
-    window, comb = Watched(dtype=F32), Comb(branches=2, length=2)
+    window, policy = Watched(), Jacobi(4, tree=Comb(branches=2, length=2))
     given: list[FinishedRow] = []
     batching = ContinuousBatching(2, given.append, prefix_tree=open_shared())
-    made = decode(window, [0, 1, 2], batching, tree=comb)
+    made = decode(window, [0, 1, 2], batching, policy=policy)
     assert made.stats.prefix_tokens == 24 + 28
     for row in given:
-        own = decode(Watched(dtype=F32), [row.row], tree=comb)
+        own = decode(Watched(), [row.row], policy=policy)
         assert row.tokens.equal(own.tokens[0]) and row.passes == own.stats.passes
 
 
 @pytest.mark.parametrize("case", ["layers that slide", "captured steps"])
 def test_rows_have_copies_where_they_cannot_share(case: str) -> None:
     is_static = case == "captured steps"
-    window, tree = Watched("llama" if is_static else "mistral", F32), open_shared()
+    window, tree = Watched("llama" if is_static else "mistral"), open_shared()
     window.setup.runner = Replay() if is_static else None
     given: list[FinishedRow] = []
     made = decode(window, [0, 2], ContinuousBatching(1, given.append, prefix_tree=tree))
@@ -154,5 +148,5 @@ SHARING_BUGS: dict[str, Callable[[Patch], None]] = {
 def test_planted_bugs_of_sharing_are_seen(bug: str, monkeypatch: Patch) -> None:
     SHARING_BUGS[bug](monkeypatch)
     with pytest.raises((AssertionError, IndexError)):  # or writes before the store begins
-        _, given = decode_joined(Watched(dtype=F32), open_shared(), first=5, most=2)
-        assert_alone(given, dtype=F32)
+        _, given = ALIKE.decode_joined(Watched(), ALL, [], 2, open_shared())
+        ALIKE.assert_alone(given, ALL)

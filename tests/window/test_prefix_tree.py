@@ -30,21 +30,20 @@ from mmaccel.samplers.window.prefix_reader import PrefixReader
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.tiny_lms import build_lm
 from tests.window.prefix_runs import (
+    ALIKE,
+    ALL,
     N_PROMPTS,
     PROMPTS,
     SYSTEM,
     Patch,
     Watched,
-    assert_alone,
-    decode,
-    decode_alone,
-    decode_joined,
+    alone,
     ids,
     open_tree,
-    prompt,
 )
 
-F32 = torch.float32
+F32, F64 = torch.float32, torch.float64
+decode = ALIKE.decode
 
 
 def hold(tree: PrefixTree, *prompts: list[int]) -> None:
@@ -123,10 +122,11 @@ def test_another_model_finds_nothing() -> None:
 @pytest.mark.parametrize("first", [1, 3, 5])
 def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: float) -> None:
     """That begin together, wait for a batch slot, or join; ragged, guided and in chunks."""
-    window, tree = Watched(dtype=F32), open_tree()
+    window, tree = Watched(), open_tree()
     window.setup.prefill_chunk_size = size
-    made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
-    assert_alone(given, scale, F32)
+    most = 2 if first == 5 else 4
+    made, given = ALIKE.decode_joined(window, ALL[:first], ALL[first:], most, tree, scale)
+    ALIKE.assert_alone(given, ALL, scale)
     # row 1 has 24 tokens of row 0, row 2 all of its own, row 3 its 16 of either
     n_read = 24 + 28 + 16
     n_read += 4 * 3 if scale != 1 else 0  # one unconditional prompt is processed
@@ -137,40 +137,25 @@ def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: 
 @pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
 def test_what_was_found_is_not_processed(name: str) -> None:
     """Rows of one prompt wait for one of them; a second run processes nothing."""
-    window, tree = Watched(name), open_tree()
-    made, given = decode_joined(window, tree, first=5, most=5)
-    assert_alone(given, name=name)
-    assert window.seen == [(2, 28), (1, 8)]  # rows 0 and 4, then the end of row 1
+    window, tree = Watched(name, dtype=F64), open_tree()
+    made, given = ALIKE.decode_joined(window, ALL, [], 5, tree)
+    ALIKE.assert_alone(given, ALL, name=name, dtype=F64)
+    assert window.prompts == [[2, 28], [1, 8]]  # rows 0 and 4, then the end of row 1
     assert made.stats.prefill_passes == 2
     window.seen.clear()
-    again, given = decode_joined(window, tree, first=5, most=5)
-    assert_alone(given, name=name)
-    assert window.seen == []
+    again, given = ALIKE.decode_joined(window, ALL, [], 5, tree)
+    ALIKE.assert_alone(given, ALL, name=name, dtype=F64)
+    assert window.prompts == []
     assert again.stats.prefix_tokens == N_PROMPTS
-    private = decode_joined(Watched(name), None, first=5, most=5)[0].stats
+    private = ALIKE.decode_joined(Watched(name, dtype=F64), ALL, [], 5)[0].stats
     assert private.tokens_processed - again.stats.tokens_processed == 5 * 32
     assert (private.prefix_tokens, private.prefill_passes) == (0, 1)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral", "gpt2"])
-def test_entries_are_those_of_private_prompts(name: str, fused: bool) -> None:
-    """Also in layers that slide."""
-    window, tree = Watched(name, fused=fused), open_tree()
-    given: list[FinishedRow] = []
-    decode(window, [0, 1], ContinuousBatching(1, given.append, prefix_tree=tree))
-    private = Watched(name, fused=fused)
-    decode(private, [1])
-    made = window.run_caches().copy_row(0, 0, 32)
-    for pair, own in zip(made, private.run_caches().copy_row(0, 0, 32), strict=True):
-        for entries, wanted in zip(pair, own, strict=True):
-            torch.testing.assert_close(entries, wanted, rtol=0, atol=1e-12)
-
-
 def test_prompts_go_where_there_is_no_room_for_all() -> None:
     window, tree = Watched(), open_tree(max_tokens=16)
-    made, given = decode_joined(window, tree, first=5, most=2)
-    assert_alone(given)
+    made, given = ALIKE.decode_joined(window, ALL, [], 2, tree)
+    ALIKE.assert_alone(given, ALL)
     assert tree.n_tokens == 16 and tree.n_evicted > 0
     assert 0 < made.stats.prefix_tokens < 24 + 28 + 16
 
@@ -189,25 +174,25 @@ def test_a_row_that_leaves_takes_nothing_from_others() -> None:
         return torch.tensor([0 if row in ended else 99 for row in progress.rows])
 
     given: list[FinishedRow] = []
-    arriving = Arriving([1, 2, 0, 4], prompt, gap=1, most=1)
+    arriving = Arriving([1, 2, 0, 4], ALIKE.read, gap=1, most=1)
     batching = ContinuousBatching(5, given.append, arriving, tree)
     decode(window, [4], batching, width=33, on_step=on_step)
     ended = {row.row: row for row in given}
     assert ended.keys() == {0, 1, 2, 3, 4}
     assert ended[1].tokens.numel() == 0
     for row, number in ((0, 4), (2, 2), (3, 0)):
-        own = decode_alone(number, 1.0)
+        own = alone(ALIKE, number)
         assert ended[row].tokens.tolist() == own.tokens[0].tolist()
 
 
 def check_one_slot() -> None:
     """A prompt, another one and the first again, in the same memory."""
     given: list[FinishedRow] = []
-    arriving = Arriving([4, 0], prompt, gap=1, most=1)
+    arriving = Arriving([4, 0], ALIKE.read, gap=1, most=1)
     batching = ContinuousBatching(1, given.append, arriving, open_tree())
     assert decode(Watched(), [0], batching, width=33).stats.prefix_tokens == 28
     for row, number in zip(given, (0, 4, 0), strict=True):
-        assert row.tokens.tolist() == decode_alone(number, 1.0).tokens[0].tolist()
+        assert row.tokens.tolist() == alone(ALIKE, number).tokens[0].tolist()
 
 
 def test_what_is_kept_is_not_written_to(monkeypatch: Patch) -> None:
@@ -244,7 +229,7 @@ def test_image_tokens_after_a_prompt_are_no_part_of_it(shared_from: int | None) 
     made = []
     for chosen in (None, tree, tree):
         given: list[FinishedRow] = []
-        window.begin(prompt([0, 1, 3]))
+        window.begin(ALIKE.read([0, 1, 3]))
         decode(window, [0, 1, 3], ContinuousBatching(2, given.append, prefix_tree=chosen))
         made.append([row.tokens.tolist() for row in sorted(given, key=lambda row: row.row)])
     assert made[0] == made[1] == made[2]
@@ -304,8 +289,8 @@ BUGS: dict[str, Callable[[Patch], None]] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug: str, monkeypatch: Patch) -> None:
     BUGS[bug](monkeypatch)
-    window, tree = Watched(dtype=F32), open_tree(chunk_size=16)
+    window, tree = Watched(), open_tree(chunk_size=16)
     window.setup.prefill_chunk_size = 7
-    _, given = decode_joined(window, tree, first=3, most=4)
+    _, given = ALIKE.decode_joined(window, ALL[:3], ALL[3:], 4, tree)
     with pytest.raises(AssertionError):
-        assert_alone(given, dtype=F32)
+        ALIKE.assert_alone(given, ALL)

@@ -20,133 +20,39 @@ from mmaccel import (
     CausalLMWindow,
     ContinuousBatching,
     Jacobi,
-    Noise,
-    SamplingParams,
     Speculative,
 )
 from mmaccel.contracts import FinishedRow, Pass, Prompt, TokenModel
-from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.layers import attention
 from mmaccel.pipelines.layers.mixed_pass import MixedPass
 from mmaccel.pipelines.layers.store import KVCacheLayout
-from mmaccel.policies import Policy
-from mmaccel.results import Generation, Progress
+from mmaccel.results import Progress
 from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed, prefill_together
 from mmaccel.samplers.window.rows import RunRows
-from tests.exactness.test_continuous_batching import Strict
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
-from tests.fixtures.tiny_lms import VOCAB, build_lm
-from tests.fixtures.toy_models import make_prompt
+from tests.fixtures.tiny_lms import build_lm
+from tests.window.prefix_runs import Patch, Texts, Watched, alone, ids
 
-LENGTH = 16
 SIZE = 6
-PROMPTS = [3, 20, 9, 1, 14]  # tokens of each
-OTHERS = [2, 5, 17, 1, 14]  # of their unconditional branches
-Patch = pytest.MonkeyPatch
-
-
-def ids(n: int, seed: int, vocab_size: int = VOCAB) -> list[int]:
-    random = torch.Generator().manual_seed(seed)
-    return torch.randint(0, vocab_size, (n,), generator=random).tolist()
-
-
-def prompt(rows: list[int], scale: float = 1.0, width: int = 0) -> Prompt:
-    tokens = [ids(PROMPTS[row], row) for row in rows]
-    if scale != 1:
-        tokens += [ids(OTHERS[row], 50 + row) for row in rows]
-    made = make_prompt(tokens, 1 + (scale != 1))
-    pad = max(0, width - made.tokens.shape[1])
-    return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
-
-
-class Watched(CausalLMWindow):
-    """Keeps the shape of every pass: of prompts, of windows, and of both with those of pieces."""
-
-    def __init__(
-        self,
-        name: str = "llama",
-        size: int | None = SIZE,
-        dtype: torch.dtype = torch.float32,
-        apart: bool = False,
-    ) -> None:
-        super().__init__(build_lm(name).to(dtype))
-        self.setup.prefill_chunk_size = size
-        self.seen: list[tuple[Any, ...]] = []
-        self.last_logits = torch.empty(0)
-        self.apart = apart
-
-    def lack(self, word: str, part: Any = None) -> str:
-        return "a test" if self.apart and word == "mixed passes" else super().lack(word, part)
-
-    def prefill(self, entries: Pass) -> None:
-        self.seen.append(("prompt", *entries.tokens.shape))
-        super().prefill(entries)
-
-    def forward(self, entries: Pass) -> Tensor:
-        self.seen.append(("window", *entries.tokens.shape))
-        self.last_logits = super().forward(entries)
-        return self.last_logits
-
-    def forward_mixed(self, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
-        sizes = tuple(len(piece.tokens) for piece in pieces)
-        self.seen.append(("mixed", *entries.tokens.shape, sizes))
-        self.last_logits = super().forward_mixed(entries, pieces)
-        return self.last_logits
-
-
-def decode(
-    window: Any, rows: list[int], batching: ContinuousBatching | None = None, *,
-    policy: Policy | None = None, scale: float = 1.0, width: int = 0, on_step: Any = None,
-    length: int = LENGTH,
-) -> Generation:  # fmt: skip
-    return (policy or Autoregressive()).sample(
-        window,
-        replace(prompt(rows, scale, width), batching=batching),
-        length,
-        params=SamplingParams(guidance_scale=scale),
-        noise=Noise.from_seed([100 + row for row in rows], len(rows)),
-        on_step=on_step,
-    )
-
-
-def decode_joined(
-    window: Any,
-    others: list[int],
-    *,
-    scale: float = 1.0,
-    on_step: Any = None,
-    length: int = LENGTH,
-) -> tuple[Generation, list[FinishedRow]]:
-    """Row 0 begins, others join from its first pass on, one after another pass."""
-    given: list[FinishedRow] = []
-    arriving = Arriving([*others], lambda rows: prompt(rows, scale), 2, most=1)
-    batching = ContinuousBatching(4, given.append, arriving)
-    made = decode(window, [0], batching, scale=scale, width=20, on_step=on_step, length=length)
-    assert not arriving.waiting
-    return made, given
-
-
-def assert_alone(
-    given: list[FinishedRow], rows: list[int], scale: float = 1.0, length: int = LENGTH
-) -> None:
-    """Rows 0, 1, … of a run are `rows`, with the tokens of each alone, its prompt whole."""
-    assert sorted(row.row for row in given) == list(range(len(rows)))
-    for row in given:
-        own = decode(Watched(size=None), [rows[row.row]], scale=scale, length=length)
-        assert row.tokens.tolist() == own.tokens[0].tolist(), f"row {row.row}"
-        assert row.passes == own.stats.passes
+TEXTS = Texts(  # tokens of each, and of their unconditional branches
+    [ids(n, row) for row, n in enumerate([3, 20, 9, 1, 14])],
+    [ids(n, 50 + row) for row, n in enumerate([2, 5, 17, 1, 14])],
+    16,
+    Autoregressive(),
+)
+decode, decode_joined, assert_alone = TEXTS.decode, TEXTS.decode_joined, TEXTS.assert_alone
 
 
 def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> None:
     """In as many calls of the model as there are passes, where there were twice as many."""
-    window, gained = Watched(), []
+    window, gained = Watched(size=SIZE), []
 
     def on_step(progress: Progress) -> None:
         gained.append((progress.lengths - progress.previous).tolist())
 
-    made, given = decode_joined(window, [1], on_step=on_step)
+    made, given = decode_joined(window, [0], [1], on_step=on_step)
     assert_alone(given, [0, 1])
     beside = ("mixed", 2, 1, (6,))
     chunks = [("mixed", 1, 1, (2,)), beside, beside, beside, ("mixed", 2, 1, (1,))]
@@ -157,8 +63,8 @@ def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> Non
     n_windows = sum(rows * width for _, rows, width, *_ in window.seen)
     assert made.stats.tokens_processed == n_windows + 2 + 19
 
-    apart = Watched(apart=True)
-    other, given = decode_joined(apart, [1])
+    apart = Watched(size=SIZE, apart=True)
+    other, given = decode_joined(apart, [0], [1])
     assert_alone(given, [0, 1])
     assert apart.seen[2:4] == [("prompt", 1, 6), ("window", 2, 1)]
     assert (other.stats.prefill_passes, other.stats.passes) == (5, made.stats.passes)
@@ -173,7 +79,7 @@ def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> Non
 def test_no_pass_feeds_more_than_the_budget(size: int, scale: float, apart: bool) -> None:
     """Nor do those between two windows together; newcomers and their branches are ragged."""
     window, others = Watched(size=size, apart=apart), [1, 2, 3, 4]
-    _, given = decode_joined(window, others, scale=scale, length=70)
+    _, given = decode_joined(window, [0], others, scale=scale, length=70)
     assert_alone(given, [0, *others], scale, length=70)
     kinds = [kind for kind, *_ in window.seen]
     first = min(kinds.index(kind) for kind in ("window", "mixed") if kind in kinds)
@@ -191,8 +97,8 @@ def test_a_newcomer_is_admitted_when_the_chunk_has_room() -> None:
 
     With 20 tokens, 14 and 9; each joins in the chunk with the last tokens of the one before.
     """
-    window, given, shown = Watched(), [], []
-    arriving = Arriving([1, 4, 2], prompt, gap=1)
+    window, given, shown = Watched(size=SIZE), [], []
+    arriving = Arriving([1, 4, 2], TEXTS.read, gap=1)
     batching = ContinuousBatching(4, given.append, arriving)
     decode(window, [0], batching, width=20, on_step=lambda each: shown.append(each.rows))
     assert_alone(given, [0, 1, 4, 2])
@@ -202,7 +108,7 @@ def test_a_newcomer_is_admitted_when_the_chunk_has_room() -> None:
 
 
 def test_rows_with_which_a_run_begins_decode_as_soon_as_they_can() -> None:
-    window, shown = Watched(), []
+    window, shown = Watched(size=SIZE), []
 
     def on_step(progress: Progress) -> None:
         shown.append((progress.lengths - progress.previous).tolist())
@@ -236,7 +142,7 @@ def test_chunks_leave_what_whole_prompts_leave(name: str) -> None:
     made = []
     for size in (None, 1, 4, 9, 64):
         window = Watched(name, dtype=torch.float64)
-        given = prompt([1, 0, 2])
+        given = TEXTS.read([1, 0, 2])
         window.reserve(3, 40)
         n = prefill_together(window, given.tokens[:, :-1], given.lengths - 1, size)
         assert n == (1 if size is None else -(-19 // max(size // 3, 1)))
@@ -246,50 +152,33 @@ def test_chunks_leave_what_whole_prompts_leave(name: str) -> None:
         torch.testing.assert_close(other, made[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("policy", [Autoregressive(), Jacobi(5)], ids=repr)
-def test_a_long_prompt_alone_is_never_in_a_pass_as_a_whole(policy: Policy) -> None:
-    window, whole = Watched(), Watched(size=None)
-    made, wanted = (decode(each, [1], policy=policy) for each in (window, whole))
-    assert made.tokens.equal(wanted.tokens) and made.stats.passes == wanted.stats.passes
-    assert [width for kind, _, width in window.seen if kind == "prompt"] == [6, 6, 6, 1]
-    assert (made.stats.prefill_passes, wanted.stats.prefill_passes) == (4, 1)
-    assert made.stats.tokens_processed == wanted.stats.tokens_processed
-
-
-def test_rows_of_a_batch_share_the_budget() -> None:
-    window = Watched()
-    made = decode(window, [1, 2, 4], scale=2.0)
-    assert made.tokens.equal(decode(Watched(size=None), [1, 2, 4], scale=2.0).tokens)
-    assert {(rows, width) for kind, rows, width in window.seen if kind == "prompt"} == {(6, 1)}
-
-
 @pytest.mark.parametrize("batching", [False, True])
 def test_the_prompt_of_a_draft_model_comes_in_chunks_too(batching: bool) -> None:
-    window, drafter, given = Watched(), Watched("qwen2"), []
+    window, drafter, given = Watched(size=SIZE), Watched("qwen2", SIZE), []
     policy = Speculative(4, drafter)
     chosen = ContinuousBatching(2, given.append) if batching else None
     made = decode(window, [1, 0, 2], chosen, policy=policy)
     widest = max(rows * width for kind, rows, width in drafter.seen if kind == "prompt")
     assert widest <= SIZE
     for row, number in enumerate([1, 0, 2]):
-        own = decode(Watched(size=None), [number], policy=Speculative(4, Watched("qwen2", None)))
+        own = decode(Watched(), [number], policy=Speculative(4, Watched("qwen2")))
         assert made.tokens[row].equal(own.tokens[0])
 
 
 def test_a_model_that_drafts_for_itself_has_whole_prompts_in_its_cache() -> None:
     """It drafts before the pass that would process the last of them."""
     policy = Speculative(4, drafts=TriForce(budget=0.5, block=2))
-    window, given = Watched(), list[FinishedRow]()
+    window, given = Watched(size=SIZE), list[FinishedRow]()
     made = decode(window, [1, 0, 2], ContinuousBatching(2, given.append), policy=policy)
     assert all(kind != "mixed" for kind, *_ in window.seen)
     assert any("TriForce(" in note for note in made.stats.notes)
     for row, number in enumerate([1, 0, 2]):
-        own = decode(Watched(size=None), [number], policy=policy)
+        own = decode(Watched(), [number], policy=policy)
         assert made.tokens[row].equal(own.tokens[0])
 
 
 def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
-    window = Watched()
+    window = Watched(size=SIZE)
     window.setup.runner = Replay()
     given: list[FinishedRow] = []
     made = decode(window, [0, 1, 2, 4], ContinuousBatching(2, given.append), policy=Jacobi(4))
@@ -298,7 +187,7 @@ def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
     n_mixed = sum(kind == "mixed" for kind, *_ in window.seen)
     assert made.stats.passes - n_mixed - window.setup.runner.replayed <= 2 < n_mixed
     for row in given:
-        own = decode(Watched(size=None), [[0, 1, 2, 4][row.row]], policy=Jacobi(4))
+        own = decode(Watched(), [[0, 1, 2, 4][row.row]], policy=Jacobi(4))
         assert row.tokens.tolist() == own.tokens[0].tolist()
 
 
@@ -318,33 +207,15 @@ def test_a_row_that_nobody_waits_for_leaves_before_its_prompt_is_whole() -> None
             return None
         return torch.tensor([0 if row == 1 else 99 for row in progress.rows])
 
-    arriving = Arriving([1, 2], prompt, gap=1, most=1)
+    arriving = Arriving([1, 2], TEXTS.read, gap=1, most=1)
     batching = ContinuousBatching(4, given.append, arriving)
     decode(window, [0], batching, width=20, on_step=on_step)
     ended = {row.row: row for row in given}
     assert ended[1].tokens.numel() == 0 and ended[1].passes == 0 and ended[1].accepted == []
     assert ended.keys() == {0, 1, 2} and all(1 not in rows for rows in shown[4:])
     for row, number in ((0, 0), (2, 2)):
-        own = decode(Watched(size=None), [number])
+        own = alone(TEXTS, number)
         assert ended[row].tokens.tolist() == own.tokens[0].tolist()
-
-
-@pytest.mark.parametrize("policy", [Jacobi(4), Speculative(3)], ids=repr)
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_model_that_cannot_prefill_some_rows_has_no_holes(policy: Policy, size: int) -> None:
-    """It processes the other rows' tokens where their next passes begin; its cache has no gaps."""
-    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
-
-    def toy(chosen: list[int], batching: ContinuousBatching | None) -> Generation:
-        model = Strict(5, depth=6)
-        model.setup.prefill_chunk_size = None if batching is None else size
-        made = make_prompt([rows[row] for row in chosen], batching=batching)
-        noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
-        return policy.sample(model, made, 12, params=SamplingParams(), noise=noise)
-
-    made = toy(list(range(6)), ContinuousBatching(2))
-    for row in range(6):
-        assert made.tokens[row].equal(toy([row], None).tokens[0])
 
 
 def _restart_positions(patch: Patch) -> None:
@@ -455,13 +326,13 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
 @pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
 def test_planted_bugs_change_logits(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     """Those of the last pass, in which the row alone decodes whose prompt came in chunks."""
-    whole = Watched(size=None)
+    whole = Watched()
     wanted = decode(whole, [1]).tokens[0].tolist()
     for bug in (None, plant):
         if bug is not None:
             bug(monkeypatch)
-        window = Watched()
-        _, given = decode_joined(window, [1])
+        window = Watched(size=SIZE)
+        _, given = decode_joined(window, [0], [1])
         tokens = {row.row: row.tokens.tolist() for row in given}[1]
         difference = (window.last_logits[-1] - whole.last_logits[-1]).abs().max()
         is_same = tokens == wanted and bool(difference < 1e-5)

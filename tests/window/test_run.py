@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +15,6 @@ from mmaccel import (
     GroupedSpeculative,
     Jacobi,
     Noise,
-    NumericsError,
     Prompt,
     SamplingParams,
     Speculative,
@@ -28,7 +25,7 @@ from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.toy_models import ToyLanguage, make_prompt, sample
 
 ROWS = [[1, 2, 3], [4]]
 POLICIES: list[Policy] = [
@@ -88,19 +85,6 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     assert made.lengths.tolist() == [6, 6]
 
 
-def test_guidance_rows_follow_their_own_prompts() -> None:
-    """Branch-major rows; each branch has its own last prompt token and its own positions."""
-    model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt([[1, 2, 3], [4], [9], [8, 7]], branches=2))
-    step(run, [[5, 6], [5, 6]], [[7, 8, 9], [5, 6, 8]], [1, 2])
-    step(run, [[0, 0], [0, 2]], [[8, 9, 4], [1, 3, 0]], [1, 1])
-    tokens, starts = zip(*model.calls[1:])
-    assert tokens[0] == [[3, 5, 6], [4, 5, 6], [9, 5, 6], [7, 5, 6]]
-    assert starts[0] == [2, 0, 0, 1]
-    assert tokens[1] == [[7, 8, 9], [6, 8, 2], [7, 8, 9], [6, 8, 2]]
-    assert starts[1] == [3, 2, 1, 3]
-
-
 def test_a_prompt_of_one_token_needs_no_pass_of_its_own() -> None:
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt([[4], [5]]))
@@ -116,18 +100,6 @@ def test_forced_tokens_are_drafted_as_themselves() -> None:
     assert drafts.tolist() == [[5, 9, 7], [5, 9, 7]]
     run.forward()
     assert model.calls[1][0] == [[3, 5, 9, 7], [4, 5, 9, 7]]
-
-
-def test_widths_never_reach_beyond_the_longest_rest() -> None:
-    model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt(ROWS), length=7, policy=Jacobi(5))
-    widths = []
-    for kept in ([1, 4], [2, 3], [3, 1], [1, 1]):
-        widths.append(run.width)
-        zeros = [[0] * run.width] * 2
-        step(run, [row[1:] for row in zeros], zeros, kept)
-    assert widths == [5, 5, 4, 1]
-    assert run.width == 0 and run.finish().lengths.tolist() == [7, 7]
 
 
 def test_counting() -> None:
@@ -148,32 +120,6 @@ def test_counting() -> None:
     assert 0 <= stats.forward_seconds <= stats.seconds
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf], ids=str)
-def test_scores_that_are_invalid_logits(policy: Policy, temperature: float, bad: float) -> None:
-    model = Recorder([bad] * 4 if bad < 0 else [0.0, bad, 0.0, 0.0])
-    with pytest.raises(NumericsError):
-        policy.sample(
-            model,
-            make_prompt([[4]]),
-            5,
-            params=SamplingParams(temperature=temperature),
-            noise=Noise.from_seed(0, 1),
-        )
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_nan_after_a_rejected_draft_does_no_harm(policy: Policy) -> None:
-    """The toy returns NaN after the end, where nothing is accepted; see `ToyLanguage.forward`."""
-    model = ToyLanguage(3, depth=7)
-    rows = [[1]] * 40
-    noise = Noise.from_seed(0, 40)
-    made = policy.sample(model, make_prompt(rows), 5, params=SamplingParams(), noise=noise)
-    assert made.lengths.tolist() == [5] * 40
-    assert math.isfinite(made.stats.total_variation)
-
-
 @pytest.mark.parametrize("drafter", [None, ToyLanguage(3, seed=5)], ids=["lookup", "drafter"])
 def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None:
     """A limit of 0 empties a row; the others are not disturbed."""
@@ -181,14 +127,8 @@ def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None
     def on_step(progress: Progress) -> Tensor:
         return torch.tensor([0, 99, 99])
 
-    made = Speculative(3, drafter).sample(
-        ToyLanguage(3),
-        make_prompt([[1], [2], [0]]),
-        9,
-        params=SamplingParams(),
-        noise=Noise.from_seed(0, 3),
-        on_step=on_step,
-    )
+    policy = Speculative(3, drafter)
+    made = sample(policy, ToyLanguage(3), [[1], [2], [0]], 9, on_step=on_step)
     assert made.lengths.tolist() == [0, 9, 9]
     assert made.tokens[0].tolist() == [0] * 9
     assert made.stats.tokens == 18
@@ -196,9 +136,7 @@ def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None
 
 def test_passes_of_a_draft_model_are_counted() -> None:
     target, drafter = ToyLanguage(3), ToyLanguage(3)
-    made = Speculative(4, drafter).sample(
-        target, make_prompt([[1, 2]]), 8, params=SamplingParams(), noise=Noise.from_seed(0, 1)
-    )
+    made = sample(Speculative(4, drafter), target, [[1, 2]], 8)
     # The same model drafts: all drafts are kept, 4 tokens a pass; 3 drafts each and the prompt.
     assert made.stats.accepted == [0, 0, 0, 2]
     assert made.stats.draft_passes == drafter.passes == 7

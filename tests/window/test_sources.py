@@ -150,50 +150,6 @@ def test_hierarchy_of_many_random_batches() -> None:
             assert tokens[b].tolist() == expected
 
 
-PROMPT = [2, 3, 1, 1, 0]
-HIERARCHY = {  # rows, and what the first one is to be followed by
-    "its own text before the others'": ([PROMPT + [2, 3, 0, 2, 3], PROMPT + [2, 3, 1]], [0, 2, 3]),
-    "the others' text before the prompt": (
-        [PROMPT + [2, 3], [0, 0, 0, 2, 3] + [0, 1]],
-        [0, 1, 0],
-    ),
-    "the prompt": ([PROMPT + [2, 3], [0] * 5 + [0, 1]], [1, 1, 0]),
-    "the last token": ([PROMPT + [3, 3], PROMPT + [0, 1]], [3, 3, 3]),
-    "another row that is ahead": (
-        [[0] * 5 + [0, 1, 2, 3], [0] * 5 + [0, 0, 2, 3, 1, 0, 2, 2]],
-        [1, 0, 2],
-    ),
-    "the later of two": ([[0] * 5 + [2, 3, 1, 2, 3, 0, 2, 3], PROMPT], [0, 2, 3]),
-}
-
-
-@pytest.mark.parametrize("case", HIERARCHY)
-def test_the_first_source_that_knows_the_ngram_proposes(case: str) -> None:
-    rows, expected = HIERARCHY[case]
-    made = [len(row) - ORIGIN for row in rows]
-    tokens, *_ = propose("hierarchy", make_frontier(rows, made, 3))
-    assert tokens is not None and tokens[0].tolist() == expected
-
-
-def test_ngram_at_the_very_first_token() -> None:
-    tokens, *_ = propose("ngram", make_frontier([[1, 0, 2, 3, 0, 1]], [1], 4))
-    assert tokens is not None and tokens.tolist() == [[0, 2, 3, 0]]
-
-
-def test_above_in_the_first_row_and_beyond() -> None:
-    """The first row copies its left neighbour; a slot two rows ahead copies two rows back."""
-    row = [-1, -1, -1, -1, 1] + [2, 0, 3]
-    tokens, *_ = propose("above", make_frontier([row[:6]], [1], 4))
-    assert tokens is not None and tokens.tolist() == [[2, 2, 2, 2]]
-    tokens, *_ = propose("above", make_frontier([row], [3], 7))
-    assert tokens is not None and tokens.tolist() == [[2, 0, 3, 2, 0, 3, 2]]
-
-
-def test_prompt_is_not_a_row_above() -> None:
-    tokens, *_ = propose("above", make_frontier([[3, 3, 3, 3, 1]], [0], 3))
-    assert tokens is not None and tokens.tolist() == [[1, 1, 1]]
-
-
 def test_neighbour_is_the_last_distribution() -> None:
     tokens, scores, *_ = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
     assert tokens is None and scores is not None

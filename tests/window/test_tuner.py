@@ -195,14 +195,6 @@ def test_follows_a_machine_that_changes() -> None:
     assert {*drive(chooser, lambda w: 0.5, root, 600)[-200:]} == {64}
 
 
-def test_one_slow_pass_moves_nothing() -> None:
-    chooser = AdaptiveWidth(make_tuner())
-    drive(chooser, lambda w: 1.0, root, 200)
-    for _ in range(3):
-        assert chooser.choose(10_000) == 64
-        chooser.observe(8, 1, 1000.0)
-
-
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_hiccup_in_a_trial_is_not_the_last_word(rows: int) -> None:
     """Wide passes pay, but the machine was busy when they were first tried."""
@@ -331,12 +323,6 @@ def test_idle_arithmetic_is_used(length: int) -> None:
     chosen, _ = count(counts, *IDLE, length)
     assert chosen[:7] == [1, 1, 2, 2, 4, 4, 8] and set(chosen[7:]) == {8}
     assert counts.describe().startswith("8 canvases a pass: they take 1.14 times as long as 1")
-
-
-def test_the_number_in_between_that_pays_most() -> None:
-    cost = {1: 1.0, 2: 1.1, 4: 1.4, 8: 5.0}
-    chosen, _ = count(MeasuredDrafts(Model(), "", 1024), cost.__getitem__, lambda n: n**0.8, 1024)
-    assert chosen.count(4) > 0.9 * len(chosen) and chosen[-1] == 4
 
 
 def test_measurements_outlive_a_run_and_belong_to_a_model_and_its_rows() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.choose_blocks import choose_highest
 from mmaccel.kernels.column_mass import column_mass
+from mmaccel.kernels.pack_group import Codes
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.policies import Method
 from mmaccel.results import Exactness
@@ -59,6 +60,8 @@ class CachedLayer:
             method `pools_layers`.
         turn: `turn(states, by)` are rotated `states` `[R, H, n, D]` at positions later by `by`
             `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
+        most: how many entries of a row stay at most, where tensors are not read on the host, as
+            those of captured steps; None where they may be.
     """
 
     index: int
@@ -72,6 +75,7 @@ class CachedLayer:
     rated: Tensor | None = None
     stays: Tensor | None = None
     turn: Callable[[Tensor, Tensor], Tensor] | None = None
+    most: int | None = None
 
     def is_entry(self) -> Tensor:
         """`[R, 1, S]` bool, False for padding."""
@@ -216,7 +220,9 @@ class CacheMethod(KVCacheMethod, ABC):
         found = dict(super().excludes)
         if self.every is not None:
             found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
-            found["captured steps"] = "asks the host at every pass whether a round ends"
+            if self.is_headwise:
+                why = "gives heads memory by what they hold, which the host reads in every round"
+                found["captured steps"] = why
         if self.is_headwise:
             why = "leaves heads different numbers of entries; take SnapKV"
             found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
@@ -264,11 +270,12 @@ class CacheMethod(KVCacheMethod, ABC):
         Raises:
             ShapeError, NumericsError: no number for each entry.
 
-        Cost: a host synchronisation.
+        Cost: a host synchronisation, which checks for NaN, unless `layer.most` is set.
         """
         shape = layer.keys.shape[:3]
         found = getattr(self, name)(layer)
-        check_answer(f"{self.name}.{name}", found, shape, "float", counts=layer.is_entry())
+        counts = layer.is_entry() if layer.most is None else None
+        check_answer(f"{self.name}.{name}", found, shape, "float", counts=counts)
         return found
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,25 +336,29 @@ class CacheMethod(KVCacheMethod, ABC):
 
     def plan(self, layer: CachedLayer, scores: Tensor) -> Tensor:
         """The entries of a layer that stay, by scores of `score`; see `select`."""
-        return self.select(scores, layer.lengths, self.count(layer))
+        return self.select(scores, layer.lengths, self.count(layer), layer.most)
 
-    def select(self, scores: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
+    def select(
+        self, scores: Tensor, lengths: Tensor, counts: Tensor, most: int | None = None
+    ) -> Tensor:
         """The entries that stay.
 
         Args:
             scores: of `score`.
             lengths: `[R]` int64.
             counts: of `count`.
+            most: see `CachedLayer`.
 
         Returns:
             `[R, 1 or H, K]` int64, ascending; a row with fewer than K ends in -1.
 
-        Cost: a host synchronisation.
+        Cost: a host synchronisation without `most`.
         """
         size = scores.shape[2]
         check_answer(f"{self.name}.count", counts, lengths.shape, "int64")
-        some = counts.where(lengths > 0, 1)
-        check_answer(f"{self.name}.count", some, lengths.shape, "int64", within=(1, 2**62))
+        if most is None:
+            some = counts.where(lengths > 0, 1)
+            check_answer(f"{self.name}.count", some, lengths.shape, "int64", within=(1, 2**62))
         counts = counts.minimum(lengths)
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
@@ -355,7 +366,7 @@ class CacheMethod(KVCacheMethod, ABC):
         is_recent = index >= ends - wanted.clamp(max=self.n_recent)
         scores = scores.masked_fill(is_recent, float("inf"))
         scores = scores.masked_fill(index >= ends, float("-inf"))
-        n_kept = int(counts.max())
+        n_kept = int(counts.max()) if most is None else most
         is_kept = choose_highest(scores, wanted, n_kept)
         return list_entries(is_kept, n_kept)
 
@@ -367,24 +378,6 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
     # those that go stand behind those that stay
     found = index.where(is_kept, size).sort(-1).values[..., :most]
     return found.where(found < size, -1)
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Numbers in fewer bits: `least + scale * code`.
-
-    Attributes:
-        codes: uint8, maybe several codes a byte.
-        scale, least: broadcastable to the numbers.
-    """
-
-    codes: Tensor
-    scale: Tensor
-    least: Tensor
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All three."""
-        return self.codes, self.scale, self.least
 
 
 @dataclass(frozen=True)
@@ -421,6 +414,16 @@ class CacheQuantizer(KVCacheMethod, ABC):
             )
 
     needs = frozenset({"own attention", "packed entries", "rounds"})
+    code_bits: ClassVar[int | None] = None
+    """Where kernels pack and unpack, as `mmaccel.kernels.pack_group` has it: the bits of a code.
+
+    It is not inherited: a child may pack otherwise.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "code_bits" not in vars(cls):
+            cls.code_bits = None
 
     @property
     def excludes(self) -> Exclusions:

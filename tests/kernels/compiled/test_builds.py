@@ -22,14 +22,8 @@ pytestmark = [
 KNOWN_SPILLS = {
     ("3.6", "accept_prefix 2 sm_80"): 8,
     ("3.9", "coarse_rounds 4 sm_80"): 8,
-    ("3.9", "window_attention 16 sm_80"): 8,
+    ("3.9", "window_attention 24 sm_80"): 8,
 }
-# And it may take more than would let as many programs run at once, where it spills nothing.
-KNOWN_REGISTERS = {
-    ("3.6", "window_attention 13 sm_80"): 202,
-    ("3.6", "window_attention 15 sm_80"): 255,
-}
-
 if WANTED:
     import triton
 
@@ -52,5 +46,5 @@ def test_builds_without_spills(build, architecture, name) -> None:  # type: igno
     made: Compiled = compile_build(build, architecture)
     release = ".".join(triton.__version__.split(".")[:2])
     assert made.spills == KNOWN_SPILLS.get((release, name), 0)
-    most = KNOWN_REGISTERS.get((release, name), build.registers) if made.is_nvidia else 512
+    most = build.registers if made.is_nvidia else 512
     assert 0 < made.registers <= most

@@ -17,6 +17,7 @@ from mmaccel import (
     Grid,
     Jacobi,
     Noise,
+    QuantizedCache,
     Quest,
     SamplingParams,
     SpeculativeJacobi,
@@ -38,8 +39,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZE = 600  # more than a block of `sample`
-FUSED = ("add_norm", "rope_write", "gated_act")
+FUSED = ("add_norm", "rope_write", "gated_act", "row_product")
 BLOCKS = ("block_scores", "choose_blocks")
+PACKED = ("pack_group", "packed_attention")
 EVERY_PASS = ("window_inputs", "accept_prefix")
 GRID = Grid(rows=1, width=3, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
@@ -58,14 +60,14 @@ def decode(
     options: dict[str, Any],
     grid: Grid | None,
     model: Any = None,
-    selector: Any = None,
+    methods: LayerMethods | None = None,
 ) -> Generation:
     attention: Any = "auto" if (policy, options) == RUNS[ATTENDS][:2] else "model"
     length = 8 if grid is None else grid.frame
     if model is None:
         model, length = build_lm("llama", vocab_size=SIZE), min(length, 5)
     window = CausalLMWindow(model, attention=attention)
-    window.use_methods(LayerMethods(attention=selector))
+    window.use_methods(methods or LayerMethods())
     rows = [[5, 590, 11], [7], [8, 1], [44]][: 4 if "guidance_scale" in options else 2]
     branches = len(rows) // 2
     prompt = make_prompt(rows, branches, layout=grid)
@@ -76,7 +78,7 @@ def decode(
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    chosen = ("sample", "couple", "window_attention", "coarse_rounds", *BLOCKS)
+    chosen = ("sample", "couple", "window_attention", "coarse_rounds", *BLOCKS, *PACKED)
     for kernel in (*chosen, *FUSED, *EVERY_PASS):
         module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
@@ -121,16 +123,24 @@ def test_blocks_are_those_of_brute_force(
     assert [launched.count(kernel) for kernel in BLOCKS] == [4, 4]
 
 
-def test_a_selector_in_layers_that_attend_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("methods", "kernels"),
+    [
+        (LayerMethods(attention=Quest(budget=0.3, block=1, first_layer=0)), BLOCKS),
+        (LayerMethods(kv_cache=QuantizedCache(group=4, residual=3)), PACKED),
+    ],
+)
+def test_methods_in_layers_that_attend_by_kernels(
+    methods: LayerMethods, kernels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, options, _ = RUNS[ATTENDS]
-    selector = Quest(budget=0.3, block=1, first_layer=0)
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
-    expected = decode(policy, options, None, None, selector)
+    expected = decode(policy, options, None, None, methods)
     launched = watch(monkeypatch)
     monkeypatch.setenv(dispatch.VARIABLE, "triton")
-    made = decode(policy, options, None, None, selector)
+    made = decode(policy, options, None, None, methods)
     assert torch.equal(made.tokens, expected.tokens)
-    assert set(launched) >= {*BLOCKS, "window_attention"}
+    assert set(launched) >= {*kernels, "window_attention"}
 
 
 @pytest.mark.parametrize("rounds", [None, 2])
@@ -157,16 +167,18 @@ def test_coarse_drafts(
     assert made.stats.passes >= launches >= made.stats.passes - narrow > 1
 
 
-# add_norm and gated_act in a pass, of every form that rope_write and they have
-LAUNCHED = {"llama": (5, 2), "gemma3": (5, 2), "olmo2": (5, 2), "gpt_neox": (5, 0), "opt": (5, 0),
-            "cohere with norms of heads": (3, 2)}  # fmt: skip
+# add_norm, gated_act and row_product in a pass, of every form that rope_write and they have
+LAUNCHED = {"llama": (5, 2, 0), "llama, triton": (1, 0, 8), "gemma3, triton": (5, 2, 0),
+            "olmo2": (5, 2, 0), "gpt_neox": (5, 0, 0), "opt": (5, 0, 0),
+            "cohere with norms of heads": (3, 2, 0)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass by the interpreted kernels: the logits of the model's own forward."""
-    model = build_decoder(name)
-    window = CausalLMWindow(model, attention="model", fused=True)
+    kind, _, mode = name.partition(", ")
+    monkeypatch.setenv(dispatch.VARIABLE, mode or "auto")
+    window = CausalLMWindow(build_decoder(kind), attention="model", fused=True)
     window.choose_route()  # its self-check runs the kernels too
     launched = watch(monkeypatch)
     tokens, start = torch.tensor([[5, 9], [7, 8]]), torch.tensor([0, 0])
@@ -178,4 +190,5 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool(launched) == fused
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
     assert launched.count("rope_write") == 2
-    assert (launched.count("add_norm"), launched.count("gated_act")) == LAUNCHED[name]
+    counts = tuple(launched.count(kernel) for kernel in ("add_norm", "gated_act", "row_product"))
+    assert counts == LAUNCHED[name]
