@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
-from mmaccel import ImageToText, ImageToVideo, Jacobi, TextToImage, TextToSpeech
+from mmaccel import ImageToText, Jacobi, TextToImage
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.errors import BusyError, MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading import placement
@@ -28,11 +27,8 @@ from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device, same
 from tests.fixtures.media import MEDIA, MediaCase, content, open_media
 from tests.fixtures.shared import media_folders
-from tests.fixtures.speech import FAMILIES as SPEAKERS
-from tests.fixtures.speech import SECONDS, TEXTS
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
-from tests.fixtures.video import build_video
 
 pytest.importorskip("accelerate")
 OWN_LOADERS = [family for family in FAMILIES if family.startswith("llamagen")]
@@ -184,40 +180,29 @@ def test_computed_tables_and_kept_modules_stay_in_float32() -> None:
     assert model.shared.weight is model.encoder.embed_tokens.weight  # tied still
 
 
-@pytest.mark.parametrize("family", SPEAKERS)
-def test_speech_moves(speech_folders: dict[str, tuple[Path, Path]], family: str) -> None:
-    model, codec = speech_folders[family]
-    pipe = TextToSpeech.from_pretrained(model, codec=codec, device="cpu", dtype="fp32")
+@pytest.mark.parametrize("kind", MEDIA)
+def test_speech_and_clips_move(kind: str) -> None:
+    folders = media_folders(kind)
+    pipe = open_media(kind, folders, device="cpu", dtype="fp32")
 
-    def say() -> Tensor:
-        said = pipe(TEXTS, seed=[1, 2, 3], batch_size=2, max_seconds=SECONDS[family])
-        return torch.cat([made.waveform for made in said.utterances])
-
-    first = say()
-    with fake_device() as device:
-        assert say().equal(first) and pipe.to(device).device == device and say().equal(first)
-        pipe.to("cpu").enable_model_cpu_offload(device="xpu")
-        assert pipe.device == DEVICE and say().equal(first)
-        assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
-    assert f"of {model}, float32 on" in repr(pipe)
-
-
-def test_clips_move(tmp_path: Path) -> None:
-    model, codec = build_video(tmp_path)
-    start = Image.new("RGB", (48, 32), "red")
-    pipe = ImageToVideo.from_pretrained(model, codec=codec, device="cpu", dtype="fp32")
-
-    def make(pipe: ImageToVideo) -> Tensor:
-        return torch.stack([c.frames for c in pipe(start, seed=[1, 2, 3], batch_size=2).clips])
+    def make(pipe: Any) -> Tensor:
+        made = MediaCase(kind, folders, pipe).call([1, 2, 3], batch_size=2)
+        return torch.cat([content(each).cpu().flatten() for each in made])
 
     first = make(pipe)
     with fake_device() as device:
-        assert make(pipe.to(device)).equal(first)
-        pipe.to("cpu")
-    fresh = ImageToVideo.from_pretrained(model, codec=codec, device="cpu", dtype="bf16")
-    assert make(pipe.to("cpu", "bf16")).equal(make(fresh))
-    with pytest.raises(UnsupportedModelError, match="device_map: expected none for Cosmos"):
-        ImageToVideo.from_pretrained(model, codec=codec, device_map="auto")
+        assert make(pipe.to(device)).equal(first) and pipe.device == device
+        if kind == "cosmos":
+            pipe.to("cpu")
+        else:
+            pipe.to("cpu").enable_model_cpu_offload(device="xpu")
+            assert pipe.device == DEVICE and make(pipe).equal(first)
+            assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
+    if kind == "cosmos":
+        fresh = open_media(kind, folders, device="cpu", dtype="bf16")
+        assert make(pipe.to("cpu", "bf16")).equal(make(fresh))
+        with pytest.raises(UnsupportedModelError, match="device_map: expected none for Cosmos"):
+            open_media(kind, folders, device_map="auto")
 
 
 def test_answers_move() -> None:

@@ -17,8 +17,6 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.loading.checkpoint import read_weights
 from mmaccel.pipelines.models.llamagen.token_model import (
-    SIDE,
-    GridRotary,
     LlamaGenTextWindow,
     LlamaGenWindow,
     load_transformer,
@@ -68,18 +66,6 @@ def test_published_names_and_shapes_are_read() -> None:
     assert sum(each.numel() for each in model.parameters()) == 110_888_448
     window = LlamaGenWindow(model, 16)
     assert (window.num_classes, window.vocab_size, window.max_positions) == (1000, 16384, 257)
-
-
-def test_a_pair_is_rotated_by_its_row_or_column() -> None:
-    """Rotation as a product of complex numbers, for the token at row 2, column 3."""
-    rotary = GridRotary(8, n_first=6)
-    at = torch.tensor([[5, 6 + 2 * SIDE + 3]])
-    cos, sin = rotary(torch.zeros(1), at)
-    assert not cos[0, 0].any() and not sin[0, 0].any()  # of the condition
-    for pair, (step, speed) in enumerate([(2, 1.0), (2, 0.01), (3, 1.0), (3, 0.01)]):
-        for channel in (pair, pair + 4):
-            angle = pytest.approx([math.cos(step * speed), math.sin(step * speed)], abs=1e-6)
-            assert [float(cos[0, 1, channel]), float(sin[0, 1, channel])] == angle
 
 
 @pytest.mark.parametrize("kind", KINDS)

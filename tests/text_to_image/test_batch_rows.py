@@ -86,23 +86,6 @@ def test_rows_have_their_negative_prompts(
     assert len({pixels for _, _, pixels in found.values()}) == (3 if default is None else 4)
 
 
-def test_another_negative_prompt_is_another_image(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*more: str, **row: str) -> int:
-        file = write_rows(tmp_path, [{"id": "a", "prompt": CAPTIONS[0], **row}])
-        fixed = ["--model", str(tiny_folder), "--out", str(tmp_path / "out")]
-        return main(["generate", "--prompts", file, *fixed, *more])
-
-    assert run(negative="red") == 0
-    before = read_images(tmp_path / "out")
-    assert run("--resume", negative="red") == 0 == run("--resume", "--negative", "red")
-    for said in ({}, {"negative": ""}, {"negative": "blue"}):
-        assert run("--resume", **said) == 2
-        assert "received others for 1 items" in capsys.readouterr().err
-    assert read_images(tmp_path / "out") == before
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-Image's diffusion model runs one step instead of 50."""

@@ -189,12 +189,13 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
             f"model: expected a tokenizer of {model.config.vocab_size} codes, received "
             f"{tokenizer.vocab_size} in {decoder}; give the one of the same size"
         )
-    reads_texts = hasattr(model, "condition")
-    window = (LlamaGenTextWindow if reads_texts else LlamaGenWindow)(model, rows)
-    check_windows(model, window)
-    if not reads_texts:
+    if not hasattr(model, "condition"):
+        window = LlamaGenWindow(model, rows)
+        check_windows(model, window)
         return ClassImages(window, tokenizer)
-    return PromptImages(window, tokenizer, *find_t5(folder, load_config))
+    reader = LlamaGenTextWindow(model, rows)
+    check_windows(model, reader)
+    return PromptImages(reader, tokenizer, *find_t5(folder, load_config))
 
 
 def _only(folder: Path, pattern: str, what: str, example: str) -> Path:

@@ -199,7 +199,7 @@ class LlamaGenTextWindow(LlamaGenWindow):
         return Prompt(ids, lengths, 2 if guided else 1)
 
     def position_ids(self, positions: Tensor) -> Tensor:
-        lengths = 0 if self._lengths is None else self._lengths[:, None]
+        lengths: Tensor | int = 0 if self._lengths is None else self._lengths[:, None]
         return self._place(CausalLMWindow.position_ids(self, positions), lengths)
 
     def compute(self, **inputs: Any) -> Any:
