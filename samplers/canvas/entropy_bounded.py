@@ -61,8 +61,8 @@ class EntropyBounded(SelectorPolicy):
             )
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """The longest prefix of the open slots, by entropy, that costs at most the bound; one slot
-        costs nothing and is always taken.
+        """See `Selector`; the longest prefix of the open slots, by entropy, that costs at most the
+        bound. One slot costs nothing and is always taken.
         """
         index, costs = prefix_costs(predictions)
         n = torch.arange(1, index.shape[1] + 1, device=index.device)

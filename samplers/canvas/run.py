@@ -108,8 +108,9 @@ class CanvasRun:
         )
         own = model.block
         block = own if policy.block is None else policy.block
-        blank = {"mask_token": model.mask_token, "block": block, "is_own": own is not None}
-        self._blank = partial(Canvas, length=length, **blank)
+        self._blank = partial(
+            Canvas, length=length, mask_token=model.mask_token, block=block, is_own=own is not None
+        )
         self.canvas = self._blank(prompt)
         if self.scheduler is not None:  # a batch slot may wait for its first row
             is_open = torch.tensor(
