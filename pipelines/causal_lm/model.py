@@ -428,7 +428,9 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return SimpleNamespace(logits=decoder.logits(select_kept(hidden, kept), self.vocab_size))
 
     def replaced_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model that a pass uses in another form, by full name."""
+        """Parameters and buffers of the model that a pass uses in another form, by full name: of
+        the head `[V, D]` alone where the rest is not computed.
+        """
         return take_rows(self.model, self._narrow_head, slice(self.vocab_size))
 
 
