@@ -538,17 +538,18 @@ def _attend(
     if not isinstance(this, WindowPass):
         mask = attention_mask
         options |= {"dropout": dropout, "scaling": scaling}
-        is_long = isinstance(this, WatchedPass) and query.shape[2] > _TILE
-        if mask is None or not is_long or mask.shape[2:] != (query.shape[2], key.shape[2]):
+        width = query.shape[2]
+        is_tiled = width > _TILE and mask is not None and mask.shape[2:] == (width, key.shape[2])
+        if this is None or mask is None or not is_tiled:
             return _attend_by_sdpa(module, query, key, value, mask, **options), None
-        made = []
-        for tile, (begin, end) in enumerate(this.find_spans(mask)):
-            own = slice(tile * _TILE, (tile + 1) * _TILE)
+        tiles = []
+        for index, (begin, end) in enumerate(this.find_spans(mask)):
+            own = slice(index * _TILE, (index + 1) * _TILE)
             keys, values = (states[:, :, begin:end] for states in (key, value))
             shown = mask[:, :, own, begin:end]
             out = _attend_by_sdpa(module, query[:, :, own], keys, values, shown, **options)
-            made.append(out)
-        return torch.cat(made, 1), None
+            tiles.append(out)
+        return torch.cat(tiles, 1), None
     reason = _refuse(query, attention_mask, dropout, scaling, options, this.reads)
     if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
         reason = f"a layer with layer_idx {layer!r}"
