@@ -111,7 +111,7 @@ def drafter(vocab_size: int) -> Any:
     return mmaccel.share_ids(build_lm("llama", vocab_size=len(ids)), vocab_size, ids)
 
 
-@pytest.mark.parametrize("name", ["plain", "structural tokens", "hot, top-n-sigma, eta"])
+@pytest.mark.parametrize("name", ["plain", "guided", "structural tokens", "hot, top-n-sigma, eta"])
 def test_the_distribution_is_the_targets(name: str) -> None:
     setting = SETTINGS[name]
     assert_exact(Speculative(3, drafter(setting.vocab_size)), setting)
