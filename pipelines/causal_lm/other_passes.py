@@ -60,8 +60,8 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
         by_kernel = whole.by_kernel
         own = WindowPass(index[:1], whole.windows, added, by_kernel=by_kernel, prefix=prefix)
         of_row = torch.full_like(piece.tokens, piece.row)
-        for column, states in zip(columns, (piece.tokens, index, of_row), strict=True):
-            column.append(states)
+        for column, own_column in zip(columns, (piece.tokens, index, of_row), strict=True):
+            column.append(own_column)
         parts.append((piece, own))
     this = MixedPass(
         whole.start, whole.windows, whole.stores, whole=whole, pieces=parts, wanted=wanted,
@@ -80,12 +80,11 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
             this,
             **kept,
         )
-    states = window.last_states
     logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
-    if place is not None:
-        logits = logits[:, place]
-        states = None if states is None else states[:, place]
+    logits = logits if place is None else logits[:, place]
+    states = window.last_states
     if states is not None:
+        states = states if place is None else states[:, place]
         window.last_states = states[:, : rows * width].view(rows, width, -1)
     return logits.view(rows, width, -1)
 

@@ -180,7 +180,8 @@ class Musicgen(CodeDecoder):
             reasons.append("a pattern of another length than the call")
         if reasons:
             return Task(reasons)
-        pattern = call.others[_PATTERN].unflatten(0, (-1, n_books)).mT
+        assert mask is not None
+        pattern = mask.unflatten(0, (-1, n_books)).mT
         given, free = self.pattern(call, pattern, -1)
         if not torch.equal(free, free[:1].expand_as(free)):
             return Task(["rows with different patterns"])

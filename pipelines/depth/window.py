@@ -63,7 +63,7 @@ class DepthWindow(TokenModel, CapturedBuffers):
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         given = tuple((name, value.shape, value.dtype) for name, value in self._given.items())
-        options = type(self._kind), given, *torch_settings(self.device)
+        options = type(self._kind).__name__, given, *torch_settings(self.device)
         return self.model, model_state(self.model), options
 
     def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:

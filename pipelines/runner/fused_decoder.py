@@ -368,16 +368,13 @@ class FusedDecoder:
         """As `_run_layers`, with four products a layer that norm, gate and add as they go."""
         shape = hidden.shape
         hidden = hidden.flatten(0, 1)
-        multiply = partial(dispatch.run, row_product)
+        run: Callable[..., Tensor] = dispatch.run
+        multiply = partial(run, row_product)
         for number, layer in enumerate(self._layers):
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
-            qkv, out, up, down = (
-                layer.attention.qkv,
-                layer.attention.out,
-                layer.mlp.up,
-                layer.mlp.down,
-            )
+            qkv, out = layer.attention.qkv, layer.attention.out
+            up, down = layer.mlp.up, layer.mlp.down
             made = multiply(hidden, qkv.weight, qkv.bias, norm=layer.pre_attention)
             attended = attend(number, layer, hidden, made).flatten(0, 1)
             hidden = multiply(attended, out.weight, out.bias, total=hidden, scale=layer.scale)
