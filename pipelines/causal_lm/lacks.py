@@ -42,6 +42,8 @@ def _of_mixing(window: CausalLMWindow) -> str:
         return "fused='exact' has the bits of the model's own attention"
     if window.methods.quantizer is not None:
         return f"{window.methods.quantizer!r} holds entries of whole prompts"
+    if window.own_prompt is not None:
+        return "its own prefill processes its prompt, and says what its passes are processed with"
     if window.pass_options:
         return f"the call asks for {', '.join(window.pass_options)}"
     return find_layer_obstacle(window)

@@ -38,7 +38,8 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
     stores.prepare(indices, None, window.find_stride(indices.device))
     whole = open_pass(window, entries, indices, sparse=stores.find_chooser())
     row_of_entry = torch.arange(rows, device=indices.device)[:, None].expand_as(indices)
-    each = entries.tokens, find_positions(entries, indices, whole), row_of_entry
+    at = stores.to_positions(find_positions(entries, indices, whole))
+    each = entries.tokens, at, row_of_entry
     columns = [[states.flatten()] for states in each]
     place: Tensor | None = None  # [R W], of each entry or the first of its row
     if wanted is not None:
@@ -81,10 +82,10 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
             **kept,
         )
     logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
-    logits = logits if place is None else logits[:, place]
+    logits = logits if place is None else logits[:, place.to(logits.device)]
     states = window.last_states
     if states is not None:
-        states = states if place is None else states[:, place]
+        states = states if place is None else states[:, place.to(states.device)]
         window.last_states = states[:, : rows * width].view(rows, width, -1)
     return logits.view(rows, width, -1)
 

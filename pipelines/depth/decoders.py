@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.depth.family import DepthDecoder
 from mmaccel.pipelines.generate_call import READ, SAMPLE
+from mmaccel.pipelines.layers.attention_name import own_attention
 
 
 class CsmDepth(DepthDecoder):
@@ -43,7 +44,7 @@ class CsmDepth(DepthDecoder):
         logits = model(
             input_ids=entries,
             backbone_last_hidden_state=given["backbone_last_hidden_state"],
-            attention_mask=make_mask(entries, model.dtype),
+            attention_mask=make_mask(model, entries),
             use_cache=False,
             return_dict=True,
         ).logits
@@ -78,7 +79,7 @@ class MoshiDepth(DepthDecoder):
             input_ids=entries,
             inputs_embeds=torch.cat(embedded, 1),  # the model looks for its tables on the host
             last_hidden_state=state,
-            attention_mask=make_mask(entries, model.dtype),
+            attention_mask=make_mask(model, entries),
             use_cache=False,
             return_dict=True,
         ).logits
@@ -116,7 +117,7 @@ class CodePredictor(DepthDecoder):
         embedded = self.project(model, torch.cat([before, *codes], 1))
         hidden = model.model(
             inputs_embeds=embedded,
-            attention_mask=make_mask(entries, model.dtype),
+            attention_mask=make_mask(model, entries),
             use_cache=False,
             return_dict=True,
         ).last_hidden_state
@@ -153,13 +154,15 @@ class TTSCodePredictor(CodePredictor):
         return narrowed
 
 
-def make_mask(entries: Tensor, dtype: torch.dtype) -> Tensor:
-    """A causal mask `[R, 1, n, n]` of entries `[R, n]`, which is added to scores.
-
-    Without it the models' own masking looks for padding, on the host.
+def make_mask(model: Any, entries: Tensor) -> Tensor:
+    """A causal mask `[R, 1, n, n]` of entries `[R, n]`, which is added to scores: without it the
+    models' own masking looks for padding, on the host. Other attention takes one of columns.
     """
+    if own_attention(model.config) not in ("eager", "sdpa"):
+        return torch.ones_like(entries)
     rows, n = entries.shape
-    hidden = torch.full((n, n), torch.finfo(dtype).min, dtype=dtype, device=entries.device)
+    lowest = torch.finfo(model.dtype).min
+    hidden = torch.full((n, n), lowest, dtype=model.dtype, device=entries.device)
     return hidden.triu(1).expand(rows, 1, -1, -1)
 
 

@@ -23,9 +23,10 @@ def answering(modules: Sequence[Any], name: str, answer: Callable[..., Any]) -> 
     entry = get_ident(), answer
     with _changing:
         for module in modules:
+            own = getattr(module, name)  # a module without it leaves nothing behind
             answers, _ = _answers.setdefault((id(module), name), ([], vars(module).get(name)))
             if not answers:
-                setattr(module, name, partial(_call, module, getattr(module, name), answers))
+                setattr(module, name, partial(_call, module, own, answers))
             answers.append(entry)
     try:
         yield

@@ -210,8 +210,10 @@ class WindowPass:
             assert counts is not None
             packed = store.packed.for_kernels(counts)
             if self.by_kernel and packed is not None:
+                reads_next = store.layout.reads_next
+                reads_next = None if reads_next is None else reads_next.to(query.device)
                 return dispatch.run(
-                    packed_attention, query, key, value, start, packed, store.layout.reads_next,
+                    packed_attention, query, key, value, start, packed, reads_next,
                     scale=scale, softcap=softcap, num_splits=self.num_splits,
                 )[0]  # fmt: skip
             key, value = store.unpack(key, value)
@@ -297,8 +299,8 @@ class WindowPass:
                 mask = make_mask(layout.indices, layout.visible_length, span, query.dtype)
             if self.tree is not None:
                 mask = _hide_branches(mask, layout.indices, layout.repeat(self.tree), window)
-            self._masks[name] = mask.to(query.device)
-        return self._masks[name]
+            self._masks[name] = mask
+        return self._masks[name].to(query.device)
 
 
 def find_ancestors(parents: Tensor) -> Tensor:
@@ -403,9 +405,11 @@ class WatchedPass:
         Args:
             mask: `[R, 1 or Hq, T, S]` of bools, or of numbers that are added; layers share it.
 
-        Cost: a host synchronisation a mask.
+        Cost: a host synchronisation a mask; the last two are held, those of both kinds of layers.
         """
         if id(mask) not in self._spans:  # which is held, so that its id stays its own
+            for earlier in list(self._spans)[:-1]:
+                del self._spans[earlier]
             self._spans[id(mask)] = mask, _find_spans(mask)
         return self._spans[id(mask)][1]
 
@@ -460,10 +464,14 @@ def watched(
 ) -> Iterator[None]:
     """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
     attention, tile by tile where a prompt is long, or attend to the blocks that `tiles` chooses.
-    Without both, layers that run another attention keep it. `served` is that of `WatchedPass`.
+    Without both, layers that run another attention keep it, and so does a model that is compiled or
+    wrapped. `served` is that of `WatchedPass`.
     """
     configs = find_configs(model)
     if not watchers and tiles is None:
+        if "forward" in vars(model) or model._compiled_call_impl is not None:
+            yield
+            return
         configs = [config for config in configs if own_attention(config) == "sdpa"]
     this = WatchedPass(watchers, tiles, served)
     attending = find_attending(model) if this.reads_hidden else []

@@ -221,6 +221,9 @@ class Eviction:
         self._queries = [queries[rows] for queries in self._queries]
         self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
         self._seen = [seen.keep(rows) for seen in self._seen]
+        for layer in self._layers:  # whose boundary is this very tensor where nothing is read back
+            if layer.going is not None:
+                layer.hide(Going(layer.going.entries, self._boundary))
 
     def keep(
         self, layer: int, query: Tensor, key: Tensor, *,

@@ -44,11 +44,11 @@ class MixedPass(WindowPass):
         sizes = [len(piece.tokens) for piece, _ in self.pieces]
         windows, *asking = query[0].split([query.shape[2] - sum(sizes), *sizes], 1)  # [Hq, n, D]
         if self.place is not None:
-            windows = windows[:, self.place]
+            windows = windows[:, self.place.to(query.device)]
         by_row = windows.unflatten(1, (rows, -1)).transpose(0, 1)  # [R, Hq, W, D]
         out = self.whole.attend(layer, by_row, key, value, scale=scale, softcap=softcap)
         own = out.transpose(0, 1).flatten(1, 2)
-        made = [own if self.wanted is None else own[:, self.wanted]]
+        made = [own if self.wanted is None else own[:, self.wanted.to(query.device)]]
         held = self.stores[layer].held()
         for (piece, this), queries in zip(self.pieces, asking, strict=True):
             row = slice(piece.row, piece.row + 1)

@@ -232,8 +232,9 @@ class FusedDecoder:
             )  # fmt: skip
             return out.transpose(1, 2).flatten(2)
 
-        reads_hidden = kernel_pass is not None and kernel_pass.reads_hidden
-        if not reads_hidden and self._takes_row_products(hidden):
+        is_looked_at = kernel_pass is not None and kernel_pass.reads_hidden
+        is_looked_at |= self.same_bits or self._meet is not _pass_on
+        if self.takes_row_products and not is_looked_at and shape[0] * shape[1] <= MOST_ROWS:
             states = self._run_by_rows(hidden, attend, norm, kept)
         else:
             states = self._run_layers(hidden, attend, norm, gate, kept)
@@ -345,18 +346,14 @@ class FusedDecoder:
             post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
 
-    def _takes_row_products(self, hidden: Tensor) -> bool:
-        """Whether a pass over `[R, W, C]` is few products in `row_product`: where kernels are asked
+    @property
+    def takes_row_products(self) -> bool:
+        """Whether passes over few entries are products in `row_product`: where kernels are asked
         for (MMACCEL_KERNELS=triton), until a GPU has shown what they save.
         """
-        return (
-            dispatch.mode() == "triton"
-            and self._structure.takes_row_products
-            and self._meet is _pass_on
-            and not self.same_bits
-            and hidden.shape[0] * hidden.shape[1] <= MOST_ROWS
-            and hidden.dtype in (torch.float32, torch.bfloat16)
-        )
+        structure = self._structure
+        is_taken = self._layers[0].attention.qkv.weight.dtype in (torch.float32, torch.bfloat16)
+        return dispatch.mode() == "triton" and structure.takes_row_products and is_taken
 
     def _run_by_rows(
         self,

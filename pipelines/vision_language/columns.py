@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mmaccel.errors import ShapeError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns, order_columns, take_columns
 from mmaccel.pipelines.vision_language.visuals import (
@@ -91,10 +92,19 @@ def take_features(model: Any, modality: str, output: Any, ids: Tensor, stays: Te
     Args:
         ids: `[B, T]` int64, of all columns.
         stays: `[B, T]` bool.
+
+    Raises:
+        ShapeError: features whose number is not that of the prompt's placeholders.
     """
     kept = stays[ids == find_placeholder(model, modality)]
+    features = flatten_features(output.pooler_output)
+    if len(kept) != len(features):
+        raise ShapeError(
+            f"{modality}: expected a placeholder for each of the {len(features)} features, "
+            f"received {len(kept)} in the prompt; pass the processor's ids as they are"
+        )
     made = copy(output)
-    own = flatten_features(output.pooler_output)[kept]
+    own = features[kept]
     made.pooler_output = join_features([own], output.pooler_output)
     deep = getattr(output, "deepstack_features", None)
     if deep is not None:

@@ -85,3 +85,16 @@ def test_a_forward_that_was_compiled_before() -> None:
     with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
         assert _generate(model).equal(plain)
     assert "another forward" in run.stats.route_reason
+
+
+def test_a_prompt_of_embeddings_of_a_model_that_is_one_graph() -> None:
+    torch._dynamo.reset()  # what other tests compiled of these classes counts for its limit
+    model = build_lm("llama", num_hidden_layers=1, max_position_embeddings=400)
+    ids = torch.arange(600).view(2, 300) % 30 + 3
+    inputs = {"inputs_embeds": model.get_input_embeddings()(ids).detach()}
+    inputs["attention_mask"] = torch.ones_like(ids).index_fill(1, torch.arange(9), 0)
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**inputs, **options)
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True):
+        assert model.generate(**inputs, **options).equal(plain)

@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import TETRIS, CausalLMWindow, Jacobi, KVzap
+import mmaccel
+from mmaccel import TETRIS, CausalLMWindow, Jacobi, KVzap, StreamingLLM
 from mmaccel.contracts import Pass
 from mmaccel.model_parts import PromptPiece
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
-from mmaccel.pipelines.models.llamagen.token_model import LlamaGenTextWindow
+from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.causal_lm.test_attention import build_any
 from tests.fixtures.llamagen import Sizes, build, load
+from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_captured import run
 
@@ -32,10 +34,7 @@ IDS = torch.randint(16, (4, 24), generator=torch.Generator().manual_seed(1))
 
 def open_window(name: str) -> Any:
     if name == "llamagen":
-        sizes = Sizes(32, 2, 4, vocab_size=16, cls_token_num=6, caption_dim=10)
-        reader = LlamaGenTextWindow(load(build(sizes)), side=6)
-        reader.begin(torch.randn(4, 6, 10), torch.tensor([6, 3, 5, 1]), False)
-        return reader
+        return LlamaGenWindow(load(build(Sizes(32, 2, 4, vocab_size=16, num_classes=3))), side=7)
     prompt = make_prompt([row[: start + 1] for row, start in zip(IDS.tolist(), STARTS)])
     model = build_any(name)
     if name == "chameleon":
@@ -120,7 +119,15 @@ def test_rows_may_have_trees_of_different_sizes(name: str, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("given", [{}, {"kv_cache": KVzap(budget=4, threshold=-3.0, window=3)}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"kv_cache": KVzap(budget=4, threshold=-3.0, window=3)},
+        {"kv_cache": StreamingLLM(budget=11, sinks=3, rerotate=True)},
+    ],
+    ids=repr,
+)
 def test_what_tetris_leaves_out_is_not_computed(
     given: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +148,18 @@ def test_what_tetris_leaves_out_is_not_computed(
     for (tokens, stats), (own, others) in zip(made, whole, strict=True):
         assert tokens[:, :16].equal(own[:, :16])
         assert stats.tokens_processed < 0.75 * others.tokens_processed
+
+
+def test_tetris_behind_prompts_of_embeddings() -> None:
+    """Their passes are processed with what their own prefill says, all nodes of them."""
+    model = build_lm("llama")
+    inputs: dict[str, Any] = left_padded([[5, 6, 7, 8], [9], [4, 4, 17]])
+    inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    own = model.generate(**inputs, **options)
+    policy = Jacobi(window=5, drafts="token-recycling", tree=TETRIS(8, depth=3, budget=3))
+    with mmaccel.attach(model, policy, strict=True):
+        assert model.generate(**inputs, **options).equal(own)
 
 
 def test_last_states_are_those_of_windows() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.answering import answering
+from mmaccel.pipelines.diffusion_lm.answering import _answers, answering
 from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
@@ -246,6 +246,7 @@ def test_a_model_that_follows_no_mask_is_refused() -> None:
     inner.model = SimpleNamespace()  # which makes its mask elsewhere
     with pytest.raises(UnsupportedModelError, match="no attribute 'eval_mask'"):
         FastDLLMDenoiser(inner, MASK)
+    assert not _answers  # which are known by the ids of modules
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -226,4 +226,4 @@ def test_a_call_is_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(calls["llama"]) == steps and set(TINY) < {n for own in calls.values() for n in own}
     alone = make_calls(torch.device("cuda"), alone=True)
     assert "cases-noise" in alone["correctness"] and "scenes-64" in alone["others"]
-    assert len(alone["kernels"]) == 17 and "engine-step-glm-image-9b-4096" in alone["others"]
+    assert len(alone["kernels"]) == 18 and "engine-step-glm-image-9b-4096" in alone["others"]

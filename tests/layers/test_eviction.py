@@ -939,13 +939,19 @@ def test_planted_bugs_are_seen(bug: str, seen_by: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize(
-    "method",
-    [mmaccel.TOVA(budget=10, every=5), mmaccel.KVzap(budget=3, every=5, window=4, threshold=-2.5)],
-    ids=lambda method: type(method).__name__,
+    ("method", "reads_back"),
+    [
+        (mmaccel.TOVA(budget=10, every=5), True),
+        (mmaccel.TOVA(budget=10, every=5), False),  # as on an accelerator
+        (mmaccel.KVzap(budget=3, every=5, window=4, threshold=-2.5), True),
+    ],
+    ids=lambda each: type(each).__name__ if each not in (True, False) else str(each),
 )
 def test_rows_that_end_between_rounds_leave_the_others_as_they_are(
-    method: Any, branches: int
+    method: Any, reads_back: bool, branches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not reads_back:
+        monkeypatch.setattr(CausalLMWindow, "reads_back", False)
     lengths = (30, 18, 26, 9, 21, 28)[: 3 * branches]
 
     def decode(batching: ContinuousBatching | None) -> Generation:
@@ -955,7 +961,7 @@ def test_rows_that_end_between_rounds_leave_the_others_as_they_are(
         prompt = make_prompt(draw_rows(*lengths), branches, batching=batching, stop_tokens=stops)
         params = SamplingParams(guidance_scale=1 + 0.5 * (branches - 1))
         noise = Noise.from_seed([0, 1, 2], 3)
-        return mmaccel.Autoregressive().sample(window, prompt, 24, params=params, noise=noise)
+        return mmaccel.Autoregressive().sample(window, prompt, 40, params=params, noise=noise)
 
     given: list[FinishedRow] = []
     whole = decode(None)

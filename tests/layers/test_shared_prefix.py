@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass, Prompt
+from mmaccel.pipelines.causal_lm import lacks
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import shared_prefix
@@ -268,7 +269,7 @@ def test_auto_says_why_it_does_not(case: str, monkeypatch: pytest.MonkeyPatch) -
     """Without the passes of a self-check."""
     rows, reason = REASONS[case]
     model = build_lm("llama")
-    monkeypatch.setattr(CausalLMWindow, "_lack_of_layers", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(lacks, "_of_layers", lambda *_: pytest.fail("asked"))
     with mmaccel.attach(model, "jacobi", share_prefix="auto") as handle:
         model.generate(**left_padded(rows), max_new_tokens=3, do_sample=False)
     assert handle.stats is not None

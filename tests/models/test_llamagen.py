@@ -186,3 +186,16 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_more_positions_than_the_grid_has_are_refused() -> None:
     with pytest.raises(OptionError, match="at most 17 .*, received 18"):
         open_llamagen("classes", False)[0].reserve(3, 18)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_are_of_one_side(kind: str) -> None:
+    window, _ = open_llamagen(kind, False)
+    other = type(window)(window.model, window.side + 1)
+    assert window.graph_key() != other.graph_key()
+
+
+def test_weights_hold_no_memory_but_their_own() -> None:
+    model = open_llamagen("classes", False)[0].model
+    for weight in model.parameters():
+        assert weight.untyped_storage().nbytes() == weight.nbytes

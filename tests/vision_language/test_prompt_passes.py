@@ -141,3 +141,11 @@ def test_a_prompt_under_a_mask_is_attended_to_tile_by_tile(
 def cut_spans(mask: Any, find: Any = attention._find_spans) -> list[tuple[int, int]]:
     """One key too few for each tile."""
     return [(begin, end - 1) for begin, end in find(mask)]
+
+
+def test_masks_of_two_kinds_of_layers_are_held_and_no_more() -> None:
+    this = attention.WatchedPass([])
+    for n in range(1, 6):
+        for mask in (torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.zeros(1, 1, n, n)):
+            this.find_spans(mask)
+            assert len(this._spans) <= 2

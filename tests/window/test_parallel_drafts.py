@@ -85,7 +85,7 @@ def test_a_canvas_drafts_what_the_canvas_loop_predicts_at_first() -> None:
         ids = torch.tensor([[7, MASK, MASK, MASK, MASK]])
         denoiser.reserve(1, 5)
         reads = torch.ones(1, 1, 5, dtype=torch.bool)
-        asked = line[:, 1:]
+        asked = line[:, 1:] - shift
         canvas = denoiser.forward(
             CanvasPass(ids, positions=line, cache_indices=line, reads=reads, queries=asked)
         )

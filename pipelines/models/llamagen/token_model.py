@@ -114,6 +114,8 @@ class LlamaGenWindow(CausalLMWindow):
         attention: as in `CausalLMWindow`.
     """
 
+    options = (*CausalLMWindow.options, "side")
+
     def __init__(
         self, model: Any, side: int, attention: Literal["auto", "model", "kernel"] = "auto"
     ) -> None:
@@ -170,6 +172,12 @@ class LlamaGenTextWindow(LlamaGenWindow):
     """
 
     row_inputs = ("_conditions", "_lengths")
+
+    def lack(self, word: str, part: Any = None) -> str:
+        """See `mmaccel.capabilities.Capable`."""
+        if word == "mixed passes":
+            return "each entry of such a pass would have a copy of its row's text features"
+        return super().lack(word, part)
 
     def __init__(
         self, model: Any, side: int, attention: Literal["auto", "model", "kernel"] = "auto"
@@ -288,7 +296,8 @@ def _convert(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
             for kind, part in zip("qkv", value.chunk(3), strict=True):
                 if kind != "v":  # pairs of neighbours to pairs of halves
                     part = part.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-                found[f"model.{name.removesuffix(_MIXED)}self_attn.{kind}_proj.weight"] = part
+                name_of_part = f"model.{name.removesuffix(_MIXED)}self_attn.{kind}_proj.weight"
+                found[name_of_part] = part.clone()  # not a view that keeps all three
     tokens = weights["tok_embeddings.weight"]
     if _CLASSES in weights and weights[_CLASSES].shape[1:] == tokens.shape[1:]:
         found["model.embed_tokens.weight"] = torch.cat([tokens, found.pop(_CLASSES)])
