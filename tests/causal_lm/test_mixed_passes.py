@@ -150,10 +150,11 @@ def test_what_tetris_leaves_out_is_not_computed(
         assert stats.tokens_processed < 0.75 * others.tokens_processed
 
 
-def test_tetris_behind_prompts_of_embeddings() -> None:
+def test_tetris_behind_embeddings_at_positions_of_the_callers() -> None:
     """Their passes are processed with what their own prefill says, all nodes of them."""
     model = build_lm("llama")
     inputs: dict[str, Any] = left_padded([[5, 6, 7, 8], [9], [4, 4, 17]])
+    inputs["position_ids"] = inputs["attention_mask"].cumsum(1) + 2
     inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
     options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     own = model.generate(**inputs, **options)

@@ -45,4 +45,5 @@ CASES = [
     Case(f"{rows} rows", partial(_shapes, rows, depth, width), _DTYPES)
     for rows, depth, width in ((1, 130, 33), (16, 64, 70), (17, 500, 16), (70, 129, 20))
 ]
-CASES += [Case("the same bits", _same_bits, _DTYPES, versions=("triton",))]
+# the interpreter multiplies row by row, so that bits are always the same there
+CASES += [Case("the same bits", _same_bits, _DTYPES, large=True, versions=("triton",))]
