@@ -23,6 +23,8 @@ KNOWN_SPILLS = {
     ("3.6", "accept_prefix 2 sm_80"): 8,
     ("3.9", "coarse_rounds 4 sm_80"): 8,
     ("3.9", "window_attention 24 sm_80"): 8,
+    ("3.7", "window_attention 26 sm_90"): 16,
+    ("3.9", "packed_attention 10 sm_80"): 8,
 }
 if WANTED:
     import triton
