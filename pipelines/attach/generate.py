@@ -397,8 +397,8 @@ class GenerateService(Service):
             if call.streamer is not None:
                 call.streamer.end()
             fields = {} if outputs is None else outputs.collect()
-            for name in call.records & self.family.of_tokens:
-                fields[name] = self.family.make_steps(name, call.model, made.tokens)
+            if call.records & self.family.of_tokens:
+                fields |= self.family.make_steps(call.model, made.tokens)
             return hand_over(call.ids, made, call.pad, call.config.return_dict_in_generate, fields)
 
         task = Task(

@@ -79,10 +79,10 @@ class Prefill:
         if types is not None:
             goes_on = (types[:, 1:] == types[:, :-1]) & (types[:, 1:] != 0)
             may_end[call.n_columns + 1 - types.shape[1] : -1] = ~goes_on.any(0).cpu()
-        places = may_end.nonzero()[:, 0]
+        boundaries = may_end.nonzero()[:, 0]
         ends = [call.n_cached]
         while ends[-1] < call.n_columns:
-            later = places[places > ends[-1]]
+            later = boundaries[boundaries > ends[-1]]
             near = later[later <= ends[-1] + columns]
             ends.append(int(near[-1] if len(near) else later[0]))
         return ends[1:]

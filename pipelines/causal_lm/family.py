@@ -115,13 +115,13 @@ class CausalLM:
         """A call of `_sample` whose rows are not those of a prompt, as a task; None for others."""
         return None
 
-    def make_steps(self, name: str, model: Any, tokens: Tensor) -> tuple[Any, ...]:
-        """What transformers' loop returns of each step, by a name of `of_tokens`.
+    def make_steps(self, model: Any, tokens: Tensor) -> dict[str, tuple[Any, ...]]:
+        """What transformers' loop returns of each step, by the names of `of_tokens`.
 
         Args:
             tokens: `[B, L]` int64, that were generated.
         """
-        raise NotImplementedError(name)
+        return {}
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons of this family why only the original can serve a call."""

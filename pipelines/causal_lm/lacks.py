@@ -20,12 +20,13 @@ def find_lack(window: CausalLMWindow, word: str, part: Any) -> str:
     Cost: at a model's first time, a self-check of a few short passes.
     """
     own = window.own_prompt
-    if own is not None and word == "captured steps" and own.capture_obstacle:
-        return own.capture_obstacle
-    if own is not None and word == "own chunks":
-        return own.whole_reason
-    if own is not None and word in ("shared prompts", "copied entries", "draft canvas"):
-        return "its prompt is more than ids, and its own prefill processes it"
+    if own is not None:
+        if word == "captured steps" and own.capture_obstacle:
+            return own.capture_obstacle
+        if word == "own chunks":
+            return own.whole_reason
+        if word in ("shared prompts", "copied entries", "draft canvas", "mixed passes"):
+            return "its prompt is more than ids, and its own prefill processes it"
     if word == "shared prompts" and "output_attentions" in window.pass_options:
         return "attentions of all tokens are asked for"
     if word == "layer states":
@@ -42,8 +43,6 @@ def _of_mixing(window: CausalLMWindow) -> str:
         return "fused='exact' has the bits of the model's own attention"
     if window.methods.quantizer is not None:
         return f"{window.methods.quantizer!r} holds entries of whole prompts"
-    if window.own_prompt is not None:
-        return "its own prefill processes its prompt, and says what its passes are processed with"
     if window.pass_options:
         return f"the call asks for {', '.join(window.pass_options)}"
     return find_layer_obstacle(window)

@@ -133,8 +133,9 @@ class CodePredictor(DepthDecoder):
         tables = zip(model.get_input_embeddings(), codes.unbind(1))
         return [table(code)[:, None] for table, code in tables]
 
-    def make_steps(self, name: str, model: Any, tokens: Tensor) -> tuple[Any, ...]:
-        return (), *((one,) for one in self.embed(model, tokens[:, :-1]))
+    def make_steps(self, model: Any, tokens: Tensor) -> dict[str, tuple[Any, ...]]:
+        states = [(each,) for each in self.embed(model, tokens[:, :-1])]
+        return {"hidden_states": ((), *states)}
 
     def example(self, model: Any, rows: int) -> dict[str, Any]:
         width = model.get_input_embeddings()[0].embedding_dim

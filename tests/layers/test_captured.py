@@ -15,6 +15,7 @@ from torch import Tensor
 import mmaccel
 from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.catalog import METHODS
+from mmaccel.pipelines.causal_lm import model as causal_model
 from mmaccel.pipelines.layers.eviction import Eviction
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.runner.engine import Engine
@@ -128,7 +129,7 @@ def test_rounds_begin_before_the_next_boundary_at_the_latest(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
+    monkeypatch.setattr(causal_model, "find_reason", lambda window: "")
     method = mmaccel.QuantizedCache(group=6, residual=5)
     assert_captured(policy, [1, 1, 1], kv_cache=method)
 

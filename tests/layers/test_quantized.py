@@ -15,7 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.kernels.packed_attention import packed_attention
+from mmaccel.pipelines.causal_lm import model as causal_model
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import attention
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import PackedEntries, Packing
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -155,8 +157,8 @@ def test_layers_that_attend_by_kernels(name: str, monkeypatch: pytest.MonkeyPatc
         called.append(given)
         return packed_attention(*given, **options)
 
-    monkeypatch.setattr("mmaccel.pipelines.causal_lm.model.find_reason", lambda window: "")
-    monkeypatch.setattr("mmaccel.pipelines.layers.attention.packed_attention", spy)
+    monkeypatch.setattr(causal_model, "find_reason", lambda window: "")
+    monkeypatch.setattr(attention, "packed_attention", spy)
     for most in (1, 3, 6):
         assert torch.allclose(feed(method, 1, most), expected, atol=1e-3)
     assert bool(called) == (name != "a child")
