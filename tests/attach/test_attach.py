@@ -14,10 +14,8 @@ import pytest
 import torch
 
 import mmaccel
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import PROMPTS, build_lm
 from tests.fixtures.traces import trace_of
-
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 
 
 def _use(model: Any, **options: Any) -> torch.Tensor:
@@ -33,6 +31,22 @@ def test_a_policy_and_its_model_are_freed_together() -> None:
     del model, policy, run
     gc.collect()
     assert [found() for found in dead] == [None] * 3
+
+
+def test_attached_models_of_one_class_keep_their_own_policies() -> None:
+    """They share the class that has the replaced methods; a third model keeps its own."""
+    one, other, third = (build_lm("llama") for _ in range(3))
+    first = mmaccel.attach(one, mmaccel.Jacobi(window=4), seed=1)
+    second = mmaccel.attach(other, "autoregressive", seed=1)
+    assert type(one) is type(other) and type(third) is type(one).__bases__[0]
+    made = [_use(model) for model in (one, other, third)]
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+    assert [len(run.history) for run in (first, second)] == [1, 1]
+    assert first.stats.policy != second.stats.policy
+    first.detach()
+    _use(one)
+    _use(other)
+    assert [len(run.history) for run in (first, second)] == [1, 2]
 
 
 def test_a_policy_without_a_kept_handle_stays_until_detach() -> None:
