@@ -15,6 +15,7 @@ import torch
 
 import mmaccel
 from tests.fixtures.tiny_lms import PROMPTS, build_lm
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.traces import trace_of
 
 
@@ -76,6 +77,25 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
     assert trace_of(model) == before
     with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
         _use(model, stopping_criteria=[explode], return_dict_in_generate=True, output_scores=True)
+    assert trace_of(model) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"visual_tokens": [mmaccel.VisionZip(keep=0.5), mmaccel.FastV(keep=0.5, layer=1)]},
+        {"kv_cache": mmaccel.SnapKV(budget=6, window=2), "attention": mmaccel.Quest(budget=0.5, block=4)},
+    ],
+    ids=str,
+)
+def test_hooks_of_methods_go_with_the_policy(options: dict[str, Any]) -> None:
+    model = build_vlm("llava")
+    call = draw_prompts("llava", model, (1, 2)) | {"max_new_tokens": 6, "do_sample": False}
+    model.generate(**call)
+    before = trace_of(model)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True, **options) as run:
+        model.generate(**call)
+    assert run.stats.exactness == "relaxed"  # they had an effect
     assert trace_of(model) == before
 
 
