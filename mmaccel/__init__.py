@@ -91,7 +91,7 @@ _PUBLIC = {
     "VisualTokenPlan": "mmaccel.evaluation.planner",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
-    "Handle": "mmaccel.handle",
+    "Handle": "mmaccel.pipelines.attach.handle",
     "TokenModel": "mmaccel.contracts",
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.policies",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(caches: list[Grap
 
 def cache_one(engine: Engine) -> None:
     decoder = mmaccel.decoder(Jacobi(window=4))
-    decoder.engine = engine
+    decoder.options = replace(decoder.options, engine=engine)
     sample(build_lm("llama"), SHORT, custom_generate=decoder)
     assert len(engine.cache) == 1
 
