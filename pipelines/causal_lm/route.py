@@ -16,7 +16,8 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_other_bits
-from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
+from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.attention_function import window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun
