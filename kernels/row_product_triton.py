@@ -19,10 +19,9 @@ from mmaccel.kernels.build import Build
 from mmaccel.kernels.gated_act import Activation
 from mmaccel.kernels.gated_act_triton import KINDS, activate
 from mmaccel.kernels.norm import Norm
-from mmaccel.kernels.row_product import MOST_ROWS
+from mmaccel.kernels.row_product import LEAST_TILE, find_tile
 from mmaccel.kernels.takes import Takes
 
-LEAST_TILE = 16  # rows of a product of matrices
 PROGRAMS = 256  # at least so many, for two on each multiprocessor
 WIDEST = 64  # rows of a block of the weight
 LARGEST = 1024  # numbers of a block of the product, which are in registers
@@ -109,9 +108,7 @@ def row_product(
     out = x.new_empty(rows, width)
     if not out.numel():
         return out
-    tile = LEAST_TILE
-    if not same_bits:
-        tile = min(max(triton.next_power_of_2(rows), LEAST_TILE), MOST_ROWS)
+    tile = LEAST_TILE if same_bits else find_tile(rows)
     block = _choose_block(width, tile)
     grid = triton.cdiv(width, block), triton.cdiv(rows, tile)
     _row_product_kernel[grid](

@@ -108,7 +108,8 @@ def choose_forward(window: CausalLMWindow) -> ForwardRoute:
     if chosen.decoder is not None:
         chosen.name = "fused"
         chosen.same_bits = fused == "exact"
-        chosen.compiled = CompiledRun(compile)
+        runner = window.setup.runner
+        chosen.compiled = CompiledRun(compile, runner is not None and runner.is_static)
     return chosen
 
 
@@ -135,7 +136,9 @@ def _open_decoder(window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
         return None, reason
     found.use_same_bits(is_exact)
     if is_exact:
-        reason = find_other_bits(window.plain(), found)
+        plain = window.plain()
+        plain.attention = window.attention
+        reason = find_other_bits(plain, found)
         if reason:
             return None, reason
     if found.head is None and window.needs_head:
@@ -159,7 +162,8 @@ def run_body(
     """
     chosen = window.forwards
     decoder = chosen.decoder
-    chosen.same_bits &= chosen.this is None
+    if chosen.same_bits and chosen.this is not None:
+        chosen.same_bits = chosen.this.same_bits and not window.methods
     if decoder is None:
         assert body is not None
         states: Tensor = _call(window, body, inputs).last_hidden_state

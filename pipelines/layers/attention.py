@@ -127,6 +127,15 @@ class WindowPass:
         return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
 
     @property
+    def same_bits(self) -> bool:
+        """Whether an entry's attention has the same bits whatever entries are beside it: all before
+        it are in one split of the kernel.
+        """
+        others = (self.sparse, self.tree, self.reads, self.prefix)
+        is_one = self.by_kernel and self.num_splits == 1 and all(each is None for each in others)
+        return is_one and dispatch.uses_triton(self.start.device.type)
+
+    @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
         return self.watcher is not None and self.watcher.reads_hidden
