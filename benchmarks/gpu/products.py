@@ -1,7 +1,8 @@
 """Steps of one token by each way to multiply few rows, what the same bits cost, and depth chains.
 
 The ways: what a trial on the device chooses ("auto"), products that norm, gate and add as they go
-("row_product"), products alone ("mm"), and those whose bits depend on no other row ("exact"). The
+("row_product"), also launched before the kernel in front of them has ended ("early"), products
+alone ("mm"), and those whose bits depend on no other row ("exact"). The
 floor is what a step has to read at the speed of a copy. Of "exact" it is also measured whether rows
 have the same bits: tokens of windows are those of the plain loop, alone and in a batch.
 """
@@ -35,7 +36,7 @@ from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 
 Row = dict[str, Any]
-WAYS = ("auto", "row_product", "mm", "exact")
+WAYS = ("auto", "row_product", "row_product, early", "mm", "exact")
 CHAINS: tuple[Policy, ...] = (
     Autoregressive(), Jacobi(4), Jacobi(8), Jacobi(8, drafts="previous-frame")
 )  # fmt: skip
@@ -59,8 +60,15 @@ def multiplying(way: str, device: torch.device) -> Iterator[None]:
         with mock.patch.object(fused_decoder, "MOST_ROWS", 0):
             yield
         return
-    forced = {dispatch.VARIABLE: "triton"} if way == "row_product" and device.type == "cuda" else {}
-    with mock.patch.dict(os.environ, forced):
+    if not way.startswith("row_product") or device.type != "cuda":
+        yield
+        return
+    from mmaccel.kernels import row_product_triton
+
+    with (
+        mock.patch.dict(os.environ, {dispatch.VARIABLE: "triton"}),
+        mock.patch.object(row_product_triton, "LAUNCHES_EARLY", "early" in way),
+    ):
         yield
 
 
