@@ -228,7 +228,7 @@ def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monk
         changed.setattr(steps, "_SHORT", 2 * 64 - 1)  # of two rows
         assert decode_often(GraphCache()) == [6, Once("first pass", 6)]
     with monkeypatch.context() as changed:
-        changed.setattr(Replay, "_capture", _refuse_once(Replay._capture))
+        changed.setattr(Replay, "capture", _refuse_once(Replay.capture))
         assert decode_often(GraphCache()) == [6]
     assert decode_often(GraphCache()) == [6, Once("prompt", 3), Once("first pass", 6)]
 
