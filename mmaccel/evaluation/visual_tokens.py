@@ -241,7 +241,6 @@ class PromptCost:
         encoder_seconds: of encoding images.
         prefill_seconds: from then to the first token's logits: reduction, and the prompt's pass.
         seconds: of the whole call.
-        step_seconds: of each further token, between the logits of two.
         columns: `[R, L]` int64, columns that each layer processed last, without padding.
         flops: `[R]` float64, of all passes up to the first token.
     """
@@ -249,7 +248,6 @@ class PromptCost:
     encoder_seconds: float = 0.0
     prefill_seconds: float = 0.0
     seconds: float = 0.0
-    step_seconds: list[float] = field(default_factory=list)
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     flops: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
@@ -268,7 +266,7 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
         synchronise(model.device)
         return time.perf_counter()
 
-    began = last = now()
+    began = encoded = now()
 
     def note(_: Any, args: Any, given: dict[str, Any], made: Any, *, index: int) -> None:
         if not cost.prefill_seconds:
@@ -278,19 +276,15 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
             passes.append((index, hidden.shape[:2], seen))
 
     def finish(*_: Any) -> None:
-        nonlocal last
-        before, last = last, now()
-        if cost.prefill_seconds:
-            cost.step_seconds.append(last - before)
-        else:
-            cost.prefill_seconds = last - before
+        if not cost.prefill_seconds:
+            cost.prefill_seconds = now() - encoded
 
     def encode(*args: Any, **given: Any) -> Any:
-        nonlocal last
+        nonlocal encoded
         start = now()
         found = encode_own(*args, **given)
-        last = now()
-        cost.encoder_seconds = last - start
+        encoded = now()
+        cost.encoder_seconds = encoded - start
         return found
 
     hooks = [

@@ -42,7 +42,7 @@ def test_a_wrong_command_is_one_line_and_one_alone_prints_its_help(capsys: Said)
         assert captured.err == "" and "\nCommands:\n" in captured.out
 
 
-@pytest.mark.parametrize("command", ["generate x", "doctor", "gallery out", "serve --model y"])
+@pytest.mark.parametrize("command", ["generate x", "doctor", "serve --model y"])
 def test_a_working_folder_that_was_removed(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:

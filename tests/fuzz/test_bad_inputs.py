@@ -53,7 +53,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick -> the files that th
         "video/*",
         "video-codec/*",
     ),
-    "gallery pictures --against plain --out page.html": ("pictures/*", "plain/*"),
     "bench 'a red circle' --count 1 --model own --policies jacobi --windows 8": ("own/*",),
     "comfy ui --force": ("ui/custom_nodes/*/.*",),
     "doctor --model own": ("own/*",),
