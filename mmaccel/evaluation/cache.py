@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -48,10 +47,6 @@ CONTROLS: tuple[Method, ...] = (
 )
 
 
-def _kept(row: dict[str, Any]) -> float:
-    return float(row["kept"] if row["budget"] is None else row["budget"])
-
-
 @dataclass(frozen=True)
 class TextModel(AskedModel):
     """A causal language model of transformers with its tokenizer.
@@ -73,10 +68,6 @@ class TextModel(AskedModel):
     per_pass = ("pass_seconds",)
     more = ("answers",)
     columns = CACHE_COLUMNS
-    panels = {
-        "budget: entries that stay, or blocks that are read, of the prompt's": _kept,
-        "bytes of a row's keys and values": itemgetter("bytes"),
-    }
     note = (
         "budget: entries that stay, or blocks that are read, of a prompt's. kept: cached entries, "
         "mean over layers. blocks read: by all passes, mean over layers. KiB: keys and values as "

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -70,10 +69,6 @@ class VisionModel(AskedModel):
     counted = ("visual_tokens", "layer_tokens", "flops")
     timed = ("encoder_seconds", "prefill_seconds", "seconds")
     columns = VISUAL_COLUMNS
-    panels = {
-        "seconds a question, image to answer": itemgetter("seconds"),
-        "visual tokens, mean over the language model's layers": itemgetter("layer_tokens"),
-    }
     note = (
         "tokens: visual tokens after the last layer (mean over layers). ms: medians a question. "
         "informative: right where all tokens are and downsampling is not (of how many)."

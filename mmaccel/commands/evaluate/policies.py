@@ -45,8 +45,8 @@ _HELP_REFERENCE = (
     "module's code is run"
 )
 _HELP_BASELINE = (
-    "another side: transformers, prompt-lookup, static (cache), compiled or assisted; may be "
-    "repeated; by default transformers for a causal LM"
+    "another side: transformers, prompt-lookup, static (cache) or compiled; may be repeated; by "
+    "default transformers for a causal LM"
 )
 
 
@@ -299,7 +299,7 @@ class Exactness(TextFlags):
 @dataclass(frozen=True, kw_only=True)
 class Speed(TextFlags):
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
-    writes speed.md, speed.json, speed.jsonl and plots."""
+    writes speed.json and speed.jsonl."""
 
     batch_sizes: str = option("1,2,4,8", "with commas")
     runs: int = option(20, "of each side at each size; at least 20", max=MAX_RUNS)
@@ -308,7 +308,6 @@ class Speed(TextFlags):
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed")
-    plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True
     load: Annotated[LoadOptions, Without("compile", "share_prefix")]
     compile: shared.CompileFirst = False
 
@@ -317,9 +316,7 @@ class Speed(TextFlags):
 
         Raises:
             OptionError: a value outside its domain.
-            MissingBackendError: plots without matplotlib.
         """
-        from mmaccel.evaluation.measure import check_plots
         from mmaccel.evaluation.speed import LEAST_RUNS
         from mmaccel.evaluation.transformers_baseline import BASELINES
 
@@ -330,8 +327,6 @@ class Speed(TextFlags):
             check_int("--batch-sizes", size, 1, MAX_BATCH, hint="write 1,2,4,8")
         for name in self.baseline or []:
             check_choice("--baseline", name, BASELINES)
-        if self.plots:
-            check_plots("--plots")
         self.check_texts()
         return list(dict.fromkeys(found))
 
@@ -421,9 +416,8 @@ class Speed(TextFlags):
 
     def write(self, report: dict[str, Any], runs: list[dict[str, Any]], sizes: list[int]) -> None:
         """Write all runs, and the report of the sizes that are done; print it."""
-        from mmaccel.commands.files import write_json, write_lines, write_text
-        from mmaccel.evaluation.speed import COLUMNS, plan_plots, summarise_speed, write_speed
-        from mmaccel.outputs.whole_files import write_whole
+        from mmaccel.commands.files import write_json, write_lines
+        from mmaccel.evaluation.speed import COLUMNS, PARTS, summarise_speed
 
         if runs:
             write_lines(self.out / "speed.jsonl", runs)
@@ -432,11 +426,14 @@ class Speed(TextFlags):
         rows = summarise_speed([run for run in runs if run["batch_size"] in sizes])
         report |= {"sizes_done": sizes, "rows": rows}
         write_json(self.out / "speed.json", report)
-        write_text(self.out / "speed.md", write_speed(report))
-        for name, draw in plan_plots(report, runs).items() if self.plots else ():
-            write_whole(self.out / name, draw)
         print_rows(report["policy"], COLUMNS, rows)
-        say(f"{self.runs} runs each; see {self.out / 'speed.md'} for the rest.")
+        print_rows("first run and stages, seconds a run", PARTS, rows)
+        lost = [f"{row['batch_size']} ({row['loses_to'][0]})" for row in rows if row["loses"]]
+        where = f"at batch {', '.join(lost)}" if lost else "at none of these sizes"
+        say(
+            f"It loses {where}. {self.runs} runs each; exactness: {report['promise']}; see "
+            f"{self.out / 'speed.json'}."
+        )
 
 
 exactness = as_command(Exactness, pauses=False)
