@@ -23,7 +23,6 @@ from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
-from mmaccel.commands.gallery import gallery
 from mmaccel.commands.media import animate, answer, generate, speak
 from mmaccel.commands.models import models
 from mmaccel.commands.process import (
@@ -70,7 +69,7 @@ def root(
         ) from error
 
 
-for command in (generate, speak, animate, answer, serve, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, animate, answer, serve, bench, comfy, doctor, models):
     app.command()(command)
 app.command("train-head")(train_head)
 app.add_typer(evaluate)

@@ -222,13 +222,7 @@ def _make_file(flags: Any, modality: Modality) -> int:
         check_fresh(manifest_file)
     if not file.dry_run:
         open_folder(folder)  # before the model is loaded, which takes long
-    executor: Any
-    if file.executor == "ray":
-        from mmaccel.batch.ray_executor import RayExecutor
-
-        executor = RayExecutor(modality, file.actors)
-    else:
-        executor = Worker(modality)
+    worker = Worker(modality)
     resume_collector()
     if is_drawn and any(row.seed is None for row in rows):
         _say_aside(
@@ -237,20 +231,19 @@ def _make_file(flags: Any, modality: Modality) -> int:
         )
     facts: dict[str, Any] = {"out": str(folder), "seed": seed, "items": len(items)}
     error = None
-    with closing(executor):
-        fingerprint = executor.check(items)
-        if file.dry_run:
-            missing = find_missing(items, fingerprint, past, folder, file.resume)
-            facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}
-            facts["plan"] = [
-                {"id": item.row.id, "k": item.k, "seed": item.seed, "file": item.file}
-                for item in missing
-            ]
-            made = f"{count_of(len(missing), unit)} to generate"
-            _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
-        else:
-            with closing(Manifest(manifest_file)) as manifest:
-                error = _finish_file(items, fingerprint, manifest, executor, flags, facts, unit)
+    fingerprint = worker.check(items)
+    if file.dry_run:
+        missing = find_missing(items, fingerprint, past, folder, file.resume)
+        facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}
+        facts["plan"] = [
+            {"id": item.row.id, "k": item.k, "seed": item.seed, "file": item.file}
+            for item in missing
+        ]
+        made = f"{count_of(len(missing), unit)} to generate"
+        _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
+    else:
+        with closing(Manifest(manifest_file)) as manifest:
+            error = _finish_file(items, fingerprint, manifest, worker, flags, facts, unit)
     if file.as_json or file.json_stream:
         print_envelope(facts, error)
     return _CODES[error["code"]] if error else 0
@@ -278,7 +271,7 @@ def _finish_file(
     items: list[Item],
     fingerprint: Any,
     manifest: Manifest,
-    executor: Any,
+    worker: Worker,
     flags: Any,
     facts: dict[str, Any],
     unit: str,
@@ -310,10 +303,9 @@ def _finish_file(
         limits = file.retries, file.max_failures
         job = Job(fingerprint, manifest, reports.report, *limits, facts["seed"])
         try:
-            job.run(missing, executor)
+            job.run(missing, worker)
         except KeyboardInterrupt:
             raise Stopped(f"{say_made()}; continue with --resume") from None
-    remove_temporaries(folder, items)  # of actors that were killed
     without = job.left.keys() | job.failed
     lost = find_lost([i for i in items if i.key not in without], fingerprint, folder)
     summary, code = say_made(), ""
