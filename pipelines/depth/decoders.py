@@ -22,23 +22,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.pipelines.causal_lm.route import run_model
-from mmaccel.pipelines.depth.family import DepthDecoder
+from mmaccel.pipelines.depth.family import DepthDecoder, SharedLayers
 from mmaccel.pipelines.depth.window import DepthWindow
 from mmaccel.pipelines.generate_call import READ, SAMPLE
 
 
-class CsmDepth(DepthDecoder):
+class CsmDepth(SharedLayers):
     """`CsmDepthDecoderForCausalLM`: the backbone's state, the first code, then 31 others."""
 
     given = "backbone_last_hidden_state"
     arguments = SAMPLE | {given: READ}
     n_before = 2
-
-    def vocab_size(self, model: Any) -> int:
-        return int(model.config.vocab_size)
-
-    def n_entries(self, model: Any) -> int:
-        return int(model.config.num_codebooks)
 
     def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
         entry = torch.arange(first, first + entries.shape[1], device=entries.device)
@@ -60,11 +54,8 @@ class CsmDepth(DepthDecoder):
         heads = model.codebooks_head.weight[book : book + len(hidden)]  # [n, D, V]
         return pad(torch.bmm(hidden, heads).transpose(0, 1), (0, 0, n_headless, 0))
 
-    def example(self, model: Any, rows: int) -> dict[str, Any]:
-        return {
-            "input_ids": torch.zeros(rows, 2, dtype=torch.int64, device=model.device),
-            self.given: draw_states(model, rows, model.config.backbone_hidden_size),
-        }
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (model.config.backbone_hidden_size,)
 
 
 class MoshiDepth(DepthDecoder):
@@ -80,36 +71,24 @@ class MoshiDepth(DepthDecoder):
     def vocab_size(self, model: Any) -> int:
         return int(model.config.audio_vocab_size)
 
-    def n_entries(self, model: Any) -> int:
-        return int(model.config.num_codebooks)
-
-    def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
+    def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
+        model, states = window.model, window.states
+        assert states is not None
         tables = (model.text_embed_tokens, *model.embed_tokens)[first:]
         embedded = [table(ids[:, None]) for table, ids in zip(tables, entries.unbind(1))]
-        return torch.cat(embedded, 1)
-
-    def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
-        states = window.states
-        assert states is not None
         inputs |= {
             "input_ids": entries,
-            "inputs_embeds": self.embed(window.model, entries, first, states),
+            "inputs_embeds": torch.cat(embedded, 1),
             "last_hidden_state": states.expand(-1, entries.shape[1], -1),
         }
         logits: Tensor = run_model(window, inputs).logits
         return logits
 
-    def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
-        return hidden
-
-    def example(self, model: Any, rows: int) -> dict[str, Any]:
-        return {
-            "input_ids": torch.zeros(rows, 1, dtype=torch.int64, device=model.device),
-            self.given: draw_states(model, rows, model.config.input_size)[:, None],
-        }
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return 1, model.config.input_size
 
 
-class CodePredictor(DepthDecoder):
+class CodePredictor(SharedLayers):
     """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
     code, then 15 codes, each with an embedding and a head of its own.
 
@@ -119,11 +98,9 @@ class CodePredictor(DepthDecoder):
 
     given = "inputs_embeds"
     arguments = SAMPLE | {given: READ, "output_hidden_states": READ}
+    has_ids = False
     of_tokens = frozenset({"hidden_states"})
     n_before = 2
-
-    def vocab_size(self, model: Any) -> int:
-        return int(model.vocab_size)
 
     def n_entries(self, model: Any) -> int:
         return len(model.lm_head) + 1
@@ -150,10 +127,8 @@ class CodePredictor(DepthDecoder):
         states = [(each,) for each in self.embed_codes(model, tokens[:, :-1])]
         return {"hidden_states": ((), *states)}
 
-    def example(self, model: Any, rows: int) -> dict[str, Any]:
-        width = model.get_input_embeddings()[0].embedding_dim
-        states = [draw_states(model, rows, width) for _ in range(2)]
-        return {self.given: torch.stack(states, 1)}
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return 2, model.get_input_embeddings()[0].embedding_dim
 
 
 class TTSCodePredictor(CodePredictor):
@@ -167,11 +142,3 @@ class TTSCodePredictor(CodePredictor):
         embedded = super().embed(model, entries, first, states)
         narrowed: Tensor = model.small_to_mtp_projection(embedded)
         return narrowed
-
-
-def draw_states(model: Any, rows: int, width: int) -> Tensor:
-    """`[rows, width]` of a normal distribution, the same ones each time."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(rows, width, generator=generator, dtype=torch.float32).to(
-        model.device, model.dtype
-    )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout, Pass, Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
 from mmaccel.pipelines.causal_lm.route import run_body
@@ -27,6 +27,7 @@ class DepthDecoder(OwnPasses):
     Attributes:
         given: the argument of its `generate` that a frame is scored with, besides the ids.
         n_before: P.
+        has_ids: whether the beginning of a frame has ids.
     """
 
     name: ClassVar[str] = "depth"
@@ -34,57 +35,35 @@ class DepthDecoder(OwnPasses):
     cause: ClassVar[str] = "; a sliding window shorter than a frame does that"
     given: ClassVar[str]
     n_before: ClassVar[int]
+    has_ids: ClassVar[bool] = True
 
-    @abstractmethod
     def vocab_size(self, model: Any) -> int:
         """V."""
+        return int(model.vocab_size)
 
-    @abstractmethod
     def n_entries(self, model: Any) -> int:
         """The most entries of a pass: P and the codes but the last one."""
+        return int(model.config.num_codebooks)
 
     @abstractmethod
-    def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
-        """What the decoder reads, `[R, n, D]`, of entries `[R, n]` from the first one on.
-
-        Args:
-            states: of the frame, from the argument `given`.
-        """
-
-    def enter(self, model: Any, embedded: Tensor) -> Tensor:
-        """What its layers read of that."""
-        return embedded
-
-    def run_body(self, model: Any, **inputs: Any) -> Any:
-        """The output of the decoder's own forward, without heads."""
-        return model.model(**inputs)
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """That of what `given` has for a row."""
 
     @abstractmethod
-    def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
-        """Logits `[R, n, V]` of states `[R, n, D]`, each by the head of its book; those of the
-        first P - 1 entries of a frame mean nothing.
-        """
-
     def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
-        """Logits `[R, n, V]` of a pass over entries `[R, n]` from the first one on.
+        """Logits `[R, n, V]` of a pass over entries `[R, n]` from the first one on; those of the
+        first P - 1 of a frame mean nothing.
 
         Args:
-            inputs: what else its own forward takes.
+            inputs: what else the decoder's own forward takes.
         """
-        model = window.model
-        assert window.states is not None
-        embedded = self.embed(model, entries, first, window.states)
-        if window.forwards.decoder is not None:
-            embedded = self.enter(model, embedded)
-        inputs["inputs_embeds"] = embedded
-        hidden = run_body(window, partial(self.run_body, model), inputs)
-        if window.keeps_states:
-            window.last_states = hidden
-        return self.score(model, hidden, first)
 
-    @abstractmethod
-    def example(self, model: Any, rows: int) -> dict[str, Any]:
-        """Arguments of `generate` for a random frame, without its length."""
+    def draw_states(self, model: Any, rows: int) -> Tensor:
+        """`[rows, ...]` of a normal distribution, the same ones each time."""
+        generator = torch.Generator().manual_seed(0)
+        shape = rows, *self.shape(model)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+        return drawn.to(model.device, model.dtype)
 
     def facts(self, model: Any) -> ModelFacts:
         """See `OwnPasses.facts`."""
@@ -99,10 +78,12 @@ class DepthDecoder(OwnPasses):
         """See `OwnPasses.compared`: a frame by the model's own loop; one pass over it, and passes
         of three entries.
         """
-        length = self.n_entries(model) + 1 - self.n_before
-        example = self.example(model, 2)
+        length = self.layout(model).frame
+        states = self.draw_states(model, 2)
+        ids = torch.zeros(2, self.n_before, dtype=torch.int64, device=model.device)
+        given = {self.given: states} | ({"input_ids": ids} if self.has_ids else {})
         made = original(model, "generate")(
-            **example,
+            **given,
             max_length=None,
             max_new_tokens=length,
             min_length=None,
@@ -111,21 +92,19 @@ class DepthDecoder(OwnPasses):
             return_dict_in_generate=True,
             output_logits=True,
         )
-        codes = made.sequences[:, -length:]
-        before = torch.zeros(2, self.n_before, dtype=torch.int64, device=codes.device)
-        entries = torch.cat([example.get("input_ids", before), codes[:, :-1]], 1)
-        window = DepthWindow(self, model, example[self.given])
+        entries = torch.cat([ids, made.sequences[:, -length:-1]], 1)
+        window = DepthWindow(self, model, states)
         found = []
         for width in (entries.shape[1], 3):
             window.reserve(*entries.shape)
             parts = entries.split(width, 1)
             starts = range(0, entries.shape[1], width)
-            passes = [Pass(part, codes.new_full((2,), at)) for part, at in zip(parts, starts)]
+            passes = [Pass(part, ids.new_full((2,), at)) for part, at in zip(parts, starts)]
             found.append(torch.cat([window.forward(each) for each in passes], 1))
         received = torch.stack(found)[:, :, self.n_before - 1 :]
         return torch.stack(made.logits, 1).expand_as(received), received
 
-    def layout(self, model: Any) -> Layout:
+    def layout(self, model: Any) -> CodeFrames:
         """See `CausalLM.layout`."""
         return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
@@ -165,3 +144,37 @@ class DepthDecoder(OwnPasses):
             layout=layout,
             n_shown=int(earlier.shape[1]),
         )
+
+
+class SharedLayers(DepthDecoder):
+    """A kind whose books have embeddings and heads of their own, and all of them the same layers,
+    which the fused decoder may run.
+    """
+
+    @abstractmethod
+    def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
+        """What the decoder reads, `[R, n, D]`, of entries `[R, n]` from the first one on."""
+
+    def enter(self, model: Any, embedded: Tensor) -> Tensor:
+        """What its layers read of that."""
+        return embedded
+
+    def run_body(self, model: Any, **inputs: Any) -> Any:
+        """The output of the decoder's own forward, without heads."""
+        return model.model(**inputs)
+
+    @abstractmethod
+    def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
+        """Logits `[R, n, V]` of states `[R, n, D]`, each by the head of its book."""
+
+    def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
+        model = window.model
+        assert window.states is not None
+        embedded = self.embed(model, entries, first, window.states)
+        if window.forwards.decoder is not None:
+            embedded = self.enter(model, embedded)
+        inputs["inputs_embeds"] = embedded
+        hidden = run_body(window, partial(self.run_body, model), inputs)
+        if window.keeps_states:
+            window.last_states = hidden
+        return self.score(model, hidden, first)

@@ -54,6 +54,7 @@ class DepthWindow(CausalLMWindow):
         self.known_format = ""
         self._kind = kind
         self._most = kind.n_entries(model)
+        self._cache: Any = None
         self._first = 0  # entry of the frame with which the pass begins
         self._n_held = 0  # entries of it that were in passes
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
@@ -61,8 +62,8 @@ class DepthWindow(CausalLMWindow):
 
     def plain(self) -> CausalLMWindow:
         """As in `CausalLMWindow`, over random frames of two rows."""
-        kind = self._kind
-        return DepthWindow(kind, self.model, kind.example(self.model, 2)[kind.given], "model")
+        states = self._kind.draw_states(self.model, 2)
+        return DepthWindow(self._kind, self.model, states, "model")
 
     def lack(self, word: str, part: Any = None) -> str:
         return TokenModel.lack(self, word, part)

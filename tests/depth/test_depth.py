@@ -174,3 +174,20 @@ def test_a_pass_that_is_off_by_one_book_is_seen(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(CsmDepth, "compared", lambda *given: own(*given)[:1] * 2)
     with mmaccel.attach(speech.model, "jacobi", strict=True):
         assert not torch.equal(speech.call(False), plain)
+
+
+def test_a_frame_that_goes_on_with_entries_of_the_one_before_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speech = MODELS["csm"]()
+    plain = speech.call(False)
+    reserve = DepthWindow.reserve
+
+    def keep(self: DepthWindow, rows: int, positions: int) -> None:
+        n_held = self._n_held
+        reserve(self, rows, positions)
+        self._n_held = n_held  # the bug
+
+    monkeypatch.setattr(DepthWindow, "reserve", keep)
+    with mmaccel.attach(speech.model, "jacobi", strict=True):
+        assert not torch.equal(speech.call(False), plain)
