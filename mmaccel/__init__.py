@@ -89,7 +89,7 @@ _PUBLIC = {
     "load_demo": "mmaccel.demo.loading",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
-    "Handle": "mmaccel.handle",
+    "Handle": "mmaccel.pipelines.attach.handle",
     "TokenModel": "mmaccel.contracts",
     "VisualTokenizer": "mmaccel.contracts",
     "Policy": "mmaccel.policies",

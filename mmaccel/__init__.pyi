@@ -14,10 +14,10 @@ from mmaccel.errors import NumericsError
 from mmaccel.errors import OptionError
 from mmaccel.errors import ShapeError
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.handle import Handle
 from mmaccel.handle import attach
 from mmaccel.handle import detach
 from mmaccel.handle import supports
+from mmaccel.pipelines.attach.handle import Handle
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.shared_ids import share_ids
 from mmaccel.pipelines.causal_lm.shared_ids import trim_vocabulary

@@ -44,7 +44,7 @@ def find_generator(target: Any) -> Any:
     """
     target = unwrap(target)
     if is_holder(target):
-        return _find_decoder(target)
+        return target.get_submodule(HOLDERS[type(target).__name__])
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
@@ -67,25 +67,13 @@ def is_holder(target: Any) -> bool:
     return kind.__name__ in HOLDERS and kind.__module__.startswith(PACKAGES)
 
 
-def _find_decoder(target: Any) -> Any:
-    """The depth decoder of a model in `HOLDERS`."""
-    path = HOLDERS[type(target).__name__]
-    try:
-        return target.get_submodule(path)
-    except AttributeError:
-        raise UnsupportedModelError(
-            f"attach: expected a {type(target).__name__} with {path}, received one without; load "
-            "it whole, or attach to the part that generates"
-        ) from None
-
-
 def is_pipeline(target: Any, module: str) -> bool:
     """Whether an object's class is a pipeline of a library's module, or a child of one."""
-    return any(
-        kind.__module__.startswith(module) and kind.__name__.endswith("Pipeline")
-        for kind in type(target).__mro__
-        if kind.__name__ != _BASE
-    )
+    for kind in type(target).__mro__:
+        is_of_module = kind.__module__.startswith(module) and kind.__name__ != _BASE
+        if is_of_module and kind.__name__.endswith("Pipeline"):
+            return True
+    return False
 
 
 def _find_component(pipe: Any, parts: dict[str, Any]) -> str:

@@ -349,8 +349,9 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             )
         stores.prepare(indices, entries.reads, self.find_stride(indices.device))
         this: WindowPass | None = None  # where the layers attend by themselves, under masks
-        is_own = not is_prompt and (not self.attention_reason or stores.is_reduced)
         decoder = self.forwards.decoder
+        takes_own = not is_prompt or (decoder is not None and decoder.same_bits)
+        is_own = takes_own and (not self.attention_reason or stores.is_reduced)
         opens = entries.opens and decoder is not None and decoder.takes_causal
         opens = opens and tokens.shape[1] >= _CAUSAL_FROM
         asked = (entries.reads, entries.parents, watcher, sparse, stores.prefix)

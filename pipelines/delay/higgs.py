@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -162,14 +163,9 @@ class Higgs(CodeDecoder):
         **dict.fromkeys(("logits_to_keep", "position_ids", "tokenizer"), IGNORED),
     }
 
-    def decoder(self, model: Any) -> Any:
-        return model
-
-    def n_books(self, model: Any) -> int:
-        return int(model.config.num_codebooks)
-
-    def vocab_size(self, model: Any) -> int:
-        return int(model.config.codebook_size)
+    decoder_config = attrgetter("config")
+    n_books = attrgetter("config.num_codebooks")
+    vocab_size = attrgetter("config.codebook_size")
 
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))

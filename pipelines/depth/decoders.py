@@ -4,7 +4,7 @@ A speech model of several codebooks generates a frame in two stages: a temporal 
 state and maybe the first code, and a small *depth decoder* the other codes, one after the other
 (Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation using
 Residual Quantization", CVPR 2022, section 3.3). What a kind has in common is a `DepthDecoder`: its
-own forward over all codes of a frame at once, without a cache, which a window of codes needs.
+own forward over several codes of a frame at once, which a window of codes needs.
 
 Shapes: **R** rows, **P** entries of a frame before the codes that are generated, **n** entries of a
 pass, **V** codes of a codebook, **D** width.
@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmaccel.pipelines.depth.family import DepthDecoder
 from mmaccel.pipelines.generate_call import READ, SAMPLE
 from mmaccel.pipelines.layers.attention_name import own_attention
+from mmaccel.pipelines.transformers_release import CACHE
 
 
 class CsmDepth(DepthDecoder):
@@ -40,15 +40,19 @@ class CsmDepth(DepthDecoder):
     def n_entries(self, model: Any) -> int:
         return int(model.config.num_codebooks)
 
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
-        logits = model(
+    def score(
+        self, model: Any, entries: Tensor, given: Mapping[str, Any], cache: Any = None
+    ) -> Tensor:
+        logits: Tensor = model(
             input_ids=entries,
-            backbone_last_hidden_state=given["backbone_last_hidden_state"],
-            attention_mask=make_mask(model, entries),
-            use_cache=False,
+            backbone_last_hidden_state=None if count_held(cache) else given[self.given[0]],
+            attention_mask=make_mask(model, entries, cache),
+            logits_to_keep=entries.shape[1],  # the state's own entry gets those of any head
+            use_cache=cache is not None,
             return_dict=True,
+            **{CACHE: cache},
         ).logits
-        return pad(logits, (0, 0, 1, 0))  # the state's own entry has no head
+        return logits
 
     def example(self, model: Any, rows: int) -> dict[str, Any]:
         config = model.config
@@ -71,17 +75,20 @@ class MoshiDepth(DepthDecoder):
     def n_entries(self, model: Any) -> int:
         return int(model.config.num_codebooks)
 
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+    def score(
+        self, model: Any, entries: Tensor, given: Mapping[str, Any], cache: Any = None
+    ) -> Tensor:
         state = given["last_hidden_state"].expand(-1, entries.shape[1], -1)
-        tables = model.text_embed_tokens, *model.embed_tokens
+        tables = (model.text_embed_tokens, *model.embed_tokens)[count_held(cache) :]
         embedded = [table(ids[:, None]) for table, ids in zip(tables, entries.unbind(1))]
         logits: Tensor = model(
             input_ids=entries,
             inputs_embeds=torch.cat(embedded, 1),  # the model looks for its tables on the host
             last_hidden_state=state,
-            attention_mask=make_mask(model, entries),
-            use_cache=False,
+            attention_mask=make_mask(model, entries, cache),
+            use_cache=cache is not None,
             return_dict=True,
+            **{CACHE: cache},
         ).logits
         return logits
 
@@ -111,26 +118,33 @@ class CodePredictor(DepthDecoder):
     def n_entries(self, model: Any) -> int:
         return len(model.lm_head) + 1
 
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
-        before = given["inputs_embeds"]
-        codes = self.embed(model, entries[:, self.n_before :])
-        embedded = self.project(model, torch.cat([before, *codes], 1))
+    def score(
+        self, model: Any, entries: Tensor, given: Mapping[str, Any], cache: Any = None
+    ) -> Tensor:
+        n_held = count_held(cache)
+        before = given["inputs_embeds"][:, n_held:]
+        n_given = before.shape[1]
+        codes = self.embed(model, entries[:, n_given:], max(n_held - self.n_before, 0))
         hidden = model.model(
-            inputs_embeds=embedded,
-            attention_mask=make_mask(model, entries),
-            use_cache=False,
+            inputs_embeds=self.project(model, torch.cat([before, *codes], 1)),
+            attention_mask=make_mask(model, entries, cache),
+            use_cache=cache is not None,
             return_dict=True,
+            **{CACHE: cache},
         ).last_hidden_state
-        scored = zip(model.lm_head, hidden[:, 1:].unbind(1))
-        return pad(torch.stack([head(state) for head, state in scored], 1), (0, 0, 1, 0))
+        heads = [model.lm_head[0], *model.lm_head][n_held:]  # the state's own entry has none
+        scored = zip(heads, hidden.unbind(1))
+        return torch.stack([head(state) for head, state in scored], 1)
 
     def project(self, model: Any, embedded: Tensor) -> Tensor:
         """What the decoder's layers read of embeddings `[R, n, D]`."""
         return embedded
 
-    def embed(self, model: Any, codes: Tensor) -> list[Tensor]:
-        """`[R, 1, D]` of each of the codes `[R, n]`, which begin at the second book."""
-        tables = zip(model.get_input_embeddings(), codes.unbind(1))
+    def embed(self, model: Any, codes: Tensor, book: int = 0) -> list[Tensor]:
+        """`[R, 1, D]` of each of the codes `[R, n]`, which begin at the second book, or at one
+        behind it.
+        """
+        tables = zip(model.get_input_embeddings()[book:], codes.unbind(1))
         return [table(code)[:, None] for table, code in tables]
 
     def make_steps(self, model: Any, tokens: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -155,16 +169,23 @@ class TTSCodePredictor(CodePredictor):
         return narrowed
 
 
-def make_mask(model: Any, entries: Tensor) -> Tensor:
-    """A causal mask `[R, 1, n, n]` of entries `[R, n]`, which is added to scores: without it the
-    models' own masking looks for padding, on the host. Other attention takes one of columns.
+def count_held(cache: Any) -> int:
+    """Entries of a frame that a cache holds."""
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+def make_mask(model: Any, entries: Tensor, cache: Any) -> Tensor:
+    """A causal mask `[R, 1, n, held + n]` of entries `[R, n]` behind those that a cache holds,
+    which is added to scores: without it the models' own masking looks for padding, on the host.
+    Other attention takes one of columns.
     """
-    if own_attention(model.config) not in ("eager", "sdpa"):
-        return torch.ones_like(entries)
+    n_held = count_held(cache)
     rows, n = entries.shape
+    if own_attention(model.config) not in ("eager", "sdpa"):
+        return entries.new_ones(rows, n_held + n)
     lowest = torch.finfo(model.dtype).min
-    hidden = torch.full((n, n), lowest, dtype=model.dtype, device=entries.device)
-    return hidden.triu(1).expand(rows, 1, -1, -1)
+    hidden = torch.full((n, n_held + n), lowest, dtype=model.dtype, device=entries.device)
+    return hidden.triu(n_held + 1).expand(rows, 1, -1, -1)
 
 
 def draw_states(model: Any, rows: int, width: int) -> Tensor:

@@ -42,16 +42,21 @@ class DepthDecoder(OwnPasses):
         """The most entries of a pass: P and the codes but the last one."""
 
     @abstractmethod
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
-        """One teacher-forced pass over a frame.
+    def score(
+        self, model: Any, entries: Tensor, given: Mapping[str, Any], cache: Any = None
+    ) -> Tensor:
+        """One teacher-forced pass over entries of a frame, by the decoder's own forward.
 
         Args:
             model: the decoder.
-            entries: `[R, n]` int64, P entries of the frame's beginning, then codes.
+            entries: `[R, n]` int64, P entries of the frame's beginning, then codes; those behind
+                what the cache holds.
             given: by name, what the frame is scored with.
+            cache: transformers', which takes the entries up; None: none does.
 
         Returns:
-            Logits `[R, n, V]` of the codes that follow; those of the first P - 1 mean nothing.
+            Logits `[R, n, V]` of the codes that follow; those of the first P - 1 of a frame mean
+            nothing.
         """
 
     @abstractmethod
@@ -68,7 +73,11 @@ class DepthDecoder(OwnPasses):
         )
 
     def compared(self, model: Any) -> tuple[Tensor, Tensor]:
-        """See `OwnPasses.compared`: a frame by the model's own loop, and one pass over it."""
+        """See `OwnPasses.compared`: a frame by the model's own loop; one pass over it, and passes
+        of three entries over a cache.
+        """
+        from transformers import DynamicCache
+
         length = self.n_entries(model) + 1 - self.n_before
         example = self.example(model, 2)
         made = original(model, "generate")(
@@ -85,8 +94,11 @@ class DepthDecoder(OwnPasses):
         before = torch.zeros(2, self.n_before, dtype=torch.int64, device=codes.device)
         entries = torch.cat([example.get("input_ids", before), codes[:, :-1]], 1)
         given = {name: example[name] for name in self.given}
-        received = self.score(model, entries, given)[:, self.n_before - 1 :]
-        return torch.stack(made.logits, 1), received
+        whole = self.score(model, entries, given)
+        cache = DynamicCache()
+        parts = [self.score(model, part, given, cache) for part in entries.split(3, 1)]
+        received = torch.stack([whole, torch.cat(parts, 1)])[:, :, self.n_before - 1 :]
+        return torch.stack(made.logits, 1).expand_as(received), received
 
     def layout(self, model: Any) -> Layout:
         """See `CausalLM.layout`."""

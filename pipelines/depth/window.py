@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 class DepthWindow(TokenModel, CapturedBuffers):
     """A depth decoder over one frame of each row, as a token model.
 
-    A pass scores the frame from its beginning, by the decoder's own forward without a cache: a
-    frame is as short as a window, and on an accelerator a pass over all of it takes as long as a
-    step. So a window costs nothing to roll back, and rows may be at codes of their own.
+    Passes are the decoder's own forward. Its heads, embeddings and even layers are those of a book,
+    so that an entry stands at one book in all rows: a pass over a cache goes from the first entry
+    that a row wants to the last one. What it begins before is dropped from the cache.
+
+    Where the host does not know the entries (on an accelerator), a pass is over the whole frame,
+    without a cache: the frame is as short as a window, and takes as long as a step.
 
     A prompt is the P entries of the frame's beginning, and maybe codes of the frame before it,
     which draft sources read and the decoder never sees.
@@ -49,6 +52,7 @@ class DepthWindow(TokenModel, CapturedBuffers):
         self._kind = kind
         self._given = {} if given is None else given
         self._most = kind.n_entries(model)
+        self._cache: Any = None
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
         self._n_prompt = torch.zeros((), dtype=torch.int64)  # tokens of the prompts
 
@@ -57,6 +61,9 @@ class DepthWindow(TokenModel, CapturedBuffers):
         return find_device(self.model)
 
     def reserve(self, rows: int, positions: int) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache()
         shape = (rows, positions + 1)  # the last one is never read
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._n_prompt = self._tokens.new_full((), self._kind.n_before)
@@ -90,18 +97,25 @@ class DepthWindow(TokenModel, CapturedBuffers):
     def forward(self, entries: Pass) -> Tensor:
         """One pass over the frames; see `TokenModel.forward`.
 
-        Cost: on a CPU of the entries up to the last one wanted, else of a whole frame.
+        Cost: on a CPU of the entries from the first wanted one to the last, else of a whole frame.
         """
         kind = self._kind
         n_before = kind.n_before
         at = self._write(entries) - self._n_prompt + n_before  # [R, W], in the frame
         at = at.clamp(0, self._most - 1)
-        n = int(at.max()) + 1 if reads_back(self) else self._most
+        first, end, cache = 0, self._most, None
+        if reads_back(self):
+            cache = self._cache
+            n_held = cache.get_seq_length()
+            first = min(int(at.min()), n_held)
+            end = int(at.max()) + 1
+            if first < n_held:
+                cache.crop(first - n_held)
         # the frame's beginning, and behind the whole prompt its codes
-        entry = torch.arange(n, device=at.device)
+        entry = torch.arange(first, end, device=at.device)
         entry = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
         frame = self._tokens[:, entry.clamp(max=self._tokens.shape[1] - 1)]
-        return _take(kind.score(self.model, frame, self._given), at)
+        return _take(kind.score(self.model, frame, self._given, cache), at - first)
 
     def _write(self, entries: Pass) -> Tensor:
         """Write the entries of a pass; their indices `[R, W]` int64."""

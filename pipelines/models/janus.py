@@ -32,6 +32,7 @@ from mmaccel.pipelines.generate_call import (
     Task,
     align_left,
     find_in_model,
+    hand_over,
     is_left_padded,
 )
 from mmaccel.pipelines.loading.checkpoint import (
@@ -103,8 +104,9 @@ class Janus(CausalLM):
         scale = float(processors[0].guidance_scale)
         temperature = 1.0 if config.do_sample else 0.0
 
-        def hand_over(made: Generation) -> Any:
-            return _wrap(made.tokens.to(seen.ids.device), config)
+        def hand_on(made: Generation) -> Any:
+            nothing = seen.ids[:, :0]  # the library returns codes without the prompt
+            return hand_over(nothing, made, None, config.return_dict_in_generate)
 
         return Task(
             model=JanusCodes(model, prompt.lengths),
@@ -114,16 +116,8 @@ class Janus(CausalLM):
                 scale, **{"temperature": temperature, "processor": chain} | warpers
             ),
             samples=config.do_sample,
-            hand_over=hand_over,
+            hand_over=hand_on,
         )
-
-
-def _wrap(tokens: Tensor, config: Any) -> Any:
-    if not config.return_dict_in_generate:
-        return tokens
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-    return GenerateDecoderOnlyOutput(sequences=tokens)  # type: ignore[arg-type]
 
 
 class JanusCodes(CausalLMWindow):

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from tests.fixtures.tiny_lms import PAD, VOCAB, PassCounter, build_lm, left_padded
+from tests.fixtures.tiny_lms import PAD, PROMPTS, VOCAB, PassCounter, build_lm, left_padded
 
 ROWS = [[5, 6], [4, 5, 6, 7], [9, 8, 7]]
-PROMPTS = left_padded(ROWS)
 LENGTH = 16
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel import Frames, Grid
 from mmaccel.pipelines.attach.layout_processor import with_layout
-from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
 GRID = Grid(rows=2, width=3, vocab_size=VOCAB, tokens=(10, 30), row_end=31)
 LENGTH = 20

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PAD, PROMPTS, VOCAB, build_lm
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 POLICIES = [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)]
 
 

@@ -157,8 +157,8 @@ def test_coins_that_frames_share_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_pass_that_is_off_by_one_book_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     score = CsmDepth.score
 
-    def shifted(self: CsmDepth, model: Any, entries: Tensor, given: Any) -> Tensor:
-        return score(self, model, entries.roll(1, 1), given)
+    def shifted(self: CsmDepth, model: Any, entries: Tensor, *given: Any) -> Tensor:
+        return score(self, model, entries.roll(1, 1), *given)
 
     speech = MODELS["csm"]()
     monkeypatch.setattr(CsmDepth, "score", shifted)

@@ -66,9 +66,9 @@ class Contexts(NamedTuple):
 
 def own_text(run: OpenRun) -> Texts:
     """What each row knows of itself: its prompt and the tokens that were accepted."""
-    tokens = run.buffer.tokens
+    tokens = run.rows.tokens
     columns = torch.arange(tokens.shape[1], device=tokens.device)
-    is_known = columns < run.buffer.columns[:, :1]
+    is_known = columns < run.rows.columns[:, :1]
     return Texts(tokens, columns, torch.where(is_known, columns, -1))
 
 
@@ -195,7 +195,7 @@ class CandidateDrafter(Drafter):
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
         is_certain = run.policy.freezes_noise or run.params.temperature == 0
         noise = run.frozen_noise() if is_certain else None
-        slots = run.buffer.slots[:, :-1]
+        slots = run.rows.slots[:, :-1]
         last = self._known(run)  # [B, L]
         distributions = [
             torch.zeros(len(last), 0, run.vocab_size, device=last.device, dtype=torch.float32)
@@ -209,7 +209,7 @@ class CandidateDrafter(Drafter):
                 best = run.backend.run(argmax, values)  # [B, 1]
             else:
                 chances = found.log_probs.softmax(-1)
-                uniforms = run.noise.fresh(slots[:, k : k + 1], run.counters.passes).drafts
+                uniforms = run.noise.fresh(slots[:, k : k + 1], run.rows.passes).drafts
                 best = draw(chances, uniforms)
                 empty = torch.zeros(
                     len(last), 1, run.vocab_size, device=last.device, dtype=torch.float32
@@ -253,10 +253,10 @@ class CandidateDrafter(Drafter):
 
     def _known(self, run: OpenRun) -> Tensor:
         """`[B, L]` int64, the last tokens before the window; -1 where there are none."""
-        columns = run.buffer.columns[:, :1] - torch.arange(
-            self.reach, 0, -1, device=run.buffer.tokens.device
+        columns = run.rows.columns[:, :1] - torch.arange(
+            self.reach, 0, -1, device=run.rows.tokens.device
         )
-        found = run.buffer.tokens.gather(1, columns.clamp(min=0))
+        found = run.rows.tokens.gather(1, columns.clamp(min=0))
         return found.where(columns >= 0, -1)
 
 

@@ -77,8 +77,8 @@ class SuffixDrafter(Drafter):
 
     def choose_width(self, run: OpenRun, most: int) -> int:
         """See `Drafter.choose_width`."""
-        filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1]
-        tokens = run.buffer.tokens[:, : int(filled.max())]
+        filled = run.rows.origin + run.rows.n_generated[:, None]  # [B, 1]
+        tokens = run.rows.tokens[:, : int(filled.max())]
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         before = filled + torch.arange(1 - len(_CHANCES), 0, device=tokens.device)  # [B, 8]
         last = tokens.gather(1, before.clamp(min=0)).where(before >= 0, -1)
