@@ -87,8 +87,6 @@ _PUBLIC = {
     "decoder": "mmaccel.custom_generate",
     "detach": "mmaccel.handle",
     "load_demo": "mmaccel.demo.loading",
-    "plan_visual_tokens": "mmaccel.evaluation.planner",
-    "VisualTokenPlan": "mmaccel.evaluation.planner",
     "supports": "mmaccel.handle",
     "stateless": "mmaccel.pipelines.logits.processor_support",
     "Handle": "mmaccel.pipelines.attach.handle",

@@ -14,8 +14,6 @@ from mmaccel.errors import NumericsError
 from mmaccel.errors import OptionError
 from mmaccel.errors import ShapeError
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.evaluation.planner import VisualTokenPlan
-from mmaccel.evaluation.planner import plan_visual_tokens
 from mmaccel.handle import attach
 from mmaccel.handle import detach
 from mmaccel.handle import supports
@@ -320,7 +318,6 @@ __all__ = [
     "VidCom2",
     "VideoChunks",
     "VisionZip",
-    "VisualTokenPlan",
     "VisualTokenizer",
     "WindowedRepetitionPenalty",
     "XAttention",
@@ -329,7 +326,6 @@ __all__ = [
     "detach",
     "frequent_ids",
     "load_demo",
-    "plan_visual_tokens",
     "share_ids",
     "stateless",
     "supports",

@@ -21,7 +21,7 @@ from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import find_facts, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
-from mmaccel.pipelines.layers.attention import watched
+from mmaccel.pipelines.layers.attention_function import watched
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles

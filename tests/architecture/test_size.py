@@ -30,10 +30,15 @@ def test_a_folder_above_its_number_is_named(tmp_path: Path) -> None:
     assert make_table(sizes).endswith("| all | 8 | 0 |")
 
 
-def test_a_transformers_model_is_one_class_to_read_from_top_to_bottom() -> None:
-    path = Path(__file__).parents[2] / "pipelines" / "causal_lm" / "model.py"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 450
-    assert [line for line in lines if line.startswith("class ")] == [
-        "class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):"
-    ]
+def test_the_loop_a_policy_and_a_model_are_read_from_top_to_bottom() -> None:
+    """The reading path of docs/architecture.md: a class a file, of so many lines at most."""
+    path = {
+        "samplers/window/run.py": ("WindowRun", 250),
+        "samplers/window/jacobi.py": ("Jacobi", 80),
+        "pipelines/causal_lm/model.py": ("CausalLMWindow", 450),
+    }
+    for name, (cls, most) in path.items():
+        lines = (Path(__file__).parents[2] / name).read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= most, name
+        (line,) = [line for line in lines if line.startswith("class ")]
+        assert line.startswith(f"class {cls}("), name
