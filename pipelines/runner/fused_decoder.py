@@ -53,7 +53,7 @@ from mmaccel.pipelines.runner.fused_structure import (
 )
 from mmaccel.pipelines.runner.onednn import Faster, Products
 from mmaccel.pipelines.runner.static_buffers import find_address
-from mmaccel.pipelines.runner.trial import capture, find_gain
+from mmaccel.pipelines.runner.trial import Way, capture, find_gain
 from mmaccel.samplers.compare_logits import Tolerance
 from mmaccel.samplers.run_lock import in_turn
 
@@ -392,7 +392,7 @@ class FusedDecoder:
             return qkv[:, :width].unflatten(0, hidden.shape[:2])
 
         norm, gate = (_choose(f, hidden) for f in (add_norm, gated_act))
-        ways = [
+        ways: list[Way] = [
             partial(self._run_layers, hidden, attend, norm, gate),
             partial(self._run_by_rows, hidden, attend, norm),
         ]
