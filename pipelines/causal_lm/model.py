@@ -27,6 +27,7 @@ from mmaccel.errors import ShapeError
 from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses, PromptPiece
 from mmaccel.pipelines.causal_lm.caches import count_step_bytes, open_stores, take_prompt
 from mmaccel.pipelines.causal_lm.compatibility import (
+    ModelFacts,
     check_capacity,
     check_mode,
     check_options,
@@ -77,6 +78,7 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             that is a Triton kernel. A prompt is always prefilled under the model's own attention.
         fused, compile: see `mmaccel.pipelines.runner.engine.Engine`, which sets what callers ask
             for. The fused decoder packs the model's weights, and a window does not unpack them.
+        facts: of the model; None: those of `find_facts`.
 
     Attributes:
         facts: see `ModelFacts`.
@@ -110,8 +112,9 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         attention: Literal["auto", "model", "kernel"] = "auto",
         fused: UseFused = False,
         compile: UseCompile = False,
+        facts: ModelFacts | None = None,
     ) -> None:
-        self.facts = find_facts(model)
+        self.facts = find_facts(model) if facts is None else facts
         check_options(vocab_size, self.facts.n_ids, stride, attention)
         self.model = model
         self.vocab_size = self.facts.n_ids if vocab_size is None else vocab_size

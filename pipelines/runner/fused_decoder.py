@@ -48,6 +48,7 @@ from mmaccel.pipelines.runner.fused_structure import (
     Layer,
     Structure,
     UnknownDecoderError,
+    find_decoder,
     find_hook,
     read_structure,
 )
@@ -634,7 +635,7 @@ def close_fused(model: Any, *, forget: bool = True) -> None:
 
 
 def _read_state(model: Any) -> tuple[Any, ...]:
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     tensors: list[Any] = []
     for part in (decoder, model.get_output_embeddings()):
         for module in part.modules() if part is not None else ():

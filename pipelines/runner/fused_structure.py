@@ -153,7 +153,7 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     found = find_hook(model)
     if found:
         raise UnknownDecoderError(found)
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     config = decoder.config
     prefix, stack, spec = _find_layers(decoder)
     if len(stack) != len(windows):
@@ -206,7 +206,7 @@ def find_hook(model: Any) -> str:
 
     Cost: one visit of each module.
     """
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     head = model.get_output_embeddings()
     parts = [(type(module).__name__, module) for module in (model, model.base_model)]
     for name, module in decoder.named_modules():
@@ -222,6 +222,12 @@ def find_hook(model: Any) -> str:
         if module._compiled_call_impl is not None:
             return f"{name}, which is compiled"
     return ""
+
+
+def find_decoder(model: Any) -> Any:
+    """The part of a model that has its layers; a code predictor's `get_decoder` gives the whole."""
+    decoder = model.get_decoder()
+    return getattr(model, "model", model) if decoder is model else decoder
 
 
 def name_forward(module: nn.Module) -> str:

@@ -222,5 +222,5 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     BUGS[bug](monkeypatch)
     with pytest.raises(AssertionError):
         for reference in ("kvzap", "kvzap, a higher threshold"):
-            test_eviction.test_eviction_is_a_mask_over_the_full_cache("qwen2", 5, reference, True)
+            test_eviction.check_masked("qwen2", reference)
             check_speculation(reference, 1)

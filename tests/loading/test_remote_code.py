@@ -33,7 +33,7 @@ DOORS = {  # command -> arguments beside model and flag; families that load a ca
     "evaluate exactness": ["evaluate", "exactness", "--family", "words", "--count", "2",
                            "--samples", "0"],
     "evaluate speed": ["evaluate", "speed", "--family", "words", "--runs", "20", "--warm-up", "1",
-                       "--batch-sizes", "1", "--no-plots", "--out", "s"],
+                       "--batch-sizes", "1", "--out", "s"],
     "doctor": ["doctor", "--out", "o"],
     "speak": ["speak", "blue cat", "--max-seconds", "0.05", "--out", "o"],
 }  # fmt: skip
