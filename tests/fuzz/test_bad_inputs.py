@@ -60,7 +60,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick -> the files that th
     "serve --port 0 --model own": ("own/*",),
     "evaluate pictures plain --items i.jsonl": ("plain/*",),
     "evaluate pictures plain --against pictures": ("plain/*", "pictures/*"),
-    "evaluate words ref.txt heard.txt --json r.json": ("ref.txt", "heard.txt"),
     "evaluate exactness own --prompts p.txt --count 2 --samples 0": ("p.txt",),
     "evaluate speed own --prompts p.txt --batch-sizes 1": ("p.txt",),
 }
