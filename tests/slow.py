@@ -38,7 +38,6 @@ SWEEPS = {
     "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
-    "tests/compatibility/test_matrix.py::test_without_a_seed_torchs_generator_draws_one": 3,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/loading/test_moving.py::test_a_model_that_is_loaded_there_draws_the_same": 5,
