@@ -43,12 +43,16 @@ def generate(
     return made[:, inputs["input_ids"].shape[1] :]
 
 
-def test_bitwise_policies_have_the_plain_loops_tokens(released: Any) -> None:
-    """Greedy, which are transformers' own, and drawn."""
+def test_greedy_tokens_are_transformers_own(released: Any) -> None:
     model, tokenizer = released
     rows = encode(tokenizer, 40, 23)
     out = model.generate(**left_padded(rows), do_sample=False, max_new_tokens=6)
     assert generate(model, mmaccel.Jacobi(6), rows, 6).equal(out[:, -6:])
+
+
+def test_drawn_tokens_are_the_plain_loops(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 40, 23)
     plain = generate(model, mmaccel.Autoregressive(), rows, 4, sample=True)
     policy = mmaccel.Jacobi(4, drafts="token-recycling")
     assert generate(model, policy, rows, 4, sample=True).equal(plain)
@@ -96,9 +100,9 @@ def test_text_is_drafted_where_it_repeats_and_nowhere_else(
     assert prompt < 100  # few passes of prose are wide
 
 
-def test_methods_of_caches_and_attention_serve_bfloat16(released: Any) -> None:
+def test_methods_of_caches_and_attention_serve_bfloat16(smollm2: Any) -> None:
     """In which kernels of attention round apart by more than in small random models."""
-    model, tokenizer = released
+    model, tokenizer = smollm2
     model = copy.deepcopy(model).to(torch.bfloat16)
     given = tokenizer("Paris is the capital of", return_tensors="pt")
     methods = {"kv_cache": "snapkv", "attention": "quest"}
