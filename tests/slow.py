@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Fixtures of slow tests: a browser, and a Ray cluster.
-FIXTURES = {"browser", "cluster"}
+# Fixtures of slow tests: a browser.
+FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (

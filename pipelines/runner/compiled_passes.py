@@ -36,6 +36,7 @@ from mmaccel.errors import UnsupportedModelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
+from mmaccel.pipelines.runner.trial import find_gain
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.tuner import Tuner
@@ -59,11 +60,13 @@ class CompiledRun:
 
     Attributes:
         mode: True or "auto", see above; False compiles nothing.
+        is_captured: whether its passes are captured in CUDA graphs.
         ran: whether a pass ran compiled.
         chosen: what runs the passes of a shape.
     """
 
     mode: UseCompile
+    is_captured: bool = False
     ran: bool = False
     chosen: dict[Shape, Callable[..., Tensor]] = field(default_factory=dict)
 
@@ -158,13 +161,8 @@ class CompiledPasses:
         if kind not in self._compiled:
             logger.info("compiled passes of the fused decoder")
             self._compiled[kind] = _keep(compiled)
-        tuner = Tuner((1, 2))
-        for _ in range(_ROUNDS):  # both take turns
-            tuner.time(1, partial(self.plain, *given))
-            tuner.time(2, partial(self._compiled[kind], *given))
-        cost = tuner.cost(2)
-        assert cost is not None
-        self.gains[shape] = 1 / cost
+        ways = partial(self.plain, *given), partial(self._compiled[kind], *given)
+        self.gains[shape] = find_gain([ways] * _ROUNDS, tolerance)
 
 
 def takes(run: CompiledRun, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:

@@ -274,7 +274,7 @@ class CudaGraphRunner(StepRunner):
         The error itself would keep the graph and its memory alive.
         """
         try:
-            return self._capture(step), ""
+            return self.capture(step), ""
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
@@ -340,7 +340,7 @@ class CudaGraphRunner(StepRunner):
         finally:  # what a trial has done is undone on the current stream
             current.wait_stream(stream)
 
-    def _capture(self, step: Callable[[], None]) -> Replay:
+    def capture(self, step: Callable[[], None]) -> Replay:
         """Capture a step without running it; returns its replay.
 
         cuBLAS' workspace of the stream is dropped before and after, so that the graph has one in

@@ -48,9 +48,8 @@ class Engine:
         fused: True takes the fused decoder (`mmaccel.pipelines.runner.fused_decoder`) instead of
             the model's own forward, and raises where it does not serve the model; False never takes
             it; "auto" takes it where it serves, and `Stats.route_reason` says why it does not.
-            "exact" is True with passes on a CPU whose logits have the same bits at any width and
-            batch, so that `bitwise` holds in bfloat16, too; it raises where a self-check finds
-            otherwise.
+            "exact" is True with passes whose logits have the same bits at any width and batch, so
+            that `bitwise` holds in bfloat16, too; it raises where a self-check finds otherwise.
         compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes,
             see `mmaccel.pipelines.runner.compiled_passes`. True compiles at the first passes, some
             seconds for each number of rows, and uses what is measured to be faster; "auto" does so

@@ -154,7 +154,7 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     found = find_hook(model)
     if found:
         raise UnknownDecoderError(found)
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     config = decoder.config
     prefix, stack, spec = _find_layers(decoder)
     if len(stack) != len(windows):
@@ -213,8 +213,14 @@ def find_hook(model: Any) -> str:
     return ""
 
 
-def _iterate_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
+def find_decoder(model: Any) -> Any:
+    """The part of a model that has its layers; a code predictor's `get_decoder` gives the whole."""
     decoder = model.get_decoder()
+    return getattr(model, "model", model) if decoder is model else decoder
+
+
+def _iterate_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    decoder = find_decoder(model)
     head = model.get_output_embeddings()
     for module in (model, model.base_model):
         yield type(module).__name__, module

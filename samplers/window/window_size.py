@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CANDIDATES = (1, 8, 16, 32, 64)
 SPREAD = 0.7  # standard deviation of a row's tokens a pass, as a share of their mean
 _STAY = 8  # passes at a width before another is taken; the first continues the width before
+_FEW_PASSES = 16
+_FEW_TOKENS = 1.15  # a pass
 _STRETCH = 64  # slots within which step times are held against each other
 
 
@@ -163,3 +165,18 @@ def open_chooser(run: WindowRun) -> FixedWidth:
     if run.model.is_text and prompt.layout is None:  # one text says little of another
         tuner.forget_gains()
     return AdaptiveWidth(tuner, prompt.batch, run.length, is_cut=is_cut)
+
+
+def note_lost_width(run: WindowRun) -> None:
+    """Say it where nearly all drafts of a text were wrong, and every pass was a wide one."""
+    stats = run.stats
+    window = run.policy.window
+    is_text = run.model.is_text and run.prompt.layout is None
+    is_wide = isinstance(window, int) and window > 1 and stats.passes >= _FEW_PASSES
+    if not is_text or not run.policy.freezes_noise or run.drafter.source.chooses_widths:
+        return
+    if is_wide and stats.tokens_per_pass < _FEW_TOKENS:
+        stats.notes.append(
+            f"window={window}: {stats.tokens_per_pass:.2f} tokens a pass; give a narrower one, "
+            "or drafts='suffix', which makes passes wide only where that pays"
+        )

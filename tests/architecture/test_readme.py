@@ -76,7 +76,7 @@ HUB = {"deepseek-community/Janus-Pro-1B": "janus"}  # ids in blocks, and a tiny 
 
 GUIDES = (
     "coming-from", "extending", "speech", "video", "answer", "visual-tokens",
-    "visual-tokens-planner", "reducers/contract",
+    "reducers/contract",
 )  # fmt: skip
 
 

@@ -32,8 +32,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a warper behind the filter": ({"do_sample": True, "typical_p": 0.5}, "behind Dia's filter"),
     "guidance of few codes": ({"guidance_scale": 3.0, "top_k": 2}, "guidance of . codes or fewer"),
     "no text": ({"attention_mask": MASK * torch.tensor([[1], [1], [0]])}, "a row without text"),
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
-    "a penalty": ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor, which reads"),
     "another end": ({"eos_token_id": [DIA_END, 3]}, "end tokens other than 16"),
     "sounds of other lengths": (
         {"decoder_attention_mask": NO_SOUND["decoder_attention_mask"] * torch.eye(3)[:, :1].long()},

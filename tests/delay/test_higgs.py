@@ -59,7 +59,6 @@ def _prompt(*ids: int) -> dict[str, Any]:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no cache": ({"use_cache": False}, "use_cache=False"),
     "a short prompt": (_prompt(3, AUDIO_BEGIN), "fewer ids than codebooks"),
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
     "repaired scores": ({"remove_invalid_values": True}, "other than temperature"),
     "another end": ({"eos_token_id": 2}, f"end tokens without {TEXT_END}"),
     "one step": ({"max_new_tokens": 1}, "nothing is generated"),

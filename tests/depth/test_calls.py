@@ -53,10 +53,20 @@ def test_hidden_states_are_refused_where_nobody_reads_them(csm: Speech) -> None:
     assert "output_hidden_states" in refusal(csm, **asks)
 
 
-def test_fused_passes_are_refused(speech: Speech) -> None:
-    for option in ("fused", "compile"):
-        with pytest.raises(UnsupportedModelError, match=f"{option}=True"):
-            mmaccel.attach(speech.model, "jacobi", **{option: True})
+def test_layers_are_fused_where_books_share_them(speech: Speech) -> None:
+    with mmaccel.attach(speech.decoder, "jacobi", strict=True) as handle:
+        made = speech.decoder.generate(**speech.frame(2), do_sample=False)
+    assert handle.stats is not None
+    is_moshi = speech.decoder.config.model_type == "moshi_depth"
+    assert handle.stats.route == ("model" if is_moshi else "fused")
+    with mmaccel.attach(speech.decoder, "jacobi", fused=False, strict=True) as handle:
+        own = speech.decoder.generate(**speech.frame(2), do_sample=False)
+    assert handle.stats is not None and handle.stats.route == "model"
+    assert torch.equal(getattr(made, "sequences", made), getattr(own, "sequences", own))
+    if is_moshi:
+        with mmaccel.attach(speech.decoder, "jacobi", fused=True):
+            with pytest.raises(UnsupportedModelError, match="fused=True"):
+                speech.decoder.generate(**speech.frame(2), do_sample=False)
 
 
 def test_a_layout_masks_codes(csm: Speech) -> None:

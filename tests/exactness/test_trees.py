@@ -17,7 +17,7 @@ from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.sequoia import plan_tree
 from mmaccel.samplers.trees.walk import TreeStep
-from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+from mmaccel.samplers.window.passes import RunPasses
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
@@ -180,7 +180,7 @@ def test_dyspec_has_the_likeliest_nodes() -> None:
             nodes = super().grow(run, drafter, drafts, noise)
             if nodes is None or drafts.shape[1] < width - 1:
                 return nodes
-            right = source.right(run.buffer.slots)[0].tolist()
+            right = source.right(run.rows.slots)[0].tolist()
             values, depths = list(before_chain), list(range(width))
             for token, parent in zip(nodes.tokens[0].tolist(), nodes.parents[0].tolist()):
                 off = (token - right[depths[parent]]) % run.vocab_size
@@ -308,7 +308,7 @@ def _shift_second_forks(parents: Tensor, width: int) -> Tensor:
 
 def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_right, view, walk = TreeEntries.is_right, TreeEntries.view, TreeStep.walk
-    forward, commit = ScorePasses.forward_tree, ModelCalls.commit
+    forward, commit = RunPasses.forward_tree, RunPasses.commit
 
     def off_by_one(self: TreeEntries, found: Tensor) -> Tensor:
         parents = _shift_second_forks(self.parents, self.width)
@@ -329,8 +329,8 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         tokens = torch.where(is_later, -1, self.tokens)
         return is_right(replace(self, tokens=tokens), found)
 
-    def in_draft_order(self: Any, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
-        commit(self, start, torch.arange(entries.shape[1]).expand_as(entries), n_new)
+    def in_draft_order(self: Any, path: Tensor) -> None:
+        commit(self, torch.arange(path.shape[1]).expand_as(path))
 
     def of_first_leaf(self: TreeEntries, last: Tensor) -> Tensor:
         return view(self, torch.where(last >= self.width, self.width, last))
@@ -343,10 +343,10 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted: dict[str, tuple[type, str, Any]] = {
         "drafts behind a wrong one count": (TreeEntries, "is_right", _forgets_ancestors),
         "parents of the walk are off by one": (TreeEntries, "is_right", off_by_one),
-        "parents of the pass are off by one": (ScorePasses, "forward_tree", pass_off_by_one),
-        "the mask is off by one": (ScorePasses, "forward_tree", mask_off_by_one),
+        "parents of the pass are off by one": (RunPasses, "forward_tree", pass_off_by_one),
+        "the mask is off by one": (RunPasses, "forward_tree", mask_off_by_one),
         "of two right nodes the first one is taken": (TreeEntries, "is_right", first_twin),
-        "the cache is compacted in draft order": (ModelCalls, "commit", in_draft_order),
+        "the cache is compacted in draft order": (RunPasses, "commit", in_draft_order),
         "scores of a branch that lost are kept": (TreeEntries, "view", of_first_leaf),
         "scores of the chain are kept": (TreeStep, "walk", of_chain),
     }

@@ -16,7 +16,7 @@ import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.attention import watched
+from mmaccel.pipelines.layers.attention_function import watched
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.pipelines.layers.store import number_served

@@ -36,9 +36,9 @@ class Bold(WindowPolicy):
 
         def step_fn() -> None:
             draws = open_draws(run)
-            drafts = run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+            drafts = run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
             tokens = draws.tokens()
-            run.accept(tokens, (tokens[:, :-1] == drafts) | (run.buffer.slots[:, :-1] % 2 == 1))
+            run.accept(tokens, (tokens[:, :-1] == drafts) | (run.rows.slots[:, :-1] % 2 == 1))
 
         return run.run(step_fn)
 
@@ -52,7 +52,7 @@ class Honest(Bold):
 
         def step_fn() -> None:
             draws = open_draws(run)
-            drafts = run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+            drafts = run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
             tokens = draws.tokens()
             run.accept(tokens, tokens[:, :-1] == drafts)
 
@@ -80,7 +80,7 @@ class Slow(Jacobi):
 
         def step_fn() -> None:
             draws = open_draws(run)
-            run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+            run.write_drafts(torch.zeros_like(run.rows.slots[:, :-1]))
             tokens = draws.tokens()
             run.accept(tokens, torch.zeros_like(tokens[:, :-1], dtype=torch.bool))
 

@@ -41,7 +41,6 @@ LINES: tuple[tuple[Any, ...], ...] = (
     ("generate x --shard 1/2", "--shard: expected --prompts FILE", f"{FILE} --shard 1/2"),
     ("speak x --json", "--json: expected --prompts FILE with it", "speak --prompts p.txt --json"),
     (f"{FILE} --shard 0/2", "--shard: expected i/n", f"{FILE} --shard 1/2"),
-    (f"{FILE} --actors 2", "--actors: expected --executor ray", FILE),
     ("generate --prompts empty.txt", "at least one prompt, received none", FILE),
     ("speak", "TEXT: expected a text to say, received none", SPEAK),
     (f"{SPEAK} --max-seconds nan", "max_seconds: expected a number", f"{SPEAK} --max-seconds 1"),

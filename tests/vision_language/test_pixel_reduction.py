@@ -15,10 +15,8 @@ from torch import Tensor
 
 from mmaccel import DownsamplePixels
 from mmaccel.pipelines.vision_language import pixels
-from mmaccel.pipelines.vision_language.tokens import find_places
-from mmaccel.pipelines.vision_language.tower_reduction import find_slots
+from mmaccel.pipelines.vision_language.tower_run import Level, TowerRun
 from mmaccel.pipelines.vision_language.towers import find_tower
-from mmaccel.pipelines.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import (
     CONFIGS,
     IMAGE,
@@ -27,12 +25,21 @@ from tests.fixtures.tiny_vlms import (
     draw_videos,
     shared_vlm,
 )
-from tests.vision_language.runs import GREEDY, answer, answer_to_features, reduces, seen_by_tower
+from tests.vision_language.references import (
+    PACKED,
+    answer_to_features,
+    encode,
+    rows_of_tower,
+    spread_index,
+    spreading,
+    unit_of,
+)
+from tests.vision_language.runs import GREEDY, answer, reduces, seen_by_tower
 
 pytestmark = reduces
 
-NAMES = [name for name in CONFIGS if name not in ("gemma3", "chameleon")]
-IN_TOWER = {"llava", "llava_next", "llava_onevision", "janus"}
+NAMES = [name for name in CONFIGS if name != "chameleon"]
+INTERPOLATES = {"llava", "llava_next", "llava_onevision", "janus", "gemma3"}
 HALF, SOME = DownsamplePixels(keep=0.25), DownsamplePixels(keep=0.6)
 
 
@@ -51,91 +58,50 @@ def average(image: Tensor, height: int, width: int) -> Tensor:
     return made
 
 
-def expand(full: tuple[int, int], small: tuple[int, int]) -> tuple[list[int], list[bool]]:
-    """The cell of each place, and whether it is the middle of its cell."""
+def expand(full: tuple[int, int], small: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """The cell of each place, and the place in the middle of its cell."""
     cells = [(y * small[0] // full[0], x * small[1] // full[1]) for y, x in places_of(full)]
-    members = {cell: [k for k, own in enumerate(cells) if own == cell] for cell in cells}
-    middle = []
-    for k, (y, x) in enumerate(places_of(full)):
-        ys = sorted({places_of(full)[m][0] for m in members[cells[k]]})
-        xs = sorted({places_of(full)[m][1] for m in members[cells[k]]})
-        middle.append((y, x) == (ys[len(ys) // 2], xs[len(xs) // 2]))
-    return [y * small[1] + x for y, x in cells], middle
+    middles = []
+    for cell in cells:
+        members = [place for place, own in zip(places_of(full), cells) if own == cell]
+        ys, xs = sorted({y for y, _ in members}), sorted({x for _, x in members})
+        middles.append(ys[len(ys) // 2] * full[1] + xs[len(xs) // 2])
+    return [y * small[1] + x for y, x in cells], middles
 
 
 def places_of(grid: tuple[int, int]) -> list[tuple[int, int]]:
     return [(y, x) for y in range(grid[0]) for x in range(grid[1])]
 
 
-@torch.no_grad()
 def encode_smaller(
     model: Any, name: str, inputs: dict[str, Any], method: Any
-) -> tuple[Any, list[Tensor]]:
-    """What an encoder makes of smaller images, at all places, and masks `[n]` of one a cell."""
-    given = {k: v for k, v in inputs.items() if k in ("pixel_values", "image_sizes")}
-    if name.startswith("qwen"):
-        return encode_packed(model, inputs, method)
-    unit = 1 if name in IN_TOWER else 2
-    full = (4 // unit, 4 // unit)
-    small = method.shrink(*full)
-    own = given["pixel_values"]
-    made = [average(image, *(4 * unit * n for n in small)) for image in own.flatten(0, -4)]
-    given["pixel_values"] = torch.stack(made).view(*own.shape[:-3], *made[0].shape)
-    cell, middle = expand(full, small)
-    if name not in IN_TOWER:
-        out = model.base_model.get_image_features(**given, return_dict=True)
-        n = small[0] * small[1]
-        found, masks = [], []
-        for features in out.pooler_output:
-            tiles = features.view(-1, n, features.shape[-1])
-            found.append(tiles[:, cell].flatten(0, 1))
-            masks.append(torch.tensor(middle).repeat(len(tiles)))
-        pooled = torch.stack(found) if isinstance(out.pooler_output, Tensor) else found
-        return EncoderOutput(pooler_output=pooled), masks
-    tower = find_tower(model)
-    part = "vision_tower" if hasattr(model.base_model, "vision_tower") else "vision_model"
-    special = int(name in ("llava", "llava_next"))
-
-    class Full(torch.nn.Module):
-        config, patch_size = tower.config, 4
-
-        def forward(self, pixel_values: Tensor, **options: Any) -> Any:
-            out = tower(pixel_values, interpolate_pos_encoding=True, **options)
-            index = [*range(special), *(c + special for c in cell)]
-            out.last_hidden_state = out.last_hidden_state[:, index]
-            if getattr(out, "hidden_states", None):
-                states = out.hidden_states
-                out.hidden_states = tuple(h if h is None else h[:, index] for h in states)
-            return out
-
-    setattr(model.base_model, part, Full())
-    try:
-        out = model.base_model.get_image_features(**given, return_dict=True)
-    finally:
-        setattr(model.base_model, part, tower)
-    masks = []
-    for k, features in enumerate(out.pooler_output):
-        visual = Visual("image", k, 0, torch.arange(len(features)), features)
-        source = find_places(model, [visual], inputs)[0].source.tolist()
-        stays = [False] * len(source)
-        for tile in range(max(source) // 16 + 1):
-            for own_cell in range(small[0] * small[1]):
-                where = [j for j, s in enumerate(source) if s // 16 == tile and s >= 0]
-                where = [j for j in where if cell[source[j] % 16] == own_cell]
-                best = [j for j in where if middle[source[j] % 16]] or where[:1]
-                for j in best:
-                    stays[j] = True
-        masks.append(torch.tensor(stays))
-    return EncoderOutput(pooler_output=out.pooler_output), masks
+) -> tuple[Any, list[int]]:
+    """What an encoder makes of smaller images, at all places, and which place stands for each."""
+    n = 4 // unit_of(name)
+    small = method.shrink(n, n)
+    cell, middle = expand((n, n), small)
+    rows = len(rows_of_tower(name, inputs))
+    stands = [n * n * row + place for row in range(rows) for place in middle]
+    if small == (n, n):
+        return encode(model, inputs), stands
+    own = inputs["pixel_values"]
+    size = [4 * unit_of(name) * side for side in small]
+    made = [average(image, *size) for image in own.flatten(0, -4)]
+    smaller = torch.stack(made).view(*own.shape[:-3], *made[0].shape)
+    options = {"interpolate_pos_encoding": True} if name in INTERPOLATES else {}
+    with spreading(find_tower(model), [spread_index(name, cell, small[1])]):
+        return encode(model, inputs | {"pixel_values": smaller}, **options), stands
 
 
+@torch.no_grad()
 def encode_packed(
-    model: Any, inputs: dict[str, Any], method: Any, modality: str = "image"
-) -> tuple[Any, list[Tensor]]:
+    model: Any, inputs: dict[str, Any], method: Any, modality: str
+) -> tuple[Any, list[int]]:
     """The same for Qwen-VL: patches of 4 x 4 pixels, two frames deep, in blocks of 2 x 2."""
     key = "pixel_values" if modality == "image" else "pixel_values_videos"
     grids = inputs[f"{modality}_grid_thw"].tolist()
-    packed, small_grids, cells, masks = [], [], [], []
+    packed, small_grids, cells, stands = [], [], [], list[int]()
+    n_cells = 0
     for (t, h, w), patches in zip(
         grids, inputs[key].split([t * h * w for t, h, w in grids]), strict=True
     ):
@@ -143,9 +109,12 @@ def encode_packed(
         small = method.shrink(*full)
         small_grids.append([t, 2 * small[0], 2 * small[1]])
         cell, middle = expand(full, small)
-        first = sum(len(set(c)) for c in cells)
-        cells.append([first + f * small[0] * small[1] + c for f in range(t) for c in cell])
-        masks.append(torch.tensor(middle * t))
+        own = []
+        for _ in range(t):
+            stands += [len(stands) + place for place in middle]
+            own += [n_cells + place for place in cell]
+            n_cells += small[0] * small[1]
+        cells.append(own)
         order = [
             (2 * y + dy, 2 * x + dx) for y, x in places_of(full) for dy in (0, 1) for dx in (0, 1)
         ]
@@ -159,8 +128,8 @@ def encode_packed(
                     for dx in (0, 1):
                         top, left = 4 * (2 * y + dy), 4 * (2 * x + dx)
                         packed.append(image[:, top : top + 4, left : left + 4].flatten())
-    encode = getattr(model.base_model, f"get_{modality}_features")
-    out = encode(torch.stack(packed), torch.tensor(small_grids), return_dict=True)
+    function = getattr(model.base_model, f"get_{modality}_features")
+    out = function(torch.stack(packed), torch.tensor(small_grids), return_dict=True)
 
     def places(features: Any) -> list[Tensor]:
         return [torch.cat(list(features))[index] for index in cells]
@@ -169,19 +138,18 @@ def encode_packed(
     deep = getattr(out, "deepstack_features", None)
     if deep is not None:
         made.deepstack_features = [places(features) for features in deep]
-    return made, masks
+    return made, stands
 
 
-@torch.no_grad()
 def reference_answer(
     model: Any, name: str, inputs: dict[str, Any], method: Any, modality: str = "image"
-) -> tuple[Tensor, Tensor]:
-    """Greedy tokens, and the columns that stay."""
-    if modality == "video":
-        made, masks = encode_packed(model, inputs, method, "video")
+) -> tuple[Tensor, int]:
+    """Greedy tokens, and how many visual tokens stay."""
+    if name in PACKED:
+        made, stands = encode_packed(model, inputs, method, modality)
     else:
-        made, masks = encode_smaller(model, name, inputs, method)
-    return answer_to_features(model, name, inputs, made, masks, modality)
+        made, stands = encode_smaller(model, name, inputs, method)
+    return answer_to_features(model, name, inputs, made, stands, modality)
 
 
 # -------------------------------------------------------------------------------- the tests
@@ -190,19 +158,18 @@ def reference_answer(
 @pytest.mark.parametrize("method", [HALF, SOME, DownsamplePixels(n_keep=1)], ids=repr)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_sees_what_the_encoder_makes_of_smaller_images(name: str, method: Any) -> None:
-    model = shared_vlm(name)
+    model = shared_vlm(name, window=512 if name == "gemma3" else None)  # which counts columns
     inputs = draw_prompts(name, model)
     made, stats = answer(model, method, inputs)
-    expected, stays = reference_answer(model, name, inputs, method)
+    expected, after = reference_answer(model, name, inputs, method)
     assert torch.equal(made, expected)
     before = int((inputs["input_ids"] == IMAGE).sum())
-    after = int((stays * (inputs["input_ids"] == IMAGE)).sum())
     if after < before:
         assert f"{after} of {before} visual tokens" in stats.reference
         assert stats.exactness == "relaxed"
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("name", PACKED)
 def test_videos_of_patches(name: str) -> None:
     model = shared_vlm(name)
     inputs = draw_videos(name, model, (2, 3))
@@ -211,7 +178,7 @@ def test_videos_of_patches(name: str) -> None:
     assert torch.equal(made, reference_answer(model, name, inputs, HALF, "video")[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llava", "internvl", "qwen2_vl"])
 def test_the_encoder_computes_fewer_patches(name: str) -> None:
     model = shared_vlm(name)
     inputs = draw_prompts(name, model)
@@ -239,7 +206,7 @@ def test_padding_of_an_image_stays_padding() -> None:
 def test_cells_of_a_grid() -> None:
     middles = pixels.find_middles((3, 4), (1, 3))
     assert middles.tolist() == [5, 5, 6, 7] * 3
-    assert find_slots(middles).tolist() == [0, 0, 1, 2] * 3
+    assert Level(-1, middles[None]).column[0].tolist() == [0, 0, 1, 2] * 3
 
 
 def test_both_sides_shrink_by_the_root() -> None:
@@ -254,8 +221,8 @@ def test_both_sides_shrink_by_the_root() -> None:
 
 
 def _cells(patch: pytest.MonkeyPatch) -> None:
-    slots = pixels.find_slots
-    patch.setattr(pixels, "find_slots", lambda target: slots(target).roll(2))
+    restore = TowerRun.restore
+    patch.setattr(TowerRun, "restore", lambda *given: restore(*given).roll(2, 1))
 
 
 def _order(patch: pytest.MonkeyPatch) -> None:

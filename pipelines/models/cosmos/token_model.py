@@ -31,6 +31,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     fill,
     read_weights,
     rename,
+    shape_of,
 )
 from mmaccel.pipelines.loading.moving import move_module
 from mmaccel.pipelines.models.cosmos.text import (
@@ -198,7 +199,7 @@ def load_cosmos_window(
             f"received {shape}; copy the folder again"
         )
     context = read_context(weights)
-    model = _build(_sizes(weights, file), settings, shape, has_first=context > 0)
+    model = _build(_sizes(weights), settings, shape, has_first=context > 0)
     if context:
         add_reading(model, context, len(weights["tok_embeddings.weight"]))
     fill(model, rename(weights, _NAMES | NAMES, _OUTER))
@@ -223,26 +224,21 @@ def load_cosmos_window(
     return window, shape
 
 
-def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+def _sizes(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """The model's sizes, read from the shapes of its tensors."""
-    try:
-        first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
-        vocab_size, dim = weights["output.weight"].shape
-        head_dim = first["attention.q_norm"][0]
-        heads, kv_heads = (first[f"attention.{n}"][0] // head_dim for n in ("wq", "wk"))
-        inner = first["feed_forward.w1"][0]
-    except (LookupError, ValueError, ZeroDivisionError) as error:
-        raise UnsupportedModelError(
-            f"model: expected the tensors of Cosmos' transformer in {file}, received "
-            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give one of Cosmos-Predict1"
-        ) from error
+    vocab_size, dim = shape_of(weights, "output.weight", 2)
+    (head_dim,) = shape_of(weights, "layers.0.attention.q_norm.weight", 1)
+    heads, kv_heads, inner = (
+        shape_of(weights, f"layers.0.{name}.weight", 2)[0]
+        for name in ("attention.wq", "attention.wk", "feed_forward.w1")
+    )
     return {
         "vocab_size": vocab_size,
         "hidden_size": dim,
         "intermediate_size": inner,
         "num_hidden_layers": count_layers(weights),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads // head_dim,
+        "num_key_value_heads": kv_heads // head_dim,
         "head_dim": head_dim,
     }
 
