@@ -571,11 +571,6 @@ def read_canvas(
     scale = given["guidance_scale"]
     scale = 1.0 if scale is None else scale
     is_guided = given["negative_prompt_ids"] is not None
-    if given["negative_prompt_attention_mask"] is not None and not is_guided:
-        raise OptionError(
-            "negative_prompt_attention_mask: expected negative_prompt_ids with it, received none; "
-            "give both, or neither"
-        )
     if is_guided != (scale != 1):
         raise OptionError(
             "guidance_scale: expected one other than 1 with negative_prompt_ids, and none without "

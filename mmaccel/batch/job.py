@@ -14,10 +14,8 @@ from mmaccel.batch.manifest import (
     Manifest,
     Past,
     Record,
-    has_files,
     is_complete,
     names_of,
-    read_manifests,
 )
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.worker import Fingerprint, ItemsFailed, Worker
@@ -158,23 +156,6 @@ def find_missing(
             f"{changed[0].row.id}, line {changed[0].row.line}); use those again, or another folder"
         )
     return missing
-
-
-def find_lost(items: Iterable[Item], fingerprint: Fingerprint, folder: Path) -> list[str]:
-    """Names of finished items whose records or files are not in a folder at the end of a job,
-    because something else changed it; open files do not show that. Checksums are not computed
-    again.
-
-    Raises:
-        OSError: a manifest cannot be read.
-    """
-    records = read_manifests(folder).records
-    return [
-        item.file
-        for item in items
-        if (record := records.get(item.key, {})).get("fingerprint") != fingerprint(item)
-        or not has_files(folder, record)
-    ]
 
 
 def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:

@@ -16,7 +16,6 @@ import typer
 
 from mmaccel.batch.job import (
     Job,
-    find_lost,
     find_missing,
     remove_temporaries,
 )
@@ -28,13 +27,12 @@ from mmaccel.batch.manifest import (
     WriteError,
     check_fresh,
     manifest_name,
-    names_of,
     read_manifests,
 )
 from mmaccel.batch.modalities import Modality
 from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, take_shard
 from mmaccel.batch.worker import ItemsFailed, Worker
-from mmaccel.commands.files import check_folder, check_written, first_of, open_folder
+from mmaccel.commands.files import check_folder, first_of, open_folder
 from mmaccel.commands.options import pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.sheets import Sheet
@@ -57,7 +55,7 @@ from mmaccel.results import EXACT_DTYPE, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_CODES = {"fatal": 1, "failures": 3, "missing": 3}  # of a job that did not do all
+_CODES = {"fatal": 1, "failures": 3}  # of a job that did not do all
 _NOT_IN_NAME = ("id", "k", "seed", "model", "versions", "exactness", "policy", "policy_options")
 
 
@@ -68,10 +66,8 @@ def run(flags: Any) -> None:
         flags: a `mmaccel.commands.media.FileCommand`.
 
     Raises:
-        typer.Exit: with code 3 or 1 where items of a file failed, or where files or records are
-            gone at the end.
+        typer.Exit: with code 3 or 1 where items of a file failed.
         Stopped: by a signal; what is finished remains.
-        Incomplete: written files are gone.
         OptionError: a wrong option, input or row, before anything is made.
         WriteError: a file cannot be written; what is finished remains.
     """
@@ -127,7 +123,6 @@ def _make_few(flags: Any, modality: Modality) -> None:
         assert error.__cause__ is not None
         raise error.__cause__ from None
     stats = add_stats(parts)
-    check_written([out / name for each in records for name in names_of(each["file"])], out)
     what = f"{count_of(len(records), unit)}{_seconds(records)} in {out}"
     if sheet is None:
         say(f"{what}: {stats.summary}")
@@ -306,26 +301,17 @@ def _finish_file(
             job.run(missing, worker)
         except KeyboardInterrupt:
             raise Stopped(f"{say_made()}; continue with --resume") from None
-    without = job.left.keys() | job.failed
-    lost = find_lost([i for i in items if i.key not in without], fingerprint, folder)
     summary, code = say_made(), ""
-    if lost:
-        code = "missing"
-        summary += (
-            f", but {count_of(len(lost), unit)} or their records are missing there "
-            f"({first_of(lost)}): something else changed the folder"
-        )
-    if job.failed:
-        code = "failures"
     if job.is_cut:
         code = "fatal"
         summary += f": more than --max-failures {file.max_failures}, so the job ended"
-    elif code:
+    elif job.failed:
+        code = "failures"
         summary += "; try them again with --resume"
     _say_aside(summary)
     facts |= {"made": job.finished, "failed": len(job.failed), "is_cut": job.is_cut}
-    facts |= {"missing": len(lost), "manifest": str(manifest.file)}
-    facts["seconds"] = round(time.perf_counter() - began, 3)
+    seconds = round(time.perf_counter() - began, 3)
+    facts |= {"manifest": str(manifest.file), "seconds": seconds}
     return {"code": code, "message": summary} if code else None
 
 
