@@ -175,8 +175,11 @@ class DecoderLayers:
             return index - 1 if layer < 0 else layer
 
         def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
-            own = last if queries == "last" else None
-            return noted.mass(find(layer), leaving, stays, own, per_head)
+            asking = stays
+            if queries == "last":
+                asking = torch.zeros_like(stays)
+                asking[:, last] = True
+            return noted.mass(find(layer), leaving, asking, per_head)
 
         def text() -> Text:
             before = noted.layers.get(index - 1)

@@ -181,14 +181,13 @@ class RevivingCuts(PromptCuts):
         n_tokens = int(layers.mask.sum())
         n_stay = n_tokens - int(layers.n_leaving.sum())
         whole = n_tokens * layers.depth
-        computed = n_tokens * layers.before[0]
-        revived = 0
-        ends = [*layers.before[1:], layers.depth]
-        counts = self._tokens.is_computed.sum((1, 2)).tolist()
-        later = self._tokens.is_revived.sum((1, 2)).tolist()
-        for count, late, first, end in zip(counts, later, layers.before, ends, strict=True):
-            computed += (n_stay + count) * (end - first)
-            revived += late * (end - first)
+        first = torch.tensor([*layers.before, layers.depth], dtype=torch.int64)
+        counts, later = (
+            int((own.sum((1, 2)).cpu() * first.diff()).sum())  # tokens times layers
+            for own in (self._tokens.is_computed, self._tokens.is_revived)
+        )
+        whole_layers = n_tokens * layers.before[0] + n_stay * (layers.depth - layers.before[0])
+        computed, revived = whole_layers + counts, later
         n_revived = int(self._tokens.is_revived.any(0).sum())
         stats.notes.append(
             f"{layers.leaving.slot}: {n_revived} tokens were revived by later steps; {computed} of "
