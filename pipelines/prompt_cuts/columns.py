@@ -6,7 +6,9 @@ on the left again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +104,18 @@ def take_states(states: Tensor, order: Tensor) -> Tensor:
     """`[B, T', ...]` of `[B, T, ...]`, in an order `[B, T']`."""
     index = order.view(*order.shape, *[1] * (states.ndim - 2))
     return states.gather(1, index.expand(*order.shape, *states.shape[2:]))
+
+
+def take_places(given: Mapping[str, Any], order: Tensor) -> dict[str, Any]:
+    """Of a layer's arguments positions and what was computed of them, in an order `[B, T']`."""
+    found: dict[str, Any] = {}
+    embeddings, ids = given.get("position_embeddings"), given.get("position_ids")
+    if embeddings is not None:  # [B or 1, T, D] each
+        wide = [values.expand(len(order), -1, -1) for values in embeddings]
+        found["position_embeddings"] = tuple(take_states(values, order) for values in wide)
+    if isinstance(ids, Tensor):
+        found["position_ids"] = take_columns(ids, order)
+    return found
 
 
 def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
