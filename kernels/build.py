@@ -20,6 +20,7 @@ class Build:
         registers: most registers a thread may take on NVIDIA GPUs.
         divisible: names of the arguments that are multiples of 16 (pointers, as a rule).
         fp_fusion: enable_fp_fusion; whether a product and a sum may be rounded once.
+        only: the architecture that it is for; empty: all.
     """
 
     kernel: Any
@@ -30,6 +31,7 @@ class Build:
     registers: int = 128
     divisible: tuple[str, ...] = ()
     fp_fusion: bool = True
+    only: str = ""
 
     @classmethod
     def of(

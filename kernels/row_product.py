@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from mmaccel.kernels.gated_act import Activation, gated_act
 from mmaccel.kernels.norm import Norm, normalise
 
+LEAST_TILE = 16  # rows of a product of matrices
 MOST_ROWS = 64  # of which the kernel reads the weight once
 
 
@@ -54,3 +55,8 @@ def row_product(
     if gate is not None:
         made = gated_act(made, gate)
     return made if total is None else torch.add(total, made, alpha=scale)
+
+
+def find_tile(n_rows: int) -> int:
+    """Rows of x that a program of the kernel multiplies: a power of two."""
+    return min(max(1 << (n_rows - 1).bit_length(), LEAST_TILE), MOST_ROWS)

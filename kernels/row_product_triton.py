@@ -10,22 +10,26 @@ not split along C: blocks of 16 of its rows are programs enough, and no partial 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.gated_act import Activation
 from mmaccel.kernels.gated_act_triton import KINDS, activate
 from mmaccel.kernels.norm import Norm
-from mmaccel.kernels.row_product import MOST_ROWS
+from mmaccel.kernels.row_product import LEAST_TILE, find_tile
 from mmaccel.kernels.takes import Takes
 
-LEAST_TILE = 16  # rows of a product of matrices
 PROGRAMS = 256  # at least so many, for two on each multiprocessor
 WIDEST = 64  # rows of a block of the weight
 LARGEST = 1024  # numbers of a block of the product, which are in registers
+LAUNCHES_EARLY = False  # on sm_90 and later, until one has shown what it saves
 STAGES = 4  # blocks that are read ahead, in less than 99 KB of shared memory
 
 TAKES = {
@@ -42,6 +46,7 @@ def _row_product_kernel(  # type: ignore[no-untyped-def]
     x, weight, bias, norm, total, out, x_step, weight_step, total_step, rows, width, depth, eps,
     offset, scale,
     NORMED: tl.constexpr, GATE: tl.constexpr, T: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(1) * T + tl.arange(0, T)
     n = tl.program_id(0) * N + tl.arange(0, N)
@@ -55,6 +60,9 @@ def _row_product_kernel(  # type: ignore[no-untyped-def]
     made = tl.zeros((T, N), tl.float32)
     up = tl.zeros((T, N), tl.float32)
     squares = tl.zeros((T,), tl.float32)
+    if EARLY:  # programs of the next kernel may begin, and wait as these for what is stored before
+        gdc_launch_dependents()
+        gdc_wait()
     for first in range(0, depth, C):
         is_here = first + c < depth
         some = tl.load(at_x + first, mask=is_row[:, None] & is_here, other=0.0)
@@ -109,19 +117,26 @@ def row_product(
     out = x.new_empty(rows, width)
     if not out.numel():
         return out
-    tile = LEAST_TILE
-    if not same_bits:
-        tile = min(max(triton.next_power_of_2(rows), LEAST_TILE), MOST_ROWS)
+    tile = LEAST_TILE if same_bits else find_tile(rows)
     block = _choose_block(width, tile)
     grid = triton.cdiv(width, block), triton.cdiv(rows, tile)
+    early = {"launch_pdl": True} if LAUNCHES_EARLY and _may_launch_early(x.device) else {}
     _row_product_kernel[grid](
         x, weight, bias, None if norm is None else norm.weight, total, out, x.stride(0),
         weight.stride(0), 0 if total is None else total.stride(0), rows, width, depth,
         1.0 if norm is None else norm.eps, 0.0 if norm is None else norm.offset, scale,
         NORMED=norm is not None, GATE=None if gate is None else KINDS[gate], T=tile, N=block,
-        C=_columns(block), num_warps=_warps(tile, block), num_stages=STAGES,
+        C=_columns(block), EARLY=bool(early), num_warps=_warps(tile, block), num_stages=STAGES,
+        **early,
     )  # fmt: skip
     return out
+
+
+@cache
+def _may_launch_early(device: torch.device) -> bool:
+    """Whether a GPU has programmatic dependent launch."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _choose_block(width: int, tile: int) -> int:
@@ -142,18 +157,21 @@ def _warps(tile: int, block: int) -> int:
 
 
 def builds() -> list[Build]:
-    """Few rows and many: a product alone, normalised, under a gate, and added."""
+    """Few rows and many: a product alone, normalised, under a gate, added; launched early, too."""
     found = []
     for tile, block in ((16, 16), (16, 64), (32, 32), (64, 16)):
         for gate in (None, 0):
             found.append(_build(tile, block, gate, is_normed=True))
         found.append(_build(tile, block, None, is_normed=False))
+    early = {"EARLY": True}
+    found += [replace(each, constants={**each.constants, **early}, only="sm_90") for each in found]
     return found
 
 
 def _build(tile: int, block: int, gate: int | None, *, is_normed: bool) -> Build:
     constants: dict[str, object] = {
-        "NORMED": is_normed, "GATE": gate, "T": tile, "N": block, "C": _columns(block)
+        "NORMED": is_normed, "GATE": gate, "T": tile, "N": block, "C": _columns(block),
+        "EARLY": False,
     }  # fmt: skip
     absent = ("norm", "bias") if not is_normed else ("total", "bias")
     constants |= dict.fromkeys(absent)

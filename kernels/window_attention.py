@@ -64,7 +64,7 @@ def window_attention(
         ragged: whether rows differ much in length, or key heads in the number of their blocks: a
             GPU's work is then shared out by lengths. Changes the order of sums alone.
         num_splits: into how many parts a GPU splits the keys of every row, whatever `ragged` says;
-            with 1 a row has the same bits in any batch. None: as many as shapes ask for.
+            with 1 a query has the same bits at any width and batch. None: as shapes ask for.
 
     Returns:
         `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the scores, `[R, Hq, W]` float32.

@@ -9,7 +9,8 @@ Where rows are ragged, `window_attention_even_triton` shares the keys out instea
 
 A result from one split depends on nothing but its row, bit for bit: not on the batch. That is so
 with `num_splits=1`, where the cache has fewer than `2 LEAST_KEYS` positions, ragged or not, or,
-where rows are not ragged, the programs without splits are as many as `PROGRAMS` asks for.
+where rows are not ragged, the programs without splits are as many as `PROGRAMS` asks for. With
+`num_splits=1` it does not depend on the width either: the smallest tile is taken for any.
 
 Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
 splits have equal work however far a row has got; their number comes from shapes alone, so that a
@@ -155,7 +156,8 @@ def window_attention(
     value_head = v.shape[-1]
     q = q if q.stride(-1) == 1 else q.contiguous()
     block, value_block = (max(16, triton.next_power_of_2(n)) for n in (head, value_head))
-    shape = find_shape(TABLE, q.element_size(), max(block, value_block), width * group)
+    packed = 1 if num_splits == 1 else width * group
+    shape = find_shape(TABLE, q.element_size(), max(block, value_block), packed)
     tiles = triton.cdiv(width * group, shape.rows)
     bits = None if tree is None else tree.contiguous().view(torch.uint8)
     index = None

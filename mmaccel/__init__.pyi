@@ -14,12 +14,10 @@ from mmaccel.errors import NumericsError
 from mmaccel.errors import OptionError
 from mmaccel.errors import ShapeError
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.evaluation.planner import VisualTokenPlan
-from mmaccel.evaluation.planner import plan_visual_tokens
-from mmaccel.handle import Handle
 from mmaccel.handle import attach
 from mmaccel.handle import detach
 from mmaccel.handle import supports
+from mmaccel.pipelines.attach.handle import Handle
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.shared_ids import share_ids
 from mmaccel.pipelines.causal_lm.shared_ids import trim_vocabulary
@@ -320,7 +318,6 @@ __all__ = [
     "VidCom2",
     "VideoChunks",
     "VisionZip",
-    "VisualTokenPlan",
     "VisualTokenizer",
     "WindowedRepetitionPenalty",
     "XAttention",
@@ -329,7 +326,6 @@ __all__ = [
     "detach",
     "frequent_ids",
     "load_demo",
-    "plan_visual_tokens",
     "share_ids",
     "stateless",
     "supports",

@@ -89,217 +89,191 @@ _FOLDERS = {
 _DRAFTING = "mmaccel.samplers.drafting.sources:"
 
 
-def _slot(slot: str, rows: Mapping[str, tuple[Any, ...]]) -> dict[str, Entry]:
-    """The entries of a slot: short name -> (file:Class, summary[, preset])."""
-    entries = {}
-    for name, (target, summary, *preset) in rows.items():
-        fixed: Mapping[str, Any] = preset[0] if preset else {}
-        entries[name] = Entry(f"mmaccel.{_FOLDERS[slot]}.{target}", summary, fixed, slot)
-    return entries
+def _entry(slot: str, target: str, summary: str, preset: Mapping[str, Any] | None = None) -> Entry:
+    return Entry(f"mmaccel.{_FOLDERS[slot]}.{target}", summary, preset or {}, slot)
 
 
+_ROWS: dict[str, dict[str, tuple[Any, ...]]] = {  # slot -> short name -> arguments of `_entry`
+    "window": {
+        "autoregressive": ("autoregressive:Autoregressive", "token by token; the reference"),
+        "jacobi": ("jacobi:Jacobi", "fixed point with frozen noise"),
+        "sjd": (
+            "speculative_jacobi:SpeculativeJacobi",
+            "speculative Jacobi decoding, fresh drafts",
+            {"coupling": "independent"},
+        ),
+        "mc-sjd": (
+            "speculative_jacobi:SpeculativeJacobi",
+            "speculative Jacobi decoding, maximal coupling",
+            {"coupling": "maximal"},
+        ),
+        "gumbel-sjd": (
+            "speculative_jacobi:SpeculativeJacobi",
+            "speculative Jacobi decoding, Gumbel coupling",
+            {"coupling": "gumbel"},
+        ),
+        "speculative": (
+            "speculative:Speculative",
+            "a draft model (draft_model=), or the drafts of a source; prompt lookup at first",
+        ),
+        "prompt-lookup": (
+            "speculative:Speculative",
+            "drafts copied from before",
+            {"draft_model": None, "drafts": "ngram"},
+        ),
+        "gsd": (
+            "grouped_speculative:GroupedSpeculative",
+            "grouped speculative decoding: other images, reports its divergence",
+        ),
+        "pcg": (
+            "acoustic_groups:AcousticGroups",
+            "speech codes accepted by groups: other sound, reports its divergence",
+        ),
+        "row-parallel": (
+            "row_parallel:RowParallel",
+            "rows of an image in parallel: other images, reports its divergence",
+        ),
+    },
+    "canvas": {
+        "stepwise": ("stepwise:Stepwise", "one slot a pass; the reference"),
+        "lossless-unmask": ("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
+        "entropy-bounded": ("entropy_bounded:EntropyBounded", "a bound in nats"),
+        "confident-parallel": (
+            "confident_parallel:ConfidentParallel",
+            "a threshold or a profile",
+        ),
+        "kl-stable": ("kl_stable:KLStable", "confident slots whose distribution is stable"),
+        "local-leap": ("local_leap:LocalLeap", "a lower threshold around confident slots"),
+        "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
+        "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
+        "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+        "explore-exploit": (
+            "explore_exploit:ExploreExploit",
+            "confident slots, and an uncertain one where they are few",
+        ),
+        "learned-filter": ("learned_filter:LearnedFilter", "slots that a trained filter picks"),
+    },
+    "drafts": {
+        "auto": (
+            "coarse:Auto",
+            "suffix for text; else the model's coarse model, previous-frame or neighbour",
+        ),
+        "coarse": ("coarse:ShippedCoarse", "corrections by the model's coarse model"),
+        "online": ("online:Online", "corrections learned while it runs"),
+        "token-recycling": ("token_recycling:TokenRecycling", "what followed a token before"),
+        "random": ("random_tokens:Random", "drawn from all tokens; a control"),
+        "left": ("copies:Left", "the token to the left"),
+        "above": ("copies:Above", "the token above, in a grid"),
+        "previous-frame": ("copies:PreviousFrame", "the same place a frame before"),
+        "moved-frame": ("moved_frame:MovedFrame", "a frame before, moved as it moved"),
+        "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
+        "suffix": ("memory.suffix:Suffix", "what followed the longest match, while that pays"),
+        "hierarchy": (
+            "hierarchy:HierarchyDrafting",
+            "copied from the row's text, else the batch's, else its prompt",
+        ),
+        "lookahead": ("memory.lookahead:Lookahead", "n-grams that guesses have run through"),
+        "stand": ("memory.stand:STAND", "what was likely after the last tokens before"),
+        "aded": ("memory.aded:ADED", "what mostly followed the last two tokens"),
+        "sibling-rows": (
+            "memory.sibling_rows:SiblingRows",
+            "what samples of one prompt agree on",
+        ),
+        "bandit": ("bandit_spec:BanditSpec", "the source and the width that gain most"),
+        "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
+        "vegas": ("vegas:Vegas", "the model itself, over what the last pass attended to"),
+        "mtp": ("heads.mtp:MTP", "the model's own layer for multi-token prediction"),
+        "triforce": ("triforce:TriForce", "the model itself, over chunks that match a query"),
+    },
+    "tree": {
+        "comb": ("comb:Comb", "branches of one length beside the chain"),
+        "dyspec": ("dyspec:DySpec", "the likeliest nodes, by the drafter's chances"),
+        "sequoia": ("sequoia:Sequoia", "a fixed tree, by measured chances"),
+        "forked-comb": ("forked_comb:ForkedComb", "a comb whose branches fork once more"),
+        "spec-exec": ("spec_exec:SpecExec", "very many nodes, a few calls of the drafter"),
+        "tetris": ("tetris:TETRIS", "the likeliest nodes of all rows together"),
+    },
+    "siblings": {
+        "rsd": ("rsd:RSD", "drafts without replacement, verified in turn"),
+        "mcsd": ("mcsd:MCSD", "drafts with replacement, verified in turn"),
+        "spectr": ("spectr:SpecTr", "drafts with replacement, by k-sequential selection"),
+    },
+    "visual_tokens": {  # in the order of docs/visual-tokens.md
+        "downsample": ("downsample:Downsample", "a coarser grid; a control"),
+        "downsample-pixels": (
+            "downsample_pixels:DownsamplePixels",
+            "a smaller image before the encoder; a control",
+        ),
+        "pixel-prune": (
+            "pixel_prune:PixelPrune",
+            "patches that repeat no neighbour, before the encoder",
+        ),
+        "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
+        "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
+        "divprune": ("divprune:DivPrune", "the most different ones"),
+        "cdpruner": ("cdpruner:CDPruner", "the most different ones that match the text"),
+        "visionzip": ("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
+        "hired": ("hired:HiRED", "what the class token attends to, a budget for each tile"),
+        "vidcom2": ("vidcom2:VidCom2", "what is unlike the rest of a video"),
+        "evs": ("evs:EVS", "what changes between frames"),
+        "tome": ("tome:ToMe", "similar ones merged inside the encoder"),
+        "ficoco-v": ("ficoco:FiCoCoV", "redundant ones merged inside the encoder"),
+        "ficoco-l": ("ficoco:FiCoCoL", "redundant ones merged inside the language model"),
+        "dart": ("dart:DART", "what is unlike a few pivots, at layer 2"),
+        "fastv": ("fastv:FastV", "what the last token attends to, at layer 2"),
+        "pyramid-drop": ("pyramid_drop:PyramidDrop", "the same at three layers, fewer each"),
+        "lazy-llm": ("lazy_llm:LazyLLM", "the same, and dropped ones may come back"),
+        "ilre": ("ilre:ILRe", "what the text attends to in one layer, then from the start"),
+    },
+    "kv_cache": {
+        "snapkv": ("snapkv:SnapKV", "what the end of the prompt attends to"),
+        "pyramidkv": ("pyramidkv:PyramidKV", "the same, and more of it in lower layers"),
+        "chunkkv": ("chunkkv:ChunkKV", "the same, as whole chunks of neighbours"),
+        "citrus": ("citrus:CItruS", "what the instruction at the end attends to"),
+        "tova": ("tova:TOVA", "what the last entry attends to"),
+        "h2o": ("h2o:H2O", "what the whole prompt attends to, and the last entries"),
+        "vatp": ("vatp:VATP", "the same, weighted by the size of values"),
+        "expected-attention": (
+            "expected_attention:ExpectedAttention",
+            "what queries to come are expected to attend to",
+        ),
+        "knorm": ("knorm:KNorm", "entries whose keys are short"),
+        "keydiff": ("keydiff:KeyDiff", "entries whose keys are unlike the others"),
+        "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
+        "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
+        "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
+        "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
+        "kvzap": ("kvzap:KVzap", "in each head, what is above a threshold"),
+        "kvzip": ("kvzip:KVzip", "what the prompt needs to be said again"),
+        "duo-attention": (
+            "duo_attention:DuoAttention",
+            "all of heads that look far, else ends",
+        ),
+        "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
+        "bilevelkv": ("bilevelkv:BiLevelKV", "chunks of the question, means of the others"),
+        "quantized-cache": (
+            "quantized_cache:QuantizedCache",
+            "all entries, older ones in 8 or 4 bits",
+        ),
+        "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
+    },
+    "attention": {
+        "quest": ("quest:Quest", "blocks whose keys can match a query"),
+        "dhsa": ("dhsa:DHSA", "blocks whose keys match a query in the mean"),
+        "top-p": ("top_p:TopP", "the fewest blocks with a share of the estimated attention"),
+        "tidal-decode": ("tidal_decode:TidalDecode", "what two layers choose for the others"),
+        "token-select": ("token_select:TokenSelect", "what all heads vote for, again if alike"),
+        "hip": ("hip:HiP", "blocks that a descent through halved chunks finds"),
+        "act-qkv": ("act_qkv:ActQKV", "blocks that match what stands out in a window"),
+        "long-heads": ("long_heads:LongHeads", "blocks whose representative key matches"),
+        "x-attention": ("x_attention:XAttention", "of a prompt, what antidiagonal sums find"),
+        "m-inference": ("m_inference:MInference", "of a prompt, a pattern for each head"),
+        "video-chunks": ("video_chunks:VideoChunks", "of a prompt, chunks that see themselves"),
+        "local-window": ("local_window:LocalWindow", "the first entries, and those nearby"),
+    },
+}
 METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
-    "window": _slot(
-        "window",
-        {
-            "autoregressive": ("autoregressive:Autoregressive", "token by token; the reference"),
-            "jacobi": ("jacobi:Jacobi", "fixed point with frozen noise"),
-            "sjd": (
-                "speculative_jacobi:SpeculativeJacobi",
-                "speculative Jacobi decoding, fresh drafts",
-                {"coupling": "independent"},
-            ),
-            "mc-sjd": (
-                "speculative_jacobi:SpeculativeJacobi",
-                "speculative Jacobi decoding, maximal coupling",
-                {"coupling": "maximal"},
-            ),
-            "gumbel-sjd": (
-                "speculative_jacobi:SpeculativeJacobi",
-                "speculative Jacobi decoding, Gumbel coupling",
-                {"coupling": "gumbel"},
-            ),
-            "speculative": (
-                "speculative:Speculative",
-                "a draft model (draft_model=), or the drafts of a source; prompt lookup at first",
-            ),
-            "prompt-lookup": (
-                "speculative:Speculative",
-                "drafts copied from before",
-                {"draft_model": None, "drafts": "ngram"},
-            ),
-            "gsd": (
-                "grouped_speculative:GroupedSpeculative",
-                "grouped speculative decoding: other images, reports its divergence",
-            ),
-            "pcg": (
-                "acoustic_groups:AcousticGroups",
-                "speech codes accepted by groups: other sound, reports its divergence",
-            ),
-            "row-parallel": (
-                "row_parallel:RowParallel",
-                "rows of an image in parallel: other images, reports its divergence",
-            ),
-        },
-    ),
-    "canvas": _slot(
-        "canvas",
-        {
-            "stepwise": ("stepwise:Stepwise", "one slot a pass; the reference"),
-            "lossless-unmask": ("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
-            "entropy-bounded": ("entropy_bounded:EntropyBounded", "a bound in nats"),
-            "confident-parallel": (
-                "confident_parallel:ConfidentParallel",
-                "a threshold or a profile",
-            ),
-            "kl-stable": ("kl_stable:KLStable", "confident slots whose distribution is stable"),
-            "local-leap": ("local_leap:LocalLeap", "a lower threshold around confident slots"),
-            "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
-            "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
-            "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
-            "explore-exploit": (
-                "explore_exploit:ExploreExploit",
-                "confident slots, and an uncertain one where they are few",
-            ),
-            "learned-filter": ("learned_filter:LearnedFilter", "slots that a trained filter picks"),
-        },
-    ),
-    "drafts": _slot(
-        "drafts",
-        {
-            "auto": (
-                "coarse:Auto",
-                "suffix for text; else the model's coarse model, previous-frame or neighbour",
-            ),
-            "coarse": ("coarse:ShippedCoarse", "corrections by the model's coarse model"),
-            "online": ("online:Online", "corrections learned while it runs"),
-            "token-recycling": ("token_recycling:TokenRecycling", "what followed a token before"),
-            "random": ("random_tokens:Random", "drawn from all tokens; a control"),
-            "left": ("copies:Left", "the token to the left"),
-            "above": ("copies:Above", "the token above, in a grid"),
-            "previous-frame": ("copies:PreviousFrame", "the same place a frame before"),
-            "moved-frame": ("moved_frame:MovedFrame", "a frame before, moved as it moved"),
-            "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
-            "suffix": ("memory.suffix:Suffix", "what followed the longest match, while that pays"),
-            "hierarchy": (
-                "hierarchy:HierarchyDrafting",
-                "copied from the row's text, else the batch's, else its prompt",
-            ),
-            "lookahead": ("memory.lookahead:Lookahead", "n-grams that guesses have run through"),
-            "stand": ("memory.stand:STAND", "what was likely after the last tokens before"),
-            "aded": ("memory.aded:ADED", "what mostly followed the last two tokens"),
-            "sibling-rows": (
-                "memory.sibling_rows:SiblingRows",
-                "what samples of one prompt agree on",
-            ),
-            "bandit": ("bandit_spec:BanditSpec", "the source and the width that gain most"),
-            "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
-            "vegas": ("vegas:Vegas", "the model itself, over what the last pass attended to"),
-            "mtp": ("heads.mtp:MTP", "the model's own layer for multi-token prediction"),
-            "triforce": ("triforce:TriForce", "the model itself, over chunks that match a query"),
-        },
-    ),
-    "tree": _slot(
-        "tree",
-        {
-            "comb": ("comb:Comb", "branches of one length beside the chain"),
-            "dyspec": ("dyspec:DySpec", "the likeliest nodes, by the drafter's chances"),
-            "sequoia": ("sequoia:Sequoia", "a fixed tree, by measured chances"),
-            "forked-comb": ("forked_comb:ForkedComb", "a comb whose branches fork once more"),
-            "spec-exec": ("spec_exec:SpecExec", "very many nodes, a few calls of the drafter"),
-            "tetris": ("tetris:TETRIS", "the likeliest nodes of all rows together"),
-        },
-    ),
-    "siblings": _slot(
-        "siblings",
-        {
-            "rsd": ("rsd:RSD", "drafts without replacement, verified in turn"),
-            "mcsd": ("mcsd:MCSD", "drafts with replacement, verified in turn"),
-            "spectr": ("spectr:SpecTr", "drafts with replacement, by k-sequential selection"),
-        },
-    ),
-    "visual_tokens": _slot(
-        "visual_tokens",
-        {  # in the order of docs/visual-tokens.md
-            "downsample": ("downsample:Downsample", "a coarser grid; a control"),
-            "downsample-pixels": (
-                "downsample_pixels:DownsamplePixels",
-                "a smaller image before the encoder; a control",
-            ),
-            "pixel-prune": (
-                "pixel_prune:PixelPrune",
-                "patches that repeat no neighbour, before the encoder",
-            ),
-            "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
-            "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
-            "divprune": ("divprune:DivPrune", "the most different ones"),
-            "cdpruner": ("cdpruner:CDPruner", "the most different ones that match the text"),
-            "visionzip": ("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
-            "hired": ("hired:HiRED", "what the class token attends to, a budget for each tile"),
-            "vidcom2": ("vidcom2:VidCom2", "what is unlike the rest of a video"),
-            "evs": ("evs:EVS", "what changes between frames"),
-            "tome": ("tome:ToMe", "similar ones merged inside the encoder"),
-            "ficoco-v": ("ficoco:FiCoCoV", "redundant ones merged inside the encoder"),
-            "ficoco-l": ("ficoco:FiCoCoL", "redundant ones merged inside the language model"),
-            "dart": ("dart:DART", "what is unlike a few pivots, at layer 2"),
-            "fastv": ("fastv:FastV", "what the last token attends to, at layer 2"),
-            "pyramid-drop": ("pyramid_drop:PyramidDrop", "the same at three layers, fewer each"),
-            "lazy-llm": ("lazy_llm:LazyLLM", "the same, and dropped ones may come back"),
-            "ilre": ("ilre:ILRe", "what the text attends to in one layer, then from the start"),
-        },
-    ),
-    "kv_cache": _slot(
-        "kv_cache",
-        {
-            "snapkv": ("snapkv:SnapKV", "what the end of the prompt attends to"),
-            "pyramidkv": ("pyramidkv:PyramidKV", "the same, and more of it in lower layers"),
-            "chunkkv": ("chunkkv:ChunkKV", "the same, as whole chunks of neighbours"),
-            "citrus": ("citrus:CItruS", "what the instruction at the end attends to"),
-            "tova": ("tova:TOVA", "what the last entry attends to"),
-            "h2o": ("h2o:H2O", "what the whole prompt attends to, and the last entries"),
-            "vatp": ("vatp:VATP", "the same, weighted by the size of values"),
-            "expected-attention": (
-                "expected_attention:ExpectedAttention",
-                "what queries to come are expected to attend to",
-            ),
-            "knorm": ("knorm:KNorm", "entries whose keys are short"),
-            "keydiff": ("keydiff:KeyDiff", "entries whose keys are unlike the others"),
-            "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
-            "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
-            "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
-            "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
-            "kvzap": ("kvzap:KVzap", "in each head, what is above a threshold"),
-            "kvzip": ("kvzip:KVzip", "what the prompt needs to be said again"),
-            "duo-attention": (
-                "duo_attention:DuoAttention",
-                "all of heads that look far, else ends",
-            ),
-            "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
-            "bilevelkv": ("bilevelkv:BiLevelKV", "chunks of the question, means of the others"),
-            "quantized-cache": (
-                "quantized_cache:QuantizedCache",
-                "all entries, older ones in 8 or 4 bits",
-            ),
-            "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
-        },
-    ),
-    "attention": _slot(
-        "attention",
-        {
-            "quest": ("quest:Quest", "blocks whose keys can match a query"),
-            "dhsa": ("dhsa:DHSA", "blocks whose keys match a query in the mean"),
-            "top-p": ("top_p:TopP", "the fewest blocks with a share of the estimated attention"),
-            "tidal-decode": ("tidal_decode:TidalDecode", "what two layers choose for the others"),
-            "token-select": ("token_select:TokenSelect", "what all heads vote for, again if alike"),
-            "hip": ("hip:HiP", "blocks that a descent through halved chunks finds"),
-            "act-qkv": ("act_qkv:ActQKV", "blocks that match what stands out in a window"),
-            "long-heads": ("long_heads:LongHeads", "blocks whose representative key matches"),
-            "x-attention": ("x_attention:XAttention", "of a prompt, what antidiagonal sums find"),
-            "m-inference": ("m_inference:MInference", "of a prompt, a pattern for each head"),
-            "video-chunks": ("video_chunks:VideoChunks", "of a prompt, chunks that see themselves"),
-            "local-window": ("local_window:LocalWindow", "the first entries, and those nearby"),
-        },
-    ),
+    slot: {name: _entry(slot, *row) for name, row in rows.items()} for slot, rows in _ROWS.items()
 }
 POLICIES = METHODS["window"] | METHODS["canvas"]
 REDUCERS = METHODS["visual_tokens"]
@@ -501,10 +475,7 @@ def make(slot: str, name: str, /, **options: Any) -> Any:
         raise OptionError(
             f"{slot}: expected one of {', '.join(known)}, received {show(name)}; {remedy}"
         )
-    preset = {} if entry is None else entry.preset
-    method = load(target)
-    _check_fields(f"{slot} {name}", method, preset, options, "method")
-    return method(**preset, **_read_fields(method, options))
+    return _build(f"{slot} {name}", entry or Entry(target, ""), options, "method")
 
 
 def make_policy(name: str, /, **options: Any) -> Any:
@@ -520,16 +491,16 @@ def make_policy(name: str, /, **options: Any) -> Any:
     Raises:
         OptionError: unknown name, an option the policy does not have, or a bad value.
     """
-    entry = find_policy(name)
-    policy = load(entry.target)
-    _check_fields(f"policy {name}", policy, entry.preset, options, "policy")
-    return policy(**entry.preset, **_read_fields(policy, options))
+    return _build(f"policy {name}", find_policy(name), options, "policy")
 
 
-def _read_fields(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a class, where texts are read by the fields' types and methods may be named."""
-    kinds = field_types(cls)
-    return {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+def _build(where: str, entry: Entry, options: Mapping[str, Any], what: str) -> Any:
+    """A method of an entry, where texts are read by the fields' types and methods may be named."""
+    method = load(entry.target)
+    _check_fields(where, method, entry.preset, options, what)
+    kinds = field_types(method)
+    own = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+    return method(**entry.preset, **own)
 
 
 def _read_field(name: str, given: Any, kind: Any) -> Any:
@@ -540,7 +511,7 @@ def _read_field(name: str, given: Any, kind: Any) -> Any:
     if slot == "drafts" and not isinstance(given, Mapping):
         return _read_drafts(given)
     if slot is not None:
-        return read_reducer(given) if slot == "visual_tokens" else read_method(slot, given)
+        return read_method(slot, given)
     return read_text(name, str(given), kind) if isinstance(given, str) else given
 
 
@@ -646,7 +617,8 @@ def read_method(slot: str, given: Any) -> Any:
     Args:
         slot: one of `METHODS`.
         given: a method; a short name, such as "snapkv" or "snapkv:budget=1024"; or a dictionary of
-            a name and fields, such as `{"name": "snapkv", "budget": 1024}`.
+            a name and fields, such as `{"name": "snapkv", "budget": 1024}`. One for visual tokens
+            that is named alone keeps `KEEP`.
 
     Raises:
         OptionError: unknown name, a dictionary without one, or a bad field.
@@ -655,26 +627,9 @@ def read_method(slot: str, given: Any) -> Any:
         return given
     known = METHODS[slot]
     name, options = read_named(slot, given, known, f'{{"name": "{next(iter(known))}"}}')
-    return make(slot, name, **options)
-
-
-def read_reducer(given: Any) -> Any:
-    """The method for visual tokens that a user names; what is no name stays as it is.
-
-    Args:
-        given: a method; a short name, such as "dart", which keeps `KEEP`; or a dictionary of a name
-            and fields, such as `{"name": "dart", "keep": 0.3}`.
-
-    Raises:
-        OptionError: unknown name, a dictionary without one, or a bad field.
-    """
-    if not isinstance(given, str | Mapping):
-        return given
-    example = '{"name": "dart", "keep": 0.22}'
-    name, options = read_named("visual_tokens", given, REDUCERS, example)
-    if not {"keep", "n_keep"} & options.keys():
+    if slot == "visual_tokens" and not {"keep", "n_keep"} & options.keys():
         options["keep"] = KEEP
-    return make("visual_tokens", name, **options)
+    return make(slot, name, **options)
 
 
 def open_draft_model(model: Any) -> Any:

@@ -1,7 +1,7 @@
 """The command line: `mmaccel generate | speak | animate | answer | bench | evaluate` and others.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, files are gone, a
-guarantee was broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 done with failures (items failed, a guarantee
+was broken), 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
 Errors are one line on stderr. Nothing heavy is imported before a sub-command runs, so that `--help`
 is fast.
 """
@@ -23,12 +23,10 @@ from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
-from mmaccel.commands.gallery import gallery
 from mmaccel.commands.media import animate, answer, generate, speak
 from mmaccel.commands.models import models
 from mmaccel.commands.process import (
     STOPPED,
-    Incomplete,
     Stopped,
     StopSignals,
     quiet_imports,
@@ -41,7 +39,7 @@ from mmaccel.commands.usage import check_outputs, explain_usage
 from mmaccel.errors import MMAccelError, OptionError
 
 _MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
-_CODES = {1: "fatal", 2: "usage", 3: "missing", STOPPED: "interrupted"}
+_CODES = {1: "fatal", 2: "usage", STOPPED: "interrupted"}
 
 app = typer.Typer(
     name="mmaccel",
@@ -70,7 +68,7 @@ def root(
         ) from error
 
 
-for command in (generate, speak, animate, answer, serve, gallery, bench, comfy, doctor, models):
+for command in (generate, speak, animate, answer, serve, bench, comfy, doctor, models):
     app.command()(command)
 app.command("train-head")(train_head)
 app.add_typer(evaluate)
@@ -112,8 +110,6 @@ def _run(argv: Sequence[str]) -> int:
         return _report(argv, error, STOPPED)
     except (KeyboardInterrupt, typer.Abort):
         return _report(argv, "stopped", STOPPED)
-    except Incomplete as error:
-        return _report(argv, error, 3)
     except OptionError as error:
         return _report(argv, error, 2)
     except (MMAccelError, OSError) as error:

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError
-from mmaccel.handle import choose_policy, family_of
-from mmaccel.pipelines.attach.generate import GenerateService
+from mmaccel.pipelines.attach.attaching import choose_policy, family_of
+from mmaccel.pipelines.attach.generate import AttachOptions, GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
@@ -21,7 +21,12 @@ from mmaccel.samplers.noise import check_seed, choose_seed
 
 
 class Decoder(GenerateService):
-    """A decoding loop for `custom_generate`; see `decoder`. `engine.close()` drops CUDA graphs."""
+    """A decoding loop for `custom_generate`; see `decoder`."""
+
+    @property
+    def engine(self) -> Engine:
+        """How passes are carried out; its `close` drops CUDA graphs."""
+        return self.options.engine
 
     def __call__(
         self,
@@ -44,7 +49,7 @@ class Decoder(GenerateService):
                 f"custom_generate: expected greedy search or sampling, received {mode}; leave "
                 "custom_generate out of such a call"
             )
-        check_layout(self.layout, count_ids(model))
+        check_layout(self.options.layout, count_ids(model))
         own = replace(self, family=family_of(model), coarse_drafts={})
         return own.sample(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **others
@@ -83,4 +88,5 @@ def decoder(
     check_choice("assume_stateless", assume_stateless, (True, False))
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
     chosen = choose_policy(policy, layout)
-    return Decoder(chosen, CausalLM(), own_seed, strict, layout, engine, assume_stateless)
+    options = AttachOptions(own_seed, strict, layout, engine, assume_stateless)
+    return Decoder(chosen, CausalLM(), options)

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from mmaccel.capabilities import explain, refuse
-from mmaccel.catalog import find_family, load, policy_names, read_policy
+from mmaccel.catalog import policy_names
 from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
-from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.generate import GenerateService
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.attaching import attach_policy, find_served
+from mmaccel.pipelines.attach.generate import AttachOptions
+from mmaccel.pipelines.attach.handle import Handle
 from mmaccel.pipelines.attach.layer_methods import read_methods
-from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
-from mmaccel.pipelines.attach.patching import Injection, find_owner
-from mmaccel.pipelines.attach.registry import (
-    find_pipeline,
-    open_service,
-    pipeline_policies,
-    read_canvas_policy,
-)
-from mmaccel.pipelines.attach.service import Service
+from mmaccel.pipelines.attach.patching import find_owner
+from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies
 from mmaccel.pipelines.attach.unwrap import find_generator, unwrap
-from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
-from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
 from mmaccel.pipelines.transformers_release import warn_if_untested
-from mmaccel.pipelines.vision_language.kept import KeptTokens
-from mmaccel.pipelines.vision_language.reduction import VisionModel, VisualReduction
-from mmaccel.policies import Policy, check_policy
+from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.policies import Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import (
@@ -39,8 +29,6 @@ from mmaccel.reduction.visual_tokens.contract import (
     read_prompt_reducer,
     read_reducers,
 )
-from mmaccel.results import Stats
-from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed, choose_seed
 
 
@@ -63,94 +51,6 @@ class Support:
 
     def __bool__(self) -> bool:
         return self.supported
-
-
-class Handle:
-    """An attached policy; leaving the `with` block, or `detach()`, restores the model.
-
-    The model holds its handle: a policy stays attached where nobody keeps the handle.
-    """
-
-    def __init__(self, target: Any, service: Service) -> None:
-        self._target = target
-        self._service = service
-        self._injection = Injection(self)
-        try:
-            for part, methods in service.methods():
-                self._injection.add(part, methods)
-        except Exception:
-            self._injection.remove()
-            raise
-
-    @property
-    def stats(self) -> Stats | None:
-        """Statistics of the last finished call; None before the first."""
-        return self._service.stats
-
-    @property
-    def history(self) -> list[Stats]:
-        """Statistics of all finished calls, the last one at the end."""
-        return self._service.history
-
-    @property
-    def kept_tokens(self) -> list[KeptTokens]:
-        """Which visual tokens of each image and video the last call kept; empty without
-        `visual_tokens`, without images, and where the original loop ran.
-        """
-        return self._service.kept_tokens()
-
-    def reset(self) -> None:
-        """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them
-        again.
-
-        Call it after a change of the model that moves no parameter: an attribute, a hook, an
-        adapter that is switched on or off. A moved parameter is noticed without it. Calls that run
-        in other threads end first.
-
-        Raises:
-            BusyError: this thread is inside a call, in a callback or a stopping criterion.
-        """
-        with self._injection.calls.change("reset"):
-            self._service.reset()
-
-    def detach(self, *, keep_packed: bool = False) -> None:
-        """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
-        Calls that run in other threads end first.
-
-        Args:
-            keep_packed: whether parameters that are views of packed tensors stay such views, so
-                that the next policy that is attached packs nothing.
-
-        Raises:
-            AttachError: other code changed the model's class since.
-            BusyError: this thread is inside a call, in a callback or a stopping criterion.
-        """
-        with self._injection.calls.change("detach"):
-            self._service.close(keep_packed=keep_packed)
-            self._injection.remove()
-
-    def __enter__(self) -> Handle:
-        """Raises `AttachError` if the policy was detached before."""
-        if not self._injection.is_active:
-            raise AttachError(
-                "handle: expected an attached policy, received one that was detached; "
-                "call mmaccel.attach again"
-            )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.detach()
-
-    def __repr__(self) -> str:
-        name = type(self._target).__name__
-        policy = vars(self._service)["policy"]
-        calls = len(self.history)
-        return f"Handle({name}, {policy!r}, {calls} calls)"
 
 
 def attach(
@@ -265,53 +165,16 @@ def attach(
         prefill_chunk_size=prefill_chunk_size,
         share_prefix=share_prefix,
     )
-    own_seed = None if check_seed(seed) is None else choose_seed(seed)
-    reduction = VisualReduction(read_reducers(visual_tokens), read_prompt_reducer(prompt_tokens))
-    methods = read_methods(kv_cache, attention)
-    if find_pipeline(target):
-        if reduction:
-            slot = "visual_tokens" if reduction.methods else "prompt_tokens"
-            raise UnsupportedModelError(
-                f"{slot}: expected a language model of transformers, received a "
-                f"{type(target).__name__}; leave {slot} out"
-            )
-        canvas_policy = read_canvas_policy(policy)
-        pipeline = open_service(target)
-        pipeline.serve(canvas_policy, own_seed, strict, layout, engine, methods)
-        return Handle(target, pipeline)
-    model, family = find_served(target)
-    chosen = choose_policy(policy, layout, family.layout(model))
-    check_layout(layout, count_ids(model))
-    engine.check(find_device(model), chosen)
-    refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
-    if strict and refusal is not None:
-        raise refusal
-    window = family.wrap(model) if refusal is None else None
-    vision = VisionModel(model, family, reduction) if reduction else None
-    refuse(explain(chosen, methods, *reduction.parts, engine, window, vision))
-    service = GenerateService(
-        chosen,
-        family,
-        own_seed,
-        strict,
-        layout,
-        engine,
-        assume_stateless,
-        target,
-        model,
-        reduction=reduction,
-        layer_methods=methods,
+    options = AttachOptions(
+        seed=None if check_seed(seed) is None else choose_seed(seed),
+        strict=strict,
+        layout=layout,
+        engine=engine,
+        assume_stateless=assume_stateless,
+        reduction=VisualReduction(read_reducers(visual_tokens), read_prompt_reducer(prompt_tokens)),
+        layer_methods=read_methods(kv_cache, attention),
     )
-    handle = Handle(model, service)
-    if engine.needs_fused and find_training_effect(model) is None:  # else at its first call
-        try:
-            window = family.wrap(model)
-            engine.use_fused(window)
-            window.choose_route()
-        except BaseException:
-            handle.detach()
-            raise
-    return handle
+    return attach_policy(target, policy, options)
 
 
 def detach(target: Any) -> bool:
@@ -352,68 +215,9 @@ def supports(target: Any) -> Support:
         own = find_pipeline(target)
         if own:
             return Support(True, own, "", pipeline_policies(target))
-        model, family = find_served(target)
+        _, family, refusal = find_served(target)
     except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))
-    refusal = find_refusal(model, family)
     if refusal is not None:
         return Support(False, None, str(refusal))
     return Support(True, family.name, "", tuple(policy_names()))
-
-
-def find_served(target: Any) -> tuple[Any, CausalLM]:
-    """The model in a target of `attach`, and its family.
-
-    Raises:
-        UnsupportedModelError: the target does not generate with transformers.
-    """
-    model = find_generator(target)
-    if not hasattr(type(model), "_sample"):
-        is_own = hasattr(type(model), "from_pretrained") and "mmaccel" in type(model).__module__
-        remedy = "" if is_own else find_remedy(model)
-        raise UnsupportedModelError(
-            "attach: expected a transformers model that generates, received a "
-            f"{type(model).__name__}; "
-            + ("give the policy to its call: pipe(..., policy=policy)" if is_own else remedy)
-        )
-    return model, family_of(model)
-
-
-def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
-    """Why no call of a model can be served; None if calls can.
-
-    `supports` and `attach` ask this, and every call asks the family again. A model in training mode
-    whose passes differ from those in evaluation mode is not refused: its calls run the original
-    until `eval()`.
-    """
-    try:
-        family.check(model)
-    except UnsupportedModelError as error:
-        return error
-    return None
-
-
-def family_of(model: Any) -> CausalLM:
-    """The family a model belongs to, by the `model_type` of its configuration."""
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    family: CausalLM = load(find_family(kind))()
-    return family
-
-
-def choose_policy(policy: Any, layout: Any, own: Layout | None = None) -> Policy:
-    """The policy that `mmaccel.catalog.read_policy` finds, checked.
-
-    Args:
-        policy, layout: as `attach` takes them.
-        own: the layout of the model's family.
-
-    Raises:
-        OptionError: no policy, an object that is no layout, or drafts that need another one.
-    """
-    policy = read_policy(policy)
-    check_policy(policy)
-    check_layout(layout)
-    source = source_of(policy)
-    if source is not None:
-        source.check_layout(own if layout is None else layout)
-    return policy

@@ -24,7 +24,6 @@ MAX_SAMPLES = 10_000_000  # sequences of the G-test: 200 times its default, ten 
 MAX_BATCH = 65_536  # rows decoded together: 1000 times what fills the largest GPU
 MAX_RUNS = 100_000  # of a speed measurement: percentiles stop changing long before
 MAX_RETRIES = 1_000  # of an item: what failed so often will fail again
-MAX_ACTORS = 4_096  # Ray processes, each of them a model of gigabytes
 MAX_THREADS = 1_024  # of a CPU: the largest machines have as many cores
 MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
 MAX_SIDE = 16_384  # pixels: four times the widest image of a model here

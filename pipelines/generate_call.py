@@ -156,6 +156,7 @@ class GenerateCall:
         arguments: the table of the model's family.
         placeholders: ids that stand for a part of an image or a video in a prompt.
         earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
+        window: its window, where nothing but such calls runs the model.
 
     Attributes:
         device: of the model.
@@ -190,6 +191,7 @@ class GenerateCall:
     arguments: Table = field(default_factory=lambda: SAMPLE)
     placeholders: frozenset[int] = frozenset()
     earlier: Tensor | None = None
+    window: Any = None
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
@@ -237,24 +239,26 @@ class GenerateCall:
         returns_all = config.return_dict_in_generate
         self.returns_cache = self.cache is not None and bool(self.has_callers_cache or returns_all)
         known = PER_STEP | PER_LAYER if returns_all else {}
-        self.records = frozenset(known[name] for name in known if getattr(config, name, False))
+        self.records = frozenset([known[name] for name in known if getattr(config, name, False)])
 
     def _read_criteria(self) -> None:
         """Read where rows end."""
-        home = "transformers.generation.stopping_criteria"
-        named = [
-            (criterion, type(criterion).__name__ if type(criterion).__module__ == home else "")
-            for criterion in self.criteria
-        ]
-        limits = [one.max_length for one, name in named if name == "MaxLengthCriteria"]
-        self.length = min(limits) - self.ids.shape[-1] if limits else None
-        self.stops: list[Tensor] = [
-            one.eos_token_id for one, name in named if name == "EosTokenCriteria"
-        ]
-        self.has_end = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
+        self.length: int | None = None
+        self.stops: list[Tensor] = []
+        self.has_end = False
+        self.needs_streamer = self.streamer is not None
+        for criterion in self.criteria:
+            kind = type(criterion)
+            is_own = kind.__module__ == "transformers.generation.stopping_criteria"
+            self.has_end |= hasattr(criterion, "eos_token_id")
+            if is_own and kind.__name__ == "MaxLengthCriteria":
+                length = criterion.max_length - self.ids.shape[-1]
+                self.length = length if self.length is None else min(self.length, length)
+            elif is_own and kind.__name__ == "EosTokenCriteria":
+                self.stops.append(criterion.eos_token_id)
+            else:
+                self.needs_streamer = True
         self.pad: Tensor | None = self.config._pad_token_tensor if self.has_end else None
-        is_plain = all(name in ("MaxLengthCriteria", "EosTokenCriteria") for _, name in named)
-        self.needs_streamer = self.streamer is not None or not is_plain
 
     def params(self, chosen: dict[str, Any]) -> SamplingParams:
         """Sampling parameters of the call; `chosen` are fields found among its processors."""
@@ -409,7 +413,7 @@ def find_obstacles(
     if any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
         found.append("guidance after another processor")
     else:
-        found += (kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix"))
+        found += [kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix")]
     if call.has_end and call.pad is None:
         found.append("an end token without a padding token")
     return list(dict.fromkeys(found))
@@ -567,11 +571,6 @@ def read_canvas(
     scale = given["guidance_scale"]
     scale = 1.0 if scale is None else scale
     is_guided = given["negative_prompt_ids"] is not None
-    if given["negative_prompt_attention_mask"] is not None and not is_guided:
-        raise OptionError(
-            "negative_prompt_attention_mask: expected negative_prompt_ids with it, received none; "
-            "give both, or neither"
-        )
     if is_guided != (scale != 1):
         raise OptionError(
             "guidance_scale: expected one other than 1 with negative_prompt_ids, and none without "

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Fixtures of slow tests: a browser, and a Ray cluster.
-FIXTURES = {"browser", "cluster"}
+# Fixtures of slow tests: a browser.
+FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
@@ -38,12 +38,11 @@ SWEEPS = {
     "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
-    "tests/compatibility/test_matrix.py::test_without_a_seed_torchs_generator_draws_one": 3,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_graph_reuse.py": 3,
-    "tests/loading/test_moving.py::test_a_model_that_is_loaded_there_draws_the_same": 5,
     "tests/loading/test_moving.py::test_parts_are_on_the_accelerator_while_they_compute": 4,
-    "tests/loading/test_moving.py::test_speech_and_clips_that_are_loaded_there": 2,
+    "tests/loading/test_moving.py::test_speech_and_clips_move": 2,
+    "tests/loading/test_moving.py::test_to_is_as_good_as_loading_there": 3,
     "tests/loading/test_moving.py::test_weights_on_a_disk": 3,
     "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,

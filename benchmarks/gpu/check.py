@@ -1,4 +1,4 @@
-"""The check on a GPU: all its parts in six calls, and its command line (`scripts/gpu_check.py`).
+"""The check on a GPU: all its parts in seven calls, and its command line (`scripts/gpu_check.py`).
 
 A call is what ten minutes hold; each can be run alone, on a machine of its own, and writes what it
 has after every part. What a part needs beyond torch, triton, numpy and transformers is imported
@@ -30,13 +30,14 @@ from benchmarks.gpu.long import long_parts
 from benchmarks.gpu.methods import KINDS, check_methods
 from benchmarks.gpu.models import SIZES
 from benchmarks.gpu.parts import CheckError, Part, describe, failed_parts, run_parts
+from benchmarks.gpu.products import product_parts
 from benchmarks.gpu.scenes import BATCHES, measure_canvas, measure_scenes
 from benchmarks.gpu.steps import CONTEXTS, measure_steps, profile_steps
 from mmaccel.errors import MMAccelError
 from mmaccel.kernels.dispatch import KERNELS, find_obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = ("correctness", "llama", "others", "kernels", "profile", "long")
+CALLS = ("correctness", "llama", "others", "kernels", "profile", "long", "products")
 _CALL, _LEAST = 590.0, 60.0  # seconds of a call, and those that a part's own process has at least
 _STARTED = time.monotonic()
 
@@ -139,6 +140,7 @@ def make_calls(
         others[f"scenes-{batch}"] = partial(measure_scenes, batch, tiny=tiny)
     others["canvas"] = partial(measure_canvas, tiny=tiny)
     found["long"] = long_parts(tiny)
+    found["products"] = product_parts(tiny)
     if alone:
         for parts in found.values():
             parts.update({name: partial(run_alone, name, tiny) for name in parts})

@@ -155,7 +155,7 @@ class Stopwatch:
     def mark(self) -> None:
         """A group of passes ends, and another one begins."""
         inputs = {} if self._buffers is None else self._buffers.inputs
-        count = inputs.get("buffer.n_generated")
+        count = inputs.get("rows.n_generated")
         self.generated.append(0.0 if count is None else float(count.float().mean()))
         self.marks.append(self.clock())
         if len(self.marks) > self.n_groups:

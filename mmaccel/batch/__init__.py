@@ -1,1 +1,1 @@
-"""Batch generation: prompt files, jobs with a manifest, workers and Ray actors."""
+"""Batch generation: prompt files, jobs with a manifest, and workers."""

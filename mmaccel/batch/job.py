@@ -14,13 +14,11 @@ from mmaccel.batch.manifest import (
     Manifest,
     Past,
     Record,
-    has_files,
     is_complete,
     names_of,
-    read_manifests,
 )
 from mmaccel.batch.prompts import Item
-from mmaccel.batch.worker import Fingerprint, ItemsFailed
+from mmaccel.batch.worker import Fingerprint, ItemsFailed, Worker
 from mmaccel.errors import OptionError
 
 _TEMPORARY = re.compile(r"\.(?P<file>.+\.\w+)\.\d+\.tmp")  # of `write_whole`
@@ -56,8 +54,8 @@ class Job:
         """Whether the job ended early because too many items failed."""
         return self.max_failures is not None and len(self.failed) > self.max_failures
 
-    def run(self, items: Iterable[Item], executor: Any) -> None:
-        """Make all items by a `Worker` in this process, or by a `RayExecutor`.
+    def run(self, items: Iterable[Item], worker: Worker) -> None:
+        """Make all items.
 
         Raises:
             WriteError: a file or the manifest cannot be written; its records stay.
@@ -73,17 +71,16 @@ class Job:
         rows: int | None = None
         while left and not self.is_cut:
             try:
-                executor.run_all(list(left.values()), finish, rows)
+                worker.run_all(list(left.values()), finish, rows)
             except ItemsFailed as error:
                 n = len(error.items)
-                if is_out_of_memory(error.__cause__) and n > 1 and rows != 1:
-                    # several actors may have failed at once: n is then more than a batch
-                    rows = max(1, (n if rows is None else min(n, rows)) // 2)
+                if is_out_of_memory(error.__cause__) and n > 1:
+                    rows = n // 2
                     self.report("note", f"out of memory with {n} at once, continuing with {rows}")
                     continue
                 tries = self.retries + (n > 1)  # in a batch, another item may be responsible
                 for item in error.items:
-                    self._retry(item, executor, finish, error, tries)
+                    self._retry(item, worker, finish, error, tries)
                     left.pop(item.key, None)
                     if self.is_cut:
                         break
@@ -91,7 +88,7 @@ class Job:
     def _retry(
         self,
         item: Item,
-        executor: Any,
+        worker: Worker,
         finish: Callable[[Record], None],
         error: Exception,
         tries: int,
@@ -99,7 +96,7 @@ class Job:
         """Try an item alone; record it as failed after the last try."""
         for _ in range(tries):
             try:
-                executor.run_all([item], finish, 1)
+                worker.run_all([item], finish, 1)
                 return
             except ItemsFailed as again:
                 error = again
@@ -159,23 +156,6 @@ def find_missing(
             f"{changed[0].row.id}, line {changed[0].row.line}); use those again, or another folder"
         )
     return missing
-
-
-def find_lost(items: Iterable[Item], fingerprint: Fingerprint, folder: Path) -> list[str]:
-    """Names of finished items whose records or files are not in a folder at the end of a job,
-    because something else changed it; open files do not show that. Checksums are not computed
-    again.
-
-    Raises:
-        OSError: a manifest cannot be read.
-    """
-    records = read_manifests(folder).records
-    return [
-        item.file
-        for item in items
-        if (record := records.get(item.key, {})).get("fingerprint") != fingerprint(item)
-        or not has_files(folder, record)
-    ]
 
 
 def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -34,7 +32,6 @@ _FIELDS: dict[str, type] = {  # of a record that has them, and what they hold
     **dict.fromkeys(("k", "bytes", "seed", JOB_SEED), int),
 }
 _MAX_NAME = 255  # bytes; the limit of file systems
-_SHARD = re.compile(r"manifest(?:\.\d+-of-(\d+))?\.jsonl")
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -127,8 +124,7 @@ class Manifest:
 
     Raises:
         WriteError: the file cannot be written.
-        BusyError: another process has it open, or a process with another number of shards works in
-            the same folder.
+        BusyError: another process has it open.
         OptionError: the name is that of a folder, device, pipe, socket or link.
     """
 
@@ -178,70 +174,24 @@ class Manifest:
 
 
 def _claim(opened: FileIO, file: Path) -> None:
-    """Lock an open manifest, and check that processes in its folder agree on the number of shards.
-
-    Processes that start in one folder do so one after the other, because the check locks the
-    manifests of the others for a moment.
+    """Lock an open manifest.
 
     Raises:
         BusyError: see `Manifest`.
     """
-    folder = None
-    with suppress(OSError):  # a system that opens no folders
-        folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        if folder is not None:
-            _try_lock(folder, blocking=True)
-        if not _try_lock(opened.fileno()):
-            raise BusyError(
-                f"{file}: expected a manifest that no process writes, received one that another "
-                "process has open; wait for it, or give each process a --shard or a folder of its "
-                "own"
-            )
-        _check_shards(file)
-    finally:
-        if folder is not None:
-            os.close(folder)
-
-
-def _check_shards(file: Path) -> None:
-    """Refuse to work next to a process that divides the same images into other shards."""
-    own = _n_shards(file) or 1
-    for other in sorted(file.parent.glob("manifest*.jsonl")):
-        count = _n_shards(other)
-        if other.name == file.name or count is None or (count == own and own > 1):
-            continue
-        if not other.is_file():  # opening a pipe or a device may wait, or do something
-            continue
-        try:
-            with other.open("rb+", buffering=0) as opened:
-                is_free = _try_lock(opened.fileno())
-        except OSError:  # no write permission
-            continue
-        if not is_free:
-            raise BusyError(
-                f"{file}: expected processes that agree on the number of shards, received "
-                f"{other.name}, which another process writes: both would make the same images; "
-                "wait for it, give all the same n in --shard i/n, or choose another --out"
-            )
-
-
-def _n_shards(file: Path) -> int | None:
-    """Number of shards by the name of a manifest; None for other files."""
-    found = _SHARD.fullmatch(file.name)
-    return None if found is None else int(found[1] or 1)
-
-
-def _try_lock(opened: int, blocking: bool = False) -> bool:
-    """Lock an open file or folder; False if another process holds the lock."""
     from filelock import lock_descriptor
 
     if sys.platform == "win32":
-        return True
+        return
     try:
-        return lock_descriptor(opened, blocking=blocking)
+        is_free = lock_descriptor(opened.fileno(), blocking=False)
     except OSError:  # a file system without locks
-        return True
+        return
+    if not is_free:
+        raise BusyError(
+            f"{file}: expected a manifest that no process writes, received one that another "
+            "process has open; wait for it, or give each process a --shard or a folder of its own"
+        )
 
 
 def to_line(record: Record) -> bytes:

@@ -87,9 +87,6 @@ class Worker:
         """Everything that a planned item depends on, ready for JSON."""
         return self.modality.describe(item, self.plan(item), self._hashes, self.pipe.model)
 
-    def close(self) -> None:
-        """The model is freed with this object."""
-
     def run_all(
         self,
         items: Sequence[Item],

@@ -101,7 +101,6 @@ def _image_inputs(most: int) -> list[Port]:
             "What to steer away from, in all images; empty is the model's own. Needs a "
             "guidance_scale other than 1, and a model that takes it.",
             read=stripped,
-            old_name="negative",
         ),
         _seed("Of the first image; the second has seed + 1, and so on, as with mmaccel generate."),
         number(
@@ -111,7 +110,6 @@ def _image_inputs(most: int) -> list[Port]:
             0,
             most,
             read=reads({0: None}),
-            old_name="count",
         ),
         advanced(
             number(
@@ -349,7 +347,7 @@ def _generate_in_a_graph(*, policy: str, **values: Any) -> Any:
 
 
 _INNER = {
-    each.name: replace(each, old_name="", is_optional=False)
+    each.name: replace(each, is_optional=False)
     for each in (*LOAD_IMAGES.widgets, *GENERATE.widgets)
 }
 _OPTIONAL = ("negative_prompt", "num_images", "guidance_scale", "width", "height")

@@ -80,7 +80,6 @@ class Port:
         read: a widget's value as the library takes it.
         is_optional: whether a graph may leave it out, which counts as the default.
         is_open: of a choice: whether it takes more than the choices.
-        old_name: its name in graphs that were saved before it was renamed.
     """
 
     name: str
@@ -90,7 +89,6 @@ class Port:
     read: Callable[[Any], Any] = lambda value: value
     is_optional: bool = False
     is_open: bool = False
-    old_name: str = ""
 
     @property
     def default(self) -> Any:

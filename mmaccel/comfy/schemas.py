@@ -14,8 +14,6 @@ def node_class(node: Node) -> Any:
     """A node's class."""
     from comfy_api.latest import io
 
-    old_names = {each.old_name: each.name for each in node.inputs if each.old_name}
-
     def make_type(kind: str) -> Any:
         return getattr(io, kind.title(), None) or io.Custom(kind)
 
@@ -41,14 +39,9 @@ def node_class(node: Node) -> Any:
             outputs=outputs,
             is_output_node=node.is_output,
             enable_expand=node.is_graph,
-            hidden=[io.Hidden.prompt, io.Hidden.unique_id] if old_names else [],
         )
 
     def execute(cls: Any, **values: Any) -> Any:
-        if old_names:  # ComfyUI hands over no value of a name that the node has no more
-            saved = (cls.hidden.prompt or {}).get(cls.hidden.unique_id, {}).get("inputs", {})
-            old = {**saved, **values}
-            values = {new: old[name] for name, new in old_names.items() if name in old} | values
         links = {each.name: values.get(each.name) for each in node.links}
         read = node.read(values)  # values that come over a link were not checked before
         # ComfyUI runs nodes in inference mode. A model loaded there could be used nowhere else, and

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 
 import typer
 
-from mmaccel.checks import check_number
 from mmaccel.commands.flags import as_command
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
-from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import option
 
 _NEEDED = {  # the oldest versions that pyproject.toml accepts
@@ -36,26 +34,21 @@ class Finding(NamedTuple):
 
     Attributes:
         state: "yes", "no" or "needed" (missing, and nothing works).
-        family: of the transformers model of a folder, for `mmaccel.attach`.
+        is_attached: whether it is the transformers model of a folder that `mmaccel.attach` serves.
     """
 
     what: str
     state: str
     detail: str
-    family: str = ""
+    is_attached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Report what this machine can run, and why not the rest. Of a vision-language model also
-    measure whether fewer visual tokens pay here. Exit code 1 if nothing can run."""
+    """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
 
     model: str = option("scenes", "demo model or folder")
     out: Path = option(Path("out"), "folder that images would go to")
-    image: Path | None = option(None, "of a question to a vision-language model")
-    keep: float = option(0.22, "fraction of its visual tokens that stays")
-    answer_tokens: int = option(64, "of its answer", min=1, max=MAX_MEASURED)
-    concurrency: int = option(1, "questions at a time", min=1, max=MAX_BATCH)
     trust_remote_code: bool = option(
         False, "run Python code that the model's folder brings; read it first"
     )
@@ -66,19 +59,12 @@ class Doctor:
 
         from mmaccel.commands.terminal import make_table, wide_console
 
-        check_number("--keep", self.keep, 0, 1, "0.22 keeps a fifth", above_low=True)
         findings = [*list_packages(), try_writing(self.out)]
-        family = ""
+        is_attached = False
         if ("torch", "needed") not in [found[:2] for found in findings]:
             tried = try_model(self.model, self.trust_remote_code)
             findings += [*list_devices(), *list_kernels(), tried]
-            family = tried.family
-        reads = family == "vision_language"
-        if self.image is not None and not reads:
-            raise OptionError(
-                f"--image: expected a vision-language model with it, received --model {self.model};"
-                " leave it out"
-            )
+            is_attached = tried.is_attached
         table = make_table("what", "", "detail", title="mmaccel doctor")
         for found in findings:
             table.add_row(found.what, Text(*_MARKS[found.state]), found.detail)
@@ -88,45 +74,11 @@ class Doctor:
         if broken:
             console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
             raise typer.Exit(1)
-        if reads:
-            self._tell_visual_tokens()
-        if family:
+        if is_attached:
             console.print('Ready: with mmaccel.attach(model, "jacobi") as run: model.generate(...)')
         else:
             named = "" if self.model == "scenes" else f" --model {self.model}"
             console.print(f"Ready: mmaccel generate --compare{named}")
-
-    def _tell_visual_tokens(self) -> None:
-        """Measure whether fewer visual tokens pay, of noise without an image, and print it; or why
-        that cannot be measured.
-
-        Raises:
-            OptionError: a file that is no image, or a fraction outside its domain.
-        """
-        from PIL import Image
-
-        import mmaccel
-        from mmaccel.commands.terminal import say, stderr_console
-        from mmaccel.evaluation.questions import Question
-        from mmaccel.evaluation.visual_tokens import open_model
-        from mmaccel.pipelines.loading.placement import choose_placement
-
-        shown = self.image or Image.effect_noise((672, 672), 64).convert("RGB")
-        question = Question("", "what is in this image?", "", image=shown)
-        stderr_console().print("measuring whether fewer visual tokens pay")
-        try:
-            vlm = open_model(self.model, *choose_placement())
-            plan = mmaccel.plan_visual_tokens(
-                vlm.model, vlm.encode([question]), self.keep, max_new_tokens=self.answer_tokens,
-                concurrency=self.concurrency,
-            )  # fmt: skip
-        except OptionError:
-            raise
-        except MMAccelError as error:
-            say(f"visual tokens: not measured: {error}")
-            return
-        made_up = "a made-up image of 672x672 (give --image)"
-        say(f"Visual tokens of {self.image or made_up}.\n{plan}")
 
 
 doctor = as_command(Doctor, pauses=False)
@@ -309,7 +261,7 @@ def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> 
     except UnsupportedModelError:
         draws = "with other models only"
     detail = f"attach takes {', '.join(support.policies)}; generate draws {draws}"
-    return Finding(what, "yes", f"family {support.family}; {detail}", str(support.family))
+    return Finding(what, "yes", f"family {support.family}; {detail}", True)
 
 
 def try_writing(folder: Path) -> Finding:

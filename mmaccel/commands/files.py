@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.checks import show
-from mmaccel.commands.process import Incomplete
 from mmaccel.errors import OptionError
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import check_target, write_whole
@@ -59,21 +58,6 @@ def check_file(option: str, file: Path | None) -> None:
     if file is not None:
         check_target(file, option)
         open_folder(file.parent, option)
-
-
-def check_written(files: Sequence[Path], folder: Path) -> None:
-    """Look for written files before a command says that it is done.
-
-    Raises:
-        Incomplete: with the names of the first that are gone.
-    """
-    gone = [file.name for file in files if not file.is_file()]
-    if gone:
-        raise Incomplete(
-            f"--out: expected the {len(files)} written files in {str(folder)!r}, received a folder "
-            f"without {len(gone)} of them ({first_of(gone)}), which something else removed; "
-            "run it again"
-        )
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:

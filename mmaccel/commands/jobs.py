@@ -16,7 +16,6 @@ import typer
 
 from mmaccel.batch.job import (
     Job,
-    find_lost,
     find_missing,
     remove_temporaries,
 )
@@ -28,13 +27,12 @@ from mmaccel.batch.manifest import (
     WriteError,
     check_fresh,
     manifest_name,
-    names_of,
     read_manifests,
 )
 from mmaccel.batch.modalities import Modality
 from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, take_shard
 from mmaccel.batch.worker import ItemsFailed, Worker
-from mmaccel.commands.files import check_folder, check_written, first_of, open_folder
+from mmaccel.commands.files import check_folder, first_of, open_folder
 from mmaccel.commands.options import pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.sheets import Sheet
@@ -57,7 +55,7 @@ from mmaccel.results import EXACT_DTYPE, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_CODES = {"fatal": 1, "failures": 3, "missing": 3}  # of a job that did not do all
+_CODES = {"fatal": 1, "failures": 3}  # of a job that did not do all
 _NOT_IN_NAME = ("id", "k", "seed", "model", "versions", "exactness", "policy", "policy_options")
 
 
@@ -68,10 +66,8 @@ def run(flags: Any) -> None:
         flags: a `mmaccel.commands.media.FileCommand`.
 
     Raises:
-        typer.Exit: with code 3 or 1 where items of a file failed, or where files or records are
-            gone at the end.
+        typer.Exit: with code 3 or 1 where items of a file failed.
         Stopped: by a signal; what is finished remains.
-        Incomplete: written files are gone.
         OptionError: a wrong option, input or row, before anything is made.
         WriteError: a file cannot be written; what is finished remains.
     """
@@ -127,7 +123,6 @@ def _make_few(flags: Any, modality: Modality) -> None:
         assert error.__cause__ is not None
         raise error.__cause__ from None
     stats = add_stats(parts)
-    check_written([out / name for each in records for name in names_of(each["file"])], out)
     what = f"{count_of(len(records), unit)}{_seconds(records)} in {out}"
     if sheet is None:
         say(f"{what}: {stats.summary}")
@@ -222,13 +217,7 @@ def _make_file(flags: Any, modality: Modality) -> int:
         check_fresh(manifest_file)
     if not file.dry_run:
         open_folder(folder)  # before the model is loaded, which takes long
-    executor: Any
-    if file.executor == "ray":
-        from mmaccel.batch.ray_executor import RayExecutor
-
-        executor = RayExecutor(modality, file.actors)
-    else:
-        executor = Worker(modality)
+    worker = Worker(modality)
     resume_collector()
     if is_drawn and any(row.seed is None for row in rows):
         _say_aside(
@@ -237,20 +226,19 @@ def _make_file(flags: Any, modality: Modality) -> int:
         )
     facts: dict[str, Any] = {"out": str(folder), "seed": seed, "items": len(items)}
     error = None
-    with closing(executor):
-        fingerprint = executor.check(items)
-        if file.dry_run:
-            missing = find_missing(items, fingerprint, past, folder, file.resume)
-            facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}
-            facts["plan"] = [
-                {"id": item.row.id, "k": item.k, "seed": item.seed, "file": item.file}
-                for item in missing
-            ]
-            made = f"{count_of(len(missing), unit)} to generate"
-            _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
-        else:
-            with closing(Manifest(manifest_file)) as manifest:
-                error = _finish_file(items, fingerprint, manifest, executor, flags, facts, unit)
+    fingerprint = worker.check(items)
+    if file.dry_run:
+        missing = find_missing(items, fingerprint, past, folder, file.resume)
+        facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}
+        facts["plan"] = [
+            {"id": item.row.id, "k": item.k, "seed": item.seed, "file": item.file}
+            for item in missing
+        ]
+        made = f"{count_of(len(missing), unit)} to generate"
+        _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
+    else:
+        with closing(Manifest(manifest_file)) as manifest:
+            error = _finish_file(items, fingerprint, manifest, worker, flags, facts, unit)
     if file.as_json or file.json_stream:
         print_envelope(facts, error)
     return _CODES[error["code"]] if error else 0
@@ -278,7 +266,7 @@ def _finish_file(
     items: list[Item],
     fingerprint: Any,
     manifest: Manifest,
-    executor: Any,
+    worker: Worker,
     flags: Any,
     facts: dict[str, Any],
     unit: str,
@@ -310,30 +298,20 @@ def _finish_file(
         limits = file.retries, file.max_failures
         job = Job(fingerprint, manifest, reports.report, *limits, facts["seed"])
         try:
-            job.run(missing, executor)
+            job.run(missing, worker)
         except KeyboardInterrupt:
             raise Stopped(f"{say_made()}; continue with --resume") from None
-    remove_temporaries(folder, items)  # of actors that were killed
-    without = job.left.keys() | job.failed
-    lost = find_lost([i for i in items if i.key not in without], fingerprint, folder)
     summary, code = say_made(), ""
-    if lost:
-        code = "missing"
-        summary += (
-            f", but {count_of(len(lost), unit)} or their records are missing there "
-            f"({first_of(lost)}): something else changed the folder"
-        )
-    if job.failed:
-        code = "failures"
     if job.is_cut:
         code = "fatal"
         summary += f": more than --max-failures {file.max_failures}, so the job ended"
-    elif code:
+    elif job.failed:
+        code = "failures"
         summary += "; try them again with --resume"
     _say_aside(summary)
     facts |= {"made": job.finished, "failed": len(job.failed), "is_cut": job.is_cut}
-    facts |= {"missing": len(lost), "manifest": str(manifest.file)}
-    facts["seconds"] = round(time.perf_counter() - began, 3)
+    seconds = round(time.perf_counter() - began, 3)
+    facts |= {"manifest": str(manifest.file), "seconds": seconds}
     return {"code": code, "message": summary} if code else None
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mmaccel.catalog import CLIP_MODELS, MODELS
-from mmaccel.checks import check_choice
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import (
@@ -27,7 +26,7 @@ from mmaccel.commands.options import (
     refuse,
 )
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_KEPT, MAX_RETRIES
+from mmaccel.limits import MAX_BATCH, MAX_IMAGES, MAX_KEPT, MAX_RETRIES
 from mmaccel.options import LoadOptions, SamplingOptions, option
 
 _BATCH_ROWS = 8
@@ -73,9 +72,6 @@ class MediaFlags:
 class FileFlags:
     """Items of a prompt file; a `prompt_file` of None makes those of the command line."""
 
-    executor: str = option(
-        "local", "of a file: local, this process, or ray, actors on one or several machines"
-    )
     prompt_file: str | None = option(
         None,
         "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -",
@@ -83,7 +79,6 @@ class FileFlags:
     )
     resume: bool = option(False, "of a file: generate what is missing")
     shard: Any = option(None, "of a file: part i/n of its images", callback=_read_shard)
-    actors: int | None = option(None, "of ray: how many processes", min=1, max=MAX_ACTORS)
     retries: int = option(1, "of a file: tries after a failure", min=0, max=MAX_RETRIES)
     max_failures: int | None = option(None, "of a file: end when more images failed", min=0)
     dry_run: bool = option(False, "of a file: check it, no more")
@@ -100,7 +95,6 @@ class FileFlags:
         Raises:
             OptionError: with the first such option.
         """
-        check_choice("--executor", self.executor, ("local", "ray"))
         if self.prompt_file is None:
             for each in fields(self):
                 if getattr(self, each.name) != each.default:
@@ -115,8 +109,6 @@ class FileFlags:
                     f"--prompts: expected no {name} with it, because each row of the file has its "
                     "own prompt and count; leave it out, or write it into the file"
                 )
-        if self.actors is not None and self.executor != "ray":
-            raise OptionError("--actors: expected --executor ray with it, received none; add it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,6 @@ class Stopped(Exception):
     """A signal stopped a command; the text says which results remain."""
 
 
-class Incomplete(Exception):
-    """Files that a command wrote are gone at its end; the text says which."""
-
-
 def pause_collector() -> None:
     """Stop Python's cycle collector until `resume_collector`.
 

@@ -9,7 +9,7 @@ from typing import Any
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 
-_OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
+_OUTPUTS = ("--json", "--items", "--out", "-o")  # options that name a file to write
 
 
 def check_outputs(arguments: Sequence[str]) -> None:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import compress
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar
 
 from mmaccel.checks import check_number
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.measure import Case, Columns, Line, Panel, Row, draw, measure
+from mmaccel.evaluation.measure import Case, Columns, Row, measure
 from mmaccel.evaluation.questions import ALL, Question
 from mmaccel.evaluation.shares import paired_difference, share_of
 from mmaccel.handle import attach
@@ -51,7 +50,6 @@ class AskedModel(ABC):
         per_pass: figures that are medians over full batches.
         more: further figures of a record.
         columns: of the table.
-        panels: of the plot: what the axis shows, and its value of a row.
         note: says what the columns are.
         fields: of a question to names in a line of a file.
         first: the side that does nothing.
@@ -73,7 +71,6 @@ class AskedModel(ABC):
     per_pass: ClassVar[Sequence[str]] = ()
     more: ClassVar[Sequence[str]] = ()
     columns: ClassVar[Columns]
-    panels: ClassVar[Mapping[str, Callable[[Row], float]]]
     note: ClassVar[str]
     fields: ClassVar[Mapping[str, str]]
     first: ClassVar[Side]
@@ -311,25 +308,6 @@ def keep_informative(right: str, whole: str, downsampled: str) -> str:
     """Of `right` the informative questions: `whole` has "1" and `downsampled` "0"."""
     every = zip(right, whole, downsampled, strict=False)
     return "".join(r for r, w, d in every if w == "1" and d == "0")
-
-
-def draw_rows(topic: type[AskedModel], file: Path, report: Row) -> None:
-    """Write accuracy against what sides keep and cost, as PNG."""
-
-    def right(row: Row, bound: str = "right") -> float:
-        return 100 * float(row["accuracy"][ALL][bound])
-
-    first, *others = report[topic.rows]
-    panels = []
-    for label, x_of in topic.panels.items():
-        lines = []
-        for method in dict.fromkeys(row["method"] for row in others):
-            own = sorted((row for row in others if row["method"] == method), key=x_of)
-            lines.append(Line(method, [x_of(row) for row in own], [right(row) for row in own]))
-        level = (right(first, "low"), right(first), right(first, "high"))
-        panels.append(Panel(label, "right answers, %", lines, level))
-    title = f"{Path(report['model']).name}, {report['questions']} questions"
-    draw(file, f"{title}; across: {first['method']} with its 95 % interval", panels)
 
 
 def digest_weights(model: Any) -> str:

@@ -6,20 +6,15 @@ own fields is measured once. The controls are always among the sides: entries dr
 the last ones alone.
 
 Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt, after
-which entries are evicted, then one token a pass. The prompts of a round are processed once for all
-sides (`SharedPrompts`): a method that keeps everything records what methods may look at, keys,
-values, the queries of the last entries and, where some method wants it, the attention of all. Each
-side begins with these keys and values, and evicts by itself. Selectors that choose what a prompt's
-queries see have no part in it.
+which entries are evicted, then one token a pass.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -35,15 +30,11 @@ from mmaccel.evaluation.answers import AskedModel, Side
 from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import TEXT_FIELDS, Question
 from mmaccel.evaluation.tables import CACHE_COLUMNS
-from mmaccel.pipelines.causal_lm.caches import take_prompt
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
-from mmaccel.pipelines.layers.observing import Observed, Observer
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 _COMMAND = "evaluate cache"
 SLOTS = ("kv_cache", "attention")
@@ -54,10 +45,6 @@ CONTROLS: tuple[Method, ...] = (
     ("kv_cache", CHANCE, {}),
     ("kv_cache", "streaming-llm", {"sinks": 0}),
 )
-
-
-def _kept(row: dict[str, Any]) -> float:
-    return float(row["kept"] if row["budget"] is None else row["budget"])
 
 
 @dataclass(frozen=True)
@@ -81,10 +68,6 @@ class TextModel(AskedModel):
     per_pass = ("pass_seconds",)
     more = ("answers",)
     columns = CACHE_COLUMNS
-    panels = {
-        "budget: entries that stay, or blocks that are read, of the prompt's": _kept,
-        "bytes of a row's keys and values": itemgetter("bytes"),
-    }
     note = (
         "budget: entries that stay, or blocks that are read, of a prompt's. kept: cached entries, "
         "mean over layers. blocks read: by all passes, mean over layers. KiB: keys and values as "
@@ -136,24 +119,18 @@ class TextModel(AskedModel):
 
     def prepare(
         self, asked: Sequence[Question], seeds: Sequence[int], sides: Sequence[Side]
-    ) -> Round:
+    ) -> tuple[list[Tensor], int]:
         prompts = self.encode(asked)
-        n_tokens = round(fmean(len(prompt) for prompt in prompts))
-        methods = {side.key: side.make(n_tokens) for side in sides}
-        by_pass: dict[str | None, list[LayerMethods]] = {}
-        for own in methods.values():
-            by_pass.setdefault(find_pass(own), []).append(own)
-        by_pass.pop(None, None)
-        shared = {name: process_prompts(self.window, prompts, own) for name, own in by_pass.items()}
-        return Round(prompts, methods, shared)
+        return prompts, round(fmean(len(prompt) for prompt in prompts))
 
-    def answer(self, side: Side, inputs: Round, max_new_tokens: int) -> dict[str, Any]:
-        methods = inputs.methods[side.key]
-        shared = inputs.shared.get(find_pass(methods))
-        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "shared": shared}
+    def answer(self, side: Side, inputs: Any, max_new_tokens: int) -> dict[str, Any]:
+        prompts, n_tokens = inputs
+        methods = side.make(n_tokens)
         began = time.perf_counter()
-        tokens, cost = answer(self.window, inputs.prompts, methods, self.ends, **options)
-        seconds = time.perf_counter() - began + (0.0 if shared is None else shared.seconds)
+        tokens, cost = answer(
+            self.window, prompts, methods, self.ends, max_new_tokens=max_new_tokens
+        )
+        seconds = time.perf_counter() - began
         texts = self.decode(tokens)
         return {"texts": texts, "answers": texts, "seconds": seconds, **cost}
 
@@ -279,16 +256,6 @@ def takes_budget(method: Method) -> bool:
     return "budget" in defaults.keys() - fixed.keys() and defaults["budget"] != 1.0
 
 
-@dataclass(frozen=True)
-class Round:
-    """The prompts of a round, processed: ids `[T]` of each, methods by the sides' keys, and the
-    passes that they share."""
-
-    prompts: Sequence[Tensor]
-    methods: Mapping[str, LayerMethods]
-    shared: Mapping[str | None, SharedPrompts]
-
-
 @torch.no_grad()
 def answer(
     window: CausalLMWindow,
@@ -297,13 +264,11 @@ def answer(
     ends: Sequence[int],
     *,
     max_new_tokens: int,
-    shared: SharedPrompts | None = None,
 ) -> tuple[Tensor, dict[str, float | None]]:
     """Greedy answers to R prompts, and what they cost.
 
     Args:
         prompts: ids `[T]` int64 of each, at least 2.
-        shared: the prompts' pass; None: it is done here.
 
     Returns:
         `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
@@ -327,12 +292,9 @@ def answer(
         began = now()
         window.reserve(len(prompts), tokens.shape[1] + max_new_tokens)
         n_before = lengths - (0 if window.takes_whole_prompts else 1)
-        if shared is None:
-            part = tokens[:, : int(n_before.max())]
-            window.prefill(Pass(part, torch.zeros_like(lengths), lengths=n_before))
-        else:
-            shared.begin(window, methods)
-        prefill = now() - began + (0.0 if shared is None else shared.seconds)
+        part = tokens[:, : int(n_before.max())]
+        window.prefill(Pass(part, torch.zeros_like(lengths), lengths=n_before))
+        prefill = now() - began
         last = tokens.gather(1, lengths[:, None] - 1)  # [R, 1]
         has_ended = torch.zeros_like(last, dtype=torch.bool)
         for k in range(max_new_tokens):
@@ -387,108 +349,3 @@ def _measure_blocks(
         ends = lengths[:, None] + 1 + torch.arange(n_passes, device=lengths.device)
         n_blocks = int((-(-ends // size)).sum())
     return 1 - counts.left_out / (n_blocks * n_lists)
-
-
-def find_pass(methods: LayerMethods) -> str | None:
-    """Which pass over the prompts serves methods: "adding" where the attention of all of the prompt
-    is added up, which takes a pass several times as long, "plain", or None, a pass of their own.
-    """
-    is_choosing = methods.attention is not None and methods.attention.chooses_prompts
-    if is_choosing or methods.repeated:  # the prompt is fed a second time
-        return None
-    adds = methods.evictor is not None and methods.evictor.accumulates
-    return "adding" if adds else "plain"
-
-
-@dataclass(frozen=True)
-class _Recorder(CacheMethod):
-    """Keeps all entries, and what other methods may look at; `seen` fills up layer by layer."""
-
-    budget: int = 1
-    n_observed: int = 0
-    accumulates: bool = False  # type: ignore[misc]  # the attention of all of the prompt
-    seen: dict[int, CachedLayer] = field(default_factory=dict, compare=False)
-
-    @property
-    def observed(self) -> int:
-        return self.n_observed
-
-    def score(self, layer: CachedLayer) -> Tensor:
-        """Nothing matters more than anything else."""
-        self.seen[layer.index] = layer
-        return layer.keys.new_zeros(len(layer.keys), 1, layer.keys.shape[2])
-
-    def count(self, layer: CachedLayer) -> Tensor:
-        return layer.lengths
-
-
-@dataclass(frozen=True)
-class SharedPrompts:
-    """What the pass over R prompts of at most T entries has left.
-
-    Attributes:
-        lengths: `[R]` int64, entries of each.
-        layers: those that methods serve, by number; see `CachedLayer`.
-        entries: of every layer, keys and values `[R, H, S, D]`.
-        seconds: of the pass.
-        logits: `[R, V]`, behind the prompts.
-    """
-
-    lengths: Tensor
-    layers: dict[int, CachedLayer]
-    entries: list[tuple[Tensor, Tensor]]
-    seconds: float
-    logits: Tensor
-
-    def begin(self, window: CausalLMWindow, methods: LayerMethods) -> None:
-        """Let a window that was reserved go on from the prompts, after its methods' eviction."""
-        is_whole = window.takes_whole_prompts
-        lengths = self.lengths - (0 if is_whole else 1)  # the last token goes with the first pass
-        width = int(lengths.max())
-        mask = torch.arange(width, device=lengths.device) < lengths[:, None]
-        evictor = methods.evictor
-        states = PromptStates(
-            [(keys[:, :, :width], values[:, :, :width]) for keys, values in self.entries],
-            logits=self.logits,
-            n_processed=0,
-            observer=None if evictor is None else self._observe(evictor),
-        )
-        own = OwnPrompt(mask, lengths, lambda sparse, size: states)
-        take_prompt(window.run_caches(), own, states)
-        window.prompt_logits = self.logits if is_whole else None
-
-    def _observe(self, method: CacheMethod) -> Observer:
-        """What a method would have seen, had it looked at the pass."""
-        observer = Observer(method, self.lengths)
-        for index, layer in self.layers.items():
-            queries = layer.queries[:, :, layer.queries.shape[2] - method.observed :]
-            total = layer.total if method.accumulates else None
-            observer.layers[index] = Observed(queries, layer.scale, total)
-        return observer
-
-
-@torch.no_grad()
-def process_prompts(
-    window: CausalLMWindow, prompts: Sequence[Tensor], sides: Sequence[LayerMethods]
-) -> SharedPrompts:
-    """Process prompts, ids `[T]` of at least 2 each, for all methods that will go on from them."""
-    evictors = [side.evictor for side in sides if side.evictor is not None]
-    recorder = _Recorder(
-        n_observed=max((method.observed for method in evictors), default=0),
-        accumulates=any(method.accumulates for method in evictors),
-    )
-    tokens, lengths = _pad(prompts, window.device)
-    with reducing(window, LayerMethods(kv_cache=recorder), 1):
-        synchronise(window.device)
-        began = time.perf_counter()
-        window.reserve(len(prompts), tokens.shape[1])
-        window.prefill(Pass(tokens, torch.zeros_like(lengths), lengths=lengths))
-        synchronise(window.device)
-        seconds = time.perf_counter() - began
-        logits = window.prompt_logits
-        caches = window.run_caches()
-    assert logits is not None
-    entries = [layer.held() for layer in caches.layers]
-    for layer, number in caches.numbers.items():  # with the memory that the recorder holds anyway
-        entries[layer] = recorder.seen[number].keys, recorder.seen[number].values
-    return SharedPrompts(lengths, recorder.seen, entries, seconds, logits)

@@ -1,4 +1,4 @@
-"""One measure for everything that is timed: cases in turn, medians, ratios of pairs, and plots.
+"""One measure for everything that is timed: cases in turn, medians and ratios of pairs.
 
 A round runs every case once, and the cases change places from round to round, so that a machine
 that slows down slows all. A run is a dict, ready for JSON: `side`, the case's name; `index` of its
@@ -12,22 +12,19 @@ and forgets it when told to (`clear_refs`, proc(5)), weights and libraries inclu
     cases = [Case("plain", lambda k: decode(plain, k)), Case("fast", lambda k: decode(fast, k))]
     rows = summarise(measure(cases, 20))
     report = new_report("cpu", rows=rows)  # of mmaccel.commands.files: command, machine, versions
-    draw(Path("speed.png"), "speed", [Panel("round", "seconds", lines)])
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 import numpy as np
 import torch
-
-from mmaccel.checks import importing
 
 Run = dict[str, Any]
 Row = dict[str, Any]
@@ -200,63 +197,3 @@ def _write(cell: str | Callable[[Any], str], row: Row) -> str:
         return _Cells().vformat(cell, (), row) if isinstance(cell, str) else cell(row)
     except _Unknown:
         return "-"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a plot, and its look in matplotlib's words."""
-
-    label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    look: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Lines over one pair of axes.
-
-    Attributes:
-        x, y: what the axes show.
-        lines: over them.
-        level: low, middle and high of what the lines are compared with, drawn across.
-        more: further arguments of matplotlib's `Axes.set`.
-    """
-
-    x: str
-    y: str
-    lines: Sequence[Line]
-    level: tuple[float, float, float] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_plots(option: str) -> None:
-    """Make sure that matplotlib is there.
-
-    Raises:
-        MissingBackendError: it is not.
-    """
-    with importing(
-        f"{option}: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', or "
-        "leave the plots out"
-    ):
-        import matplotlib.figure  # noqa: F401
-
-
-def draw(file: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Write panels side by side as PNG, with one legend."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.5 + 6 * len(panels), 5), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        if panel.level is not None:
-            low, middle, high = panel.level
-            axes.axhspan(low, high, color="#999999", alpha=0.12)
-            axes.axhline(middle, color="#999999", linestyle=":")
-        for line in panel.lines:
-            axes.plot(line.xs, line.ys, label=line.label, **{"marker": ".", **line.look})
-        axes.set(xlabel=panel.x, ylabel=panel.y, **panel.more)
-    figure.suptitle(title)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    figure.savefig(file, format="png", dpi=110)

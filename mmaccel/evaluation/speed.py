@@ -9,25 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmaccel.evaluation.measure import (
     Case,
-    Line,
-    Panel,
     Row,
     Run,
     by_case,
-    draw,
     summarise,
-    tabulate,
 )
-from mmaccel.evaluation.tables import grid
-from mmaccel.evaluation.transformers_baseline import BASELINES
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, join
 from mmaccel.results import EXACT_DTYPE, exactness_in
@@ -210,8 +202,7 @@ COLUMNS = _WHOSE | {
     "tok/pass": "{tokens_per_pass:.2f}",
     "peak bytes": "{peak_bytes:.3e}",
 }
-"""Of the first table of the report, and of the terminal."""
-_PARTS = _WHOSE | {
+PARTS = _WHOSE | {
     "first run": "{first_seconds:.4f}",
     "captures behind it": "{captures}",
     "the model's passes": "{stages[forward]:.4f}",
@@ -219,59 +210,3 @@ _PARTS = _WHOSE | {
     "pixels or texts": "{stages[pixel]:.4f}",
     "prompts": "{stages[other]:.4f}",
 }
-
-
-def write_speed(report: Row) -> str:
-    """The Markdown of a report of `mmaccel evaluate speed`, from its figures alone."""
-    machine, rows = report["machine"], report["rows"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    losing = [
-        f"{row['batch_size']} (to {', '.join(row['loses_to'])})" for row in rows if row["loses"]
-    ]
-    sides = [f"{name}: {BASELINES[name]}." for name in report["baselines"]]
-    sides += [f"Left out: {name}, as {reason}." for name, reason in report["left_out"].items()]
-    text = [
-        f"# {report['policy']} on {report['model']}",
-        f"{machine['name']} ({machine['device']}, {machine['threads']} threads), {versions}; "
-        f"{report['dtype']}, guidance {report['guidance']:g}, temperature "
-        f"{report['temperature']:g}, seed {report['seed']}; exactness: {report['promise']}. "
-        f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, in turn.",
-        f"plain: the plain loop of this library, one token a pass. {' '.join(sides)}",
-        f"Made by `{report['command']}`.",
-        grid(tuple(COLUMNS), tabulate(COLUMNS, rows)),
-        f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
-        "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
-        "brackets the quartiles of the pairs' ratios.",
-        "## First run and stages, seconds a run",
-        grid(tuple(_PARTS), tabulate(_PARTS, rows)),
-        "What is compiled or captured is so in the first run, which counts nowhere else. On an "
-        "accelerator the passes' share is the time to launch them.",
-    ]
-    return "\n\n".join(text) + "\n"
-
-
-def plan_plots(report: Row, runs: Sequence[Run]) -> dict[str, Callable[[Path], None]]:
-    """File names of plots, with what draws each: batch scaling, tokens a pass, every run."""
-    scaling, tokens, every = [], [], []
-    counted = [run for run in runs if run["index"] >= 0]
-    for side in dict.fromkeys(row["side"] for row in report["rows"]):
-        own = [row for row in report["rows"] if row["side"] == side]
-        sizes, speed_ups = ([row[name] for row in own] for name in ("batch_size", "speed_up"))
-        scaling.append(Line(side, sizes, speed_ups))
-        numbers = [k for k, run in enumerate(counted) if run["side"] == side]
-        seconds = [counted[k]["seconds"] for k in numbers]
-        every.append(Line(side, numbers, seconds, {"linestyle": ""}))
-        for row in own if side == POLICY else ():
-            total, n = sum(row["histogram"]), len(row["histogram"])
-            shares = [100 * count / total for count in row["histogram"]]
-            tokens.append(Line(f"batch {row['batch_size']}", range(1, n + 1), shares))
-    panels = {
-        "scaling.png": Panel("batch size", "times as fast as the plain loop", scaling),
-        "tokens.png": Panel("tokens of a row in a pass", "% of its passes", tokens),
-        "runs.png": Panel("run, in the order made", "seconds", every, more={"yscale": "log"}),
-    }
-    return {name: partial(_draw, report, panel) for name, panel in panels.items()}
-
-
-def _draw(report: Row, panel: Panel, path: Path) -> None:
-    draw(path, report["policy"], [panel])

@@ -2,12 +2,11 @@
 
 `transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
 compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
-speed; `prompt-lookup` is the call with drafts by prompt lookup, `assisted` has them over the cache
-and the compiled pass, both one sequence after another, since transformers' assisted decoding takes
-one. Nothing of ours decodes, keeps a cache or runs the model; the draw alone is ours: the logits of
-every pass go through the sampling parameters and the frozen noise of the plain loop, in a logits
-processor that leaves one token, so that all sides make the same tokens and none is faster by
-drawing less.
+speed; `prompt-lookup` is the call with drafts by prompt lookup, one sequence after another, since
+transformers' assisted decoding takes one. Nothing of ours decodes, keeps a cache or runs the model;
+the draw alone is ours: the logits of every pass go through the sampling parameters and the frozen
+noise of the plain loop, in a logits processor that leaves one token, so that all sides make the
+same tokens and none is faster by drawing less.
 
 Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
 guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
@@ -38,16 +37,9 @@ from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
-BASELINES = {
-    "transformers": "transformers' generate with its growing cache",
-    "static": "transformers' generate with a cache of fixed size",
-    "compiled": "transformers' generate with a cache of fixed size and a compiled pass of a token",
-    "assisted": "compiled with drafts by prompt lookup, row after row",
-    "prompt-lookup": "transformers' generate with drafts by its prompt lookup, row after row",
-}
-_STATIC = ("static", "compiled", "assisted")
-_COMPILED = ("compiled", "assisted")
-_DRAFTED = ("prompt-lookup", "assisted")
+BASELINES = ("transformers", "static", "compiled", "prompt-lookup")
+_COMPILED, _DRAFTED = "compiled", "prompt-lookup"
+_STATIC = ("static", _COMPILED)
 _LOOKUP = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 BACKEND = "inductor"  # of torch.compile
 
@@ -95,13 +87,12 @@ class BaselineDecoding:
         Raises:
             UnsupportedModelError: transformers did not compile what it was asked to.
         """
-        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-        from transformers.generation import MaxLengthCriteria
+        from transformers import GenerationConfig, LogitsProcessorList
 
-        if self.name in _DRAFTED and len(captions) > 1:
+        if self.name == _DRAFTED and len(captions) > 1:
             parts = [self.decode([c], params, [k], length) for c, k in zip(captions, seeds)]
             return torch.cat([part[0] for part in parts]), add_stats([part[1] for part in parts])
-        if self.name in _COMPILED and self._size != len(captions):
+        if self.name == _COMPILED and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
             self._size = len(captions)
         images, before, began = self.pipe.image_model, _count_graphs(), time.perf_counter()
@@ -110,23 +101,19 @@ class BaselineDecoding:
         rows, mask = self._align(prompt)
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
         longest = rows.shape[1]
-        is_drafted = self.name in _DRAFTED
+        is_drafted = self.name == _DRAFTED
         draw = _Draw(prompt, params, noise, self.model.vocab_size, longest, is_drafted)
-        # a static cache has no room for drafts behind the last token
-        room = _LOOKUP["prompt_lookup_num_tokens"] if self.name == "assisted" else 0
-        ends = [MaxLengthCriteria(longest + length)] if room else []
         config = GenerationConfig(
-            max_new_tokens=length + room, do_sample=False, pad_token_id=0, **self._how()
+            max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
         with alone(self.model), count_passes(self.model.model) as counter:
             found: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
-                stopping_criteria=StoppingCriteriaList(ends),
                 generation_config=config,
             )
-        if self.name in _COMPILED and "_compiled_call" not in vars(self.model.model):
+        if self.name == _COMPILED and "_compiled_call" not in vars(self.model.model):
             raise UnsupportedModelError(
                 "compiled: expected transformers to compile its pass of one token, which it did "
                 "not; its version may not do so on this device"
@@ -153,16 +140,16 @@ class BaselineDecoding:
         model = self.model.model
         for name in set(vars(model)) - self._before:
             delattr(model, name)
-        if self.name in _COMPILED:
+        if self.name == _COMPILED:
             torch._dynamo.reset()
 
     def _how(self) -> dict[str, Any]:
-        how: dict[str, Any] = {"disable_compile": self.name not in _COMPILED}
+        how: dict[str, Any] = {"disable_compile": self.name != _COMPILED}
         if self.name in _STATIC:
             how["cache_implementation"] = "static"
-        if self.name in _DRAFTED:
+        if self.name == _DRAFTED:
             how |= _LOOKUP
-        if self.name in _COMPILED:
+        if self.name == _COMPILED:
             from transformers.generation import CompileConfig
 
             mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
@@ -244,13 +231,13 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
         return f"transformers' generate makes no images of {type(images).__name__} by itself"
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
-    if name in _COMPILED:
+    if name == _COMPILED:
         device = pipe.model.device
         reason = compiled_passes.find_obstacle() if device.type == "cpu" else ""
         reason = reason or _try(lambda: _compile(device))
         if reason:
             return f"torch.compile does not work here ({reason})"
-    if name in _DRAFTED and params.guidance_scale != 1:
+    if name == _DRAFTED and params.guidance_scale != 1:
         return (
             "transformers' assisted decoding takes one sequence, and guidance is two; its own "
             "guidance processor beside assisted decoding makes other tokens than without"

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -70,10 +69,6 @@ class VisionModel(AskedModel):
     counted = ("visual_tokens", "layer_tokens", "flops")
     timed = ("encoder_seconds", "prefill_seconds", "seconds")
     columns = VISUAL_COLUMNS
-    panels = {
-        "seconds a question, image to answer": itemgetter("seconds"),
-        "visual tokens, mean over the language model's layers": itemgetter("layer_tokens"),
-    }
     note = (
         "tokens: visual tokens after the last layer (mean over layers). ms: medians a question. "
         "informative: right where all tokens are and downsampling is not (of how many)."
@@ -241,7 +236,6 @@ class PromptCost:
         encoder_seconds: of encoding images.
         prefill_seconds: from then to the first token's logits: reduction, and the prompt's pass.
         seconds: of the whole call.
-        step_seconds: of each further token, between the logits of two.
         columns: `[R, L]` int64, columns that each layer processed last, without padding.
         flops: `[R]` float64, of all passes up to the first token.
     """
@@ -249,7 +243,6 @@ class PromptCost:
     encoder_seconds: float = 0.0
     prefill_seconds: float = 0.0
     seconds: float = 0.0
-    step_seconds: list[float] = field(default_factory=list)
     columns: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     flops: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
@@ -268,7 +261,7 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
         synchronise(model.device)
         return time.perf_counter()
 
-    began = last = now()
+    began = encoded = now()
 
     def note(_: Any, args: Any, given: dict[str, Any], made: Any, *, index: int) -> None:
         if not cost.prefill_seconds:
@@ -278,19 +271,15 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
             passes.append((index, hidden.shape[:2], seen))
 
     def finish(*_: Any) -> None:
-        nonlocal last
-        before, last = last, now()
-        if cost.prefill_seconds:
-            cost.step_seconds.append(last - before)
-        else:
-            cost.prefill_seconds = last - before
+        if not cost.prefill_seconds:
+            cost.prefill_seconds = now() - encoded
 
     def encode(*args: Any, **given: Any) -> Any:
-        nonlocal last
+        nonlocal encoded
         start = now()
         found = encode_own(*args, **given)
-        last = now()
-        cost.encoder_seconds = last - start
+        encoded = now()
+        cost.encoder_seconds = encoded - start
         return found
 
     hooks = [

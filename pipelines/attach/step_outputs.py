@@ -104,7 +104,7 @@ class StepOutputs(StepRecorder):
         self._noted = {}
 
     def finish(self, run: WindowRun) -> None:
-        lengths: list[int] = run.buffer.n_generated.tolist()
+        lengths: list[int] = run.rows.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:
             process_filler(run, self, self._filler)

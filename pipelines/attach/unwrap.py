@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import find_remedy
 from mmaccel.pipelines.depth.holders import HOLDERS, PACKAGES
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
@@ -44,7 +45,7 @@ def find_generator(target: Any) -> Any:
     """
     target = unwrap(target)
     if is_holder(target):
-        return _find_decoder(target)
+        return target.get_submodule(HOLDERS[type(target).__name__])
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
@@ -67,25 +68,13 @@ def is_holder(target: Any) -> bool:
     return kind.__name__ in HOLDERS and kind.__module__.startswith(PACKAGES)
 
 
-def _find_decoder(target: Any) -> Any:
-    """The depth decoder of a model in `HOLDERS`."""
-    path = HOLDERS[type(target).__name__]
-    try:
-        return target.get_submodule(path)
-    except AttributeError:
-        raise UnsupportedModelError(
-            f"attach: expected a {type(target).__name__} with {path}, received one without; load "
-            "it whole, or attach to the part that generates"
-        ) from None
-
-
 def is_pipeline(target: Any, module: str) -> bool:
     """Whether an object's class is a pipeline of a library's module, or a child of one."""
-    return any(
-        kind.__module__.startswith(module) and kind.__name__.endswith("Pipeline")
-        for kind in type(target).__mro__
-        if kind.__name__ != _BASE
-    )
+    for kind in type(target).__mro__:
+        is_of_module = kind.__module__.startswith(module) and kind.__name__ != _BASE
+        if is_of_module and kind.__name__.endswith("Pipeline"):
+            return True
+    return False
 
 
 def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
@@ -93,12 +82,9 @@ def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
     names = [GENERATORS[k.__name__] for k in type(pipe).__mro__ if k.__name__ in GENERATORS]
     if names:
         return names[0]
-    cached = next((name for name, part in parts.items() if hasattr(part, "enable_cache")), None)
-    remedy = "fewer num_inference_steps are what makes it faster"
-    if cached is not None:
-        remedy = f"pipe.{cached}.enable_cache(...) makes it faster, or the package cache-dit"
+    cached = [part for part in parts.values() if hasattr(part, "enable_cache")]
     raise UnsupportedModelError(
         "attach: expected a pipeline that generates tokens (GlmImagePipeline, AmusedPipeline, "
         f"LLaDA2Pipeline, DiffusionGemmaPipeline), received a {type(pipe).__name__}, none of "
-        f"whose passes a policy can save; {remedy}"
+        f"whose passes a policy can save; {find_remedy(cached[0] if cached else pipe)}"
     )

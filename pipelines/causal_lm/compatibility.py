@@ -122,6 +122,9 @@ UNSERVED = "its calls run as ever without a policy; docs/models.md lists the mod
 
 def find_remedy(model: Any) -> str:
     """What helps for an object that is not a causal LM with a head."""
+    is_ours = type(model).__module__.startswith("mmaccel.")
+    if is_ours and hasattr(type(model), "from_pretrained"):
+        return "give the policy to its call: pipe(..., policy=policy)"
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if hasattr(model, "enable_cache"):

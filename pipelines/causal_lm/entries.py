@@ -28,13 +28,19 @@ def open_pass(window: CausalLMWindow, entries: Pass, indices: Tensor, **fields: 
         stores.layers,
         by_kernel=not window.attention_reason,
         ragged=window.setup.ragged,
-        num_splits=1 if window.setup.fused == "exact" else None,
+        num_splits=1 if is_exact(window) else None,
         choices=window.choices,
         tree=None if entries.parents is None else find_ancestors(entries.parents),
         reads=entries.reads,
         prefix=prefix,
         **fields,
     )
+
+
+def is_exact(window: CausalLMWindow) -> bool:
+    """Whether passes have the same bits at any width and batch."""
+    decoder = window.forwards.decoder
+    return decoder is not None and decoder.same_bits
 
 
 def make_pass_masks(window: CausalLMWindow, entries: Pass, indices: Tensor) -> Any:

@@ -16,7 +16,8 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_other_bits
-from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
+from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.attention_function import window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun
@@ -107,7 +108,8 @@ def choose_forward(window: CausalLMWindow) -> ForwardRoute:
     if chosen.decoder is not None:
         chosen.name = "fused"
         chosen.same_bits = fused == "exact"
-        chosen.compiled = CompiledRun(compile)
+        runner = window.setup.runner
+        chosen.compiled = CompiledRun(compile, runner is not None and runner.is_static)
     return chosen
 
 
@@ -134,7 +136,9 @@ def _open_decoder(window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
         return None, reason
     found.use_same_bits(is_exact)
     if is_exact:
-        reason = find_other_bits(window.plain(), found)
+        plain = window.plain()
+        plain.attention = window.attention
+        reason = find_other_bits(plain, found)
         if reason:
             return None, reason
     if found.head is None and window.needs_head:
@@ -158,7 +162,8 @@ def run_body(
     """
     chosen = window.forwards
     decoder = chosen.decoder
-    chosen.same_bits &= chosen.this is None
+    if chosen.same_bits and chosen.this is not None:
+        chosen.same_bits = chosen.this.same_bits and not window.methods
     if decoder is None:
         assert body is not None
         states: Tensor = _call(window, body, inputs).last_hidden_state

@@ -339,7 +339,7 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
         return "logits that are NaN or all alike: nothing to compare"
     if reason:
         return f"{reason} in the fused decoder"
-    if not decoder.takes_row_products or decoder.head is None:
+    if dispatch.mode() != "triton" or not decoder.has_row_products or decoder.head is None:
         return ""
     plain.setup.fused = decoder
     expected = [logits for logits, _ in own]  # passes whose layers nothing meets
@@ -360,7 +360,11 @@ def find_other_bits(plain: Any, decoder: FusedDecoder) -> str:
     """
     if decoder.head is None:
         return decoder.head_reason
-    key = ("bits", plain.model.dtype, find_product_format("cpu"), torch.get_num_threads())
+    kind = plain.device.type
+    key = (
+        "bits", plain.model.dtype, find_product_format(kind), torch.get_num_threads(),
+        plain.attention, dispatch.mode(),
+    )  # fmt: skip
     known = _reasons.setdefault(plain.model, {})
     if key not in known:
         known[key] = _find_other_bits(plain, decoder)

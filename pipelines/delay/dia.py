@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from torch.nn.functional import pad
 from mmaccel.contracts import Layout
 from mmaccel.pipelines.delay.attention import StepCaches, mask_encoder
 from mmaccel.pipelines.delay.family import (
+    OTHER_PATTERNS,
     CodeDecoder,
     draw_codes,
     find_first,
@@ -37,9 +39,10 @@ from mmaccel.pipelines.delay.family import (
     read_ended,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import Cells, StepDecoder, list_cells
+from mmaccel.pipelines.delay.window import Cells, StepDecoder
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
+from mmaccel.pipelines.logits.processor_chain import take_warpers
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
@@ -172,8 +175,7 @@ class DiaSteps(StepDecoder):
             n_layers, rows, n_steps, self._states.dtype, reads_back=self.reads_back
         )
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
         hidden = self._model.model.decoder(
             input_ids=codes,
             position_ids=at,
@@ -195,14 +197,9 @@ class Dia(CodeDecoder):
         "use_cache", CACHE,
     ), READ) | {"tokenizer": IGNORED}  # fmt: skip
 
-    def decoder(self, model: Any) -> Any:
-        return model.model.decoder
-
-    def n_books(self, model: Any) -> int:
-        return int(model.num_channels)
-
-    def vocab_size(self, model: Any) -> int:
-        return int(model.vocab_size)
+    decoder_config = attrgetter("model.decoder.config")
+    n_books = attrgetter("num_channels")
+    vocab_size = attrgetter("vocab_size")
 
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
@@ -223,7 +220,6 @@ class Dia(CodeDecoder):
     def read(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config.decoder_config
-        samples = call.config.do_sample
         names = [type(processor).__name__ for processor in call.processors]
         guidance = call.processors[0] if names[:1] == [_GUIDANCE] else None
         own = (_GUIDANCE, _FILTER, _END)
@@ -233,7 +229,7 @@ class Dia(CodeDecoder):
             reasons.append("logits processors in another order than Dia's")
         else:
             behind = call.kinds[names.index(_FILTER) + 1 : -1]
-            if read_warpers(behind, True, call.ids[:, :0])[0] is not None:
+            if take_warpers(behind, True)[0]:
                 reasons.append("processors behind Dia's filter other than top-k, top-p and min-p")
         n_guided = None if guidance is None else guidance.guidance_top_k
         n_never = self.vocab_size(model) - config.eos_token_id
@@ -249,13 +245,12 @@ class Dia(CodeDecoder):
         mask = call.others.get("decoder_attention_mask")
         if mask is not None and not bool(mask.all()):
             reasons.append("prompts of sound of different lengths")
-        given, free = self.pattern(call, call.others["decoder_delay_mask"], config.pad_token_id)
-        if not torch.equal(free, free[:1].expand_as(free)):
-            reasons.append("rows with different patterns")
-        if reasons:
+        given, cells = self.pattern(call, call.others["decoder_delay_mask"], config.pad_token_id)
+        if cells is None:
+            reasons.append(OTHER_PATTERNS)
+        if reasons or cells is None:
             return Task(reasons)
-        cells = list_cells(free[0])
-        chain, chosen = read_warpers(kinds, samples, call.ids[:, :0])
+        chain, chosen = read_warpers(call, kinds)
         delays = torch.tensor(model.config.delay_pattern, device=given.device, dtype=torch.int64)
         last_begin = given.shape[1] - int(delays.max()) - 1
         assert call.pad is not None  # as there is an end token

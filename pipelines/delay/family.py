@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import pad
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
-from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.delay.window import Cells, DelayWindow, StepDecoder, arrange, list_cells
 from mmaccel.pipelines.generate_call import GenerateCall, Task, find_in_call
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
@@ -21,6 +22,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
+OTHER_PATTERNS = "rows with different patterns"
 NEVER = 2**31  # a step that no sound reaches
 _ATTENTIONS = ("eager", "sdpa")  # that take masks of numbers
 
@@ -31,21 +33,14 @@ class CodeDecoder(OwnPasses):
     Attributes:
         arguments: of its forward that calls may have, whatever `read` finds in them; with `CACHE`,
             its `generate` makes a cache for every call.
+        decoder_config: of the part of a model that makes codes.
+        n_books, vocab_size: K and V of a model.
     """
 
     name: ClassVar[str] = "delay"
-
-    @abstractmethod
-    def decoder(self, model: Any) -> Any:
-        """The part of a model that makes codes; it has a `config`."""
-
-    @abstractmethod
-    def n_books(self, model: Any) -> int:
-        """K."""
-
-    @abstractmethod
-    def vocab_size(self, model: Any) -> int:
-        """V."""
+    decoder_config: ClassVar[attrgetter[Any]]
+    n_books: ClassVar[attrgetter[int]]
+    vocab_size: ClassVar[attrgetter[int]]
 
     @abstractmethod
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
@@ -55,7 +50,7 @@ class CodeDecoder(OwnPasses):
 
     def facts(self, model: Any) -> ModelFacts:
         """See `OwnPasses.facts`."""
-        config = self.decoder(model).config
+        config = self.decoder_config(model)
         rope = vars(config).get("rope_parameters") or {}
         attention = config._attn_implementation
         if rope.get("rope_type") in ("dynamic", "longrope"):
@@ -70,9 +65,9 @@ class CodeDecoder(OwnPasses):
         steps, codes, expected = self.example(model)
         rows, n_steps, _ = codes.shape
         steps.reserve(rows, n_steps)
-        first = torch.zeros(rows, dtype=torch.int64, device=codes.device)
-        steps.forward(codes.roll(1, 2)[:, :3], first)
-        parts = [steps.forward(codes[:, :2], first), steps.forward(codes[:, 2:], first + 2)]
+        at = torch.arange(n_steps, device=codes.device).expand(rows, -1)
+        steps.forward(codes.roll(1, 2)[:, :3], at[:, :3])
+        parts = [steps.forward(codes[:, part], at[:, part]) for part in (slice(2), slice(2, None))]
         return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
@@ -93,8 +88,10 @@ class CodeDecoder(OwnPasses):
     def read(self, call: GenerateCall) -> Task:
         """The task of a call whose arguments can be served, or why it cannot be."""
 
-    def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Tensor]:
-        """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool.
+    def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Cells | None]:
+        """Codes of all cells `[B, S, K]` as far as they are given, and the free cells of every row.
+
+        The second is None where rows have different patterns.
 
         Args:
             call: whose ids `[B * K, T]` are rows of single books.
@@ -110,7 +107,8 @@ class CodeDecoder(OwnPasses):
         free = mask == empty
         given = torch.where(free, own, mask)
         free[:, :n_prompt] = False
-        return given, free
+        is_one = torch.equal(free, free[:1].expand_as(free))
+        return given, list_cells(free[0]) if is_one else None
 
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.has_callers_cache or CACHE in call.given["refuse"]:
@@ -133,11 +131,12 @@ def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
 
 
 def read_warpers(
-    kinds: list[tuple[Any, str]], samples: bool, ids: Tensor
+    call: GenerateCall, kinds: list[tuple[Any, str]]
 ) -> tuple[LogitsChain | None, dict[str, Any]]:
-    """The flat processors of a call as a logits chain (None: there are none) and as settings."""
+    """Flat processors of a call as a logits chain (None: there are none) and as settings."""
+    samples = call.config.do_sample
     rest, warpers = take_warpers(kinds, samples)
-    chain = LogitsChain(rest, ids, 1) if rest else None
+    chain = LogitsChain(rest, call.ids[:, :0], 1) if rest else None
     return chain, {"temperature": 1.0 if samples else 0.0} | warpers
 
 

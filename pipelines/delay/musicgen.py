@@ -13,6 +13,7 @@ Source: transformers 5.24, `musicgen` and `musicgen_melody`.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from mmaccel.pipelines.delay.attention import StepCaches, mask_encoder
 from mmaccel.pipelines.delay.family import (
+    OTHER_PATTERNS,
     CodeDecoder,
     draw_codes,
     find_unflat,
@@ -27,7 +29,7 @@ from mmaccel.pipelines.delay.family import (
     make_task,
     read_warpers,
 )
-from mmaccel.pipelines.delay.window import StepDecoder, arrange, list_cells
+from mmaccel.pipelines.delay.window import StepDecoder, arrange
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
@@ -73,8 +75,7 @@ class MusicgenSteps(StepDecoder):
         every = torch.zeros(1, 1, n_steps + 1, dtype=torch.int64, device=states.device)
         self._positions = body.embed_positions(every)  # [S + 1, D]
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
         tables = self._body.embed_tokens
         embedded = sum(table(codes[..., book]) for book, table in enumerate(tables))
         assert isinstance(embedded, Tensor)  # of one book at least
@@ -117,8 +118,8 @@ class MelodySteps(MusicgenSteps):
         with torch.no_grad():
             self._run(states, index.expand(rows, -1))
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        return super().forward(codes, first + self._states.shape[1])
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
+        return super().forward(codes, at + self._states.shape[1])
 
     def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
         made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
@@ -130,14 +131,9 @@ class Musicgen(CodeDecoder):
 
     arguments: ClassVar[Table] = _BOTH | dict.fromkeys(("attention_mask", "encoder_outputs"), READ)
 
-    def decoder(self, model: Any) -> Any:
-        return model.decoder
-
-    def n_books(self, model: Any) -> int:
-        return int(model.decoder.num_codebooks)
-
-    def vocab_size(self, model: Any) -> int:
-        return int(model.decoder.config.vocab_size)
+    decoder_config = attrgetter("decoder.config")
+    n_books = attrgetter("decoder.num_codebooks")
+    vocab_size = attrgetter("decoder.config.vocab_size")
 
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
         config = model.decoder.config
@@ -182,14 +178,13 @@ class Musicgen(CodeDecoder):
             return Task(reasons)
         assert mask is not None
         pattern = mask.unflatten(0, (-1, n_books)).mT
-        given, free = self.pattern(call, pattern, -1)
-        if not torch.equal(free, free[:1].expand_as(free)):
-            return Task(["rows with different patterns"])
-        if not bool(free.any()):
+        given, cells = self.pattern(call, pattern, -1)
+        if cells is None:
+            return Task([OTHER_PATTERNS])
+        if not len(cells.step):
             return Task(["a pattern in which nothing is generated"])
-        cells = list_cells(free[0])
         branches = 2 if is_guided else 1
-        chain, chosen = read_warpers(kinds, call.config.do_sample, call.ids[:, :0])
+        chain, chosen = read_warpers(call, kinds)
         scale = float(call.processors[0].guidance_scale) if is_guided else 1.0
 
         def hand_over(made: Generation) -> Any:

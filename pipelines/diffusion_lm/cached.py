@@ -36,7 +36,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 )
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser, scrambled_passes
-from mmaccel.pipelines.layers.attention import window_attention_in
+from mmaccel.pipelines.layers.attention_function import window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.layers.methods import LayerMethods

@@ -9,18 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Option, explain, refuse
-from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES, OF_CACHED_CANVASES, Layout
+from mmaccel.contracts import LAYER_METHODS, NOT_OF_CANVASES, OF_CACHED_CANVASES
 from mmaccel.errors import BusyError
 from mmaccel.pipelines.attach.layout_processor import check_layout
 from mmaccel.pipelines.attach.service import Service
 from mmaccel.pipelines.generate_call import count_to_end
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.runner.engine import Engine
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.attach.generate import AttachOptions
 
 
 class PolicyService(Service, Capable):
@@ -33,7 +34,7 @@ class PolicyService(Service, Capable):
         target: what is attached to.
         n_ids: ids of the model, which a layout must have too; None where this is not known.
         call: the one that runs; None between calls.
-        seed, strict, layout, layer_methods: as `serve` takes them.
+        seed, strict, layout, layer_methods: as in `AttachOptions`.
 
     Raises:
         OptionError, UnsupportedModelError: a target that no policy can be attached to.
@@ -54,15 +55,7 @@ class PolicyService(Service, Capable):
         """Find the target's parts."""
         raise NotImplementedError
 
-    def serve(
-        self,
-        policy: Any,
-        seed: int | Sequence[int] | None,
-        strict: bool,
-        layout: Layout | None,
-        engine: Engine,
-        layer_methods: LayerMethods,
-    ) -> None:
+    def serve(self, policy: Any, options: AttachOptions) -> None:
         """Decode by a policy from the next call on; see `mmaccel.attach`.
 
         Raises:
@@ -70,14 +63,17 @@ class PolicyService(Service, Capable):
             UnsupportedModelError: a model that lacks what the policy, the methods of its layers or
                 the engine need.
         """
-        check_layout(layout, self.n_ids)
-        given = [] if seed is None else [Option("seed", frozenset({"seeds"}))]
-        if layout is not None:
+        self.policy = policy
+        self.seed = options.seed
+        self.strict = options.strict
+        self.layout = options.layout
+        self.layer_methods = options.layer_methods
+        check_layout(self.layout, self.n_ids)
+        given = [] if self.seed is None else [Option("seed", frozenset({"seeds"}))]
+        if self.layout is not None:
             given.append(Option("layout", frozenset({"token layouts"})))
-        refuse(explain(policy, layer_methods, engine, *given, self))
-        engine.check(self.target.device)
-        self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
-        self.layer_methods = layer_methods
+        refuse(explain(policy, self.layer_methods, options.engine, *given, self))
+        options.engine.check(self.target.device)
 
     @property
     def model(self) -> Any:

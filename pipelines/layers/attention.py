@@ -1,56 +1,37 @@
-"""The seam inside a model's layers: one attention function, and what it knows of a pass.
-
-transformers looks up attention functions by a name in the layer's configuration. Ours is registered
-under one name, among the attention functions and among the mask functions: without the second,
-transformers silently makes no mask. A pass writes the name into the configurations of one model and
-restores them afterwards. The fused decoder calls the same pass without transformers.
+"""The seam inside a model's layers: what one attention function knows of a pass.
 
 A `WindowPass` attends to keys at the cache indices of each layer's own store: what was evicted
 there is not there, and sparse attention chooses blocks of the rest. `mmaccel.kernels` has the
 kernels; elsewhere torch's attention runs under a mask that the pass makes once for all layers that
-share a cache.
+share a cache. The fused decoder calls it, and so do transformers' layers
+(`mmaccel.pipelines.layers.attention_function`).
 
 A `Watcher` is called with the queries and keys of each layer before it attends, and with the hidden
 states that it made them of where it asks for these, in passes of ours and in passes of the model's
 own (`watched`): eviction and reducers of visual tokens look at layers through it. No layer gives
 out its attention map, and none leaves its fast kernel.
-
-A long prompt that the model itself processes under a mask (rows of unequal lengths, sliding
-windows, images seen in both directions, chunks) is attended to tile by tile of its queries: each
-tile is multiplied by the keys between the first and the last that its part of the mask shows. So a
-causal prompt costs half the products, whatever it was made of.
-
-Departures: a context variable holds the pass, because some models do not pass keywords of their
-forward on. A call outside our pass that meets the name (in another thread, or because two models
-share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
-from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
+from mmaccel.pipelines.layers.attention_inputs import AttentionInputs
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
-from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
+from mmaccel.pipelines.layers.prompt_tiles import attend_by_tiles
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import (
-    HIDDEN,
     KVCacheLayout,
     WindowLayer,
     make_mask,
@@ -58,10 +39,8 @@ from mmaccel.pipelines.layers.store import (
     number_served,
 )
 
-NAME = "mmaccel_window"
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
-_TILE = 256  # queries of a prompt under a sliding window or a mask that attend together
-_KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
+TILE = 256  # queries of a prompt under a sliding window or a mask that attend together
 
 
 class Watcher(Protocol):
@@ -146,6 +125,15 @@ class WindowPass:
         indices = self.stores[0].layout.indices
         assert indices is not None
         return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether an entry's attention has the same bits whatever entries are beside it: all before
+        it are in one split of the kernel.
+        """
+        others = (self.sparse, self.tree, self.reads, self.prefix)
+        is_one = self.by_kernel and self.num_splits == 1 and all(each is None for each in others)
+        return is_one and dispatch.uses_triton(self.start.device.type)
 
     @property
     def reads_hidden(self) -> bool:
@@ -240,7 +228,7 @@ class WindowPass:
             if store.is_changing:
                 mask, key, value = store.change(mask, key, value, self.positions)
             if prefix is None:
-                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+                return attend_under(mask, query, key, value, scale=scale, softcap=softcap)
             out, lse = attend_with_lse(query, key, value, mask, scale=scale, softcap=softcap)
         if prefix is None or number is None:
             return out
@@ -344,7 +332,7 @@ def _hide_branches(
     return mask.masked_fill(is_hidden[:, None], float("-inf"))
 
 
-def _attend_under(
+def attend_under(
     mask: Tensor, query: Tensor, key: Tensor, value: Tensor, *,
     scale: float, softcap: float | None,
 ) -> Tensor:  # fmt: skip
@@ -363,8 +351,8 @@ def _attend_in_tiles(
     """
     width = query.shape[2]
     made = []
-    for first in range(0, width, _TILE):
-        end = min(first + _TILE, width)
+    for first in range(0, width, TILE):
+        end = min(first + TILE, width)
         begin = max(first - window + 1, 0)
         asking = torch.arange(first, end, device=query.device)[:, None]
         entry = torch.arange(begin, end, device=query.device)
@@ -375,247 +363,3 @@ def _attend_in_tiles(
             grouped_attention(tile, keys, value[:, :, begin:end], seen[None, None], scale=scale)
         )
     return torch.cat(made, 2)
-
-
-@dataclass(frozen=True)
-class WatchedPass:
-    """A pass of the model's own, under its own masks.
-
-    Attributes:
-        watchers: look at its layers.
-        tiles: chooses the blocks of its prompts; None: all.
-        served: the layers that these look at, as they count them; None: all.
-        inputs: see `WindowPass`.
-    """
-
-    watchers: Sequence[Watcher]
-    tiles: PromptTiles | None = None
-    served: Mapping[int, int] | None = None
-    inputs: AttentionInputs = field(default_factory=AttentionInputs)
-    _spans: dict[int, tuple[Tensor, list[tuple[int, int]]]] = field(default_factory=dict)
-
-    @property
-    def reads_hidden(self) -> bool:
-        """See `WindowPass`."""
-        return any(watcher.reads_hidden for watcher in self.watchers)
-
-    def find_spans(self, mask: Tensor) -> list[tuple[int, int]]:
-        """Of each tile of queries the keys from the first on that one of them sees, before another.
-
-        Args:
-            mask: `[R, 1 or Hq, T, S]` of bools, or of numbers that are added; layers share it.
-
-        Cost: a host synchronisation a mask; the last two are held, those of both kinds of layers.
-        """
-        if id(mask) not in self._spans:  # which is held, so that its id stays its own
-            for earlier in list(self._spans)[:-1]:
-                del self._spans[earlier]
-            self._spans[id(mask)] = mask, _find_spans(mask)
-        return self._spans[id(mask)][1]
-
-
-_running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
-    "mmaccel_window_pass", default=None
-)
-
-
-@contextmanager
-def window_attention_in(
-    configs: Sequence[Any],
-    this: WindowPass | WatchedPass,
-    attending: Sequence[nn.Module] = (),
-) -> Iterator[None]:
-    """Inside the block, layers with these configurations attend by the function of this module.
-
-    Args:
-        configs: of `find_configs`.
-        this: what the layers need to know.
-        attending: of `find_attending`, for a pass that reads hidden states.
-    """
-    _register()
-    token = _running.set(this)
-    try:
-        with (
-            attention_named(configs, NAME),
-            this.inputs.listening(attending if this.reads_hidden else ()),
-        ):
-            yield
-    finally:
-        _running.reset(token)
-
-
-def _find_spans(mask: Tensor) -> list[tuple[int, int]]:
-    """See `WatchedPass.find_spans`."""
-    seen = mask if mask.dtype == torch.bool else mask > HIDDEN
-    seen = seen.flatten(0, 1).any(0)  # [T, S]
-    surplus = -seen.shape[0] % _TILE
-    shown = pad(seen, (0, 0, 0, surplus)).unflatten(0, (-1, _TILE)).any(1).to(torch.uint8)
-    begin = shown.argmax(1)
-    end = shown.shape[1] - shown.flip(1).argmax(1)  # all keys where a tile sees none
-    return list(zip(begin.tolist(), end.tolist(), strict=True))
-
-
-@contextmanager
-def watched(
-    model: nn.Module,
-    watchers: Sequence[Watcher],
-    tiles: PromptTiles | None = None,
-    served: Mapping[int, int] | None = None,
-) -> Iterator[None]:
-    """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
-    attention, tile by tile where a prompt is long, or attend to the blocks that `tiles` chooses.
-    Without both, layers that run another attention keep it, and so does a model that is compiled or
-    wrapped. `served` is that of `WatchedPass`.
-    """
-    configs = find_configs(model)
-    if not watchers and tiles is None:
-        if "forward" in vars(model) or model._compiled_call_impl is not None:
-            yield
-            return
-        configs = [config for config in configs if own_attention(config) == "sdpa"]
-    this = WatchedPass(watchers, tiles, served)
-    attending = find_attending(model) if this.reads_hidden else []
-    with window_attention_in(configs, this, attending):
-        yield
-
-
-@cache
-def _register() -> None:
-    """Register both functions once a process; transformers 5.17 to 5.24."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, _make_mask)
-
-
-def _make_mask(*args: Any, **options: Any) -> Tensor | None:
-    """No mask in a pass of ours, which knows the positions of its rows; sdpa's elsewhere."""
-    from transformers.masking_utils import sdpa_mask
-
-    return None if isinstance(_running.get(), WindowPass) else sdpa_mask(*args, **options)
-
-
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attention of a layer, as transformers calls it.
-
-    Args:
-        module: the layer; its `layer_idx` is its number.
-        query: `[R, Hq, W, D]`.
-        key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.layers.store`.
-        attention_mask, dropout: must have no effect; a pass gives a mask `[R, 1, 1, 1]`, because
-            some models synchronise with the host to check for padding where they are given none.
-        scaling: of the scores; None is `D ** -0.5`.
-        options: other arguments of the layer; `softcap` is used, other tensors are refused.
-
-    Returns:
-        `[R, W, Hq, D]`, and no weights.
-
-    Raises:
-        UnsupportedModelError: something that the kernel does not do.
-    """
-    this = _running.get()
-    layer: Any = getattr(module, "layer_idx", None)
-    hidden = None
-    if this is not None and layer is not None and this.reads_hidden:
-        hidden = this.inputs.take(module)
-    number = layer
-    if isinstance(this, WatchedPass) and this.served is not None:
-        number = this.served.get(layer)
-    if isinstance(this, WatchedPass) and number is not None:
-        own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        for watcher in this.watchers:
-            watcher.keep(number, query, key, mask=attention_mask, scale=own_scale, hidden=hidden)
-        is_plain = _refuse(query, None, dropout, scaling, options, None) is None
-        if this.tiles is not None and is_plain and getattr(module, "is_causal", True):
-            made = this.tiles.attend(
-                number, query, key, value,
-                mask=attention_mask, scale=own_scale, softcap=options.get("softcap"),
-            )  # fmt: skip
-            if made is not None:
-                return made.transpose(1, 2), None
-    softcap = options.get("softcap")
-    if not isinstance(this, WindowPass):
-        mask = attention_mask
-        options |= {"dropout": dropout, "scaling": scaling}
-        width = query.shape[2]
-        is_tiled = width > _TILE and mask is not None and mask.shape[2:] == (width, key.shape[2])
-        if this is None or mask is None or not is_tiled:
-            return _attend_by_sdpa(module, query, key, value, mask, **options), None
-        tiles = []
-        for index, (begin, end) in enumerate(this.find_spans(mask)):
-            own = slice(index * _TILE, (index + 1) * _TILE)
-            keys, values = (states[:, :, begin:end] for states in (key, value))
-            shown = mask[:, :, own, begin:end]
-            out = _attend_by_sdpa(module, query[:, :, own], keys, values, shown, **options)
-            tiles.append(out)
-        return torch.cat(tiles, 1), None
-    reason = _refuse(query, attention_mask, dropout, scaling, options, this.reads)
-    if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
-        reason = f"a layer with layer_idx {layer!r}"
-    if reason is not None:
-        raise UnsupportedModelError(
-            f"window attention: expected plain causal attention, received {reason} from a "
-            f"{type(module).__name__}; use attention='model'"
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    out = this.attend(layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden)
-    return out.transpose(1, 2), None
-
-
-def _attend_by_sdpa(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    **options: Any,
-) -> Tensor:  # fmt: skip
-    """Attention `[R, W, Hq, D]` by transformers' sdpa, which has no `softcap`, or with one."""
-    softcap = options.get("softcap")
-    if softcap is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(module, query, key, value, mask, **options)[0]
-    if mask is None:
-        width, length = query.shape[2], key.shape[2]
-        mask = torch.ones(1, 1, width, length, dtype=torch.bool, device=query.device)
-        mask = mask.tril(length - width)
-    if mask.dtype == torch.bool:
-        hidden = torch.zeros(mask.shape, dtype=torch.float32, device=query.device)
-        mask = hidden.masked_fill_(~mask, torch.finfo(torch.float32).min)
-    scaling = options["scaling"]
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    return _attend_under(mask, query, key, value, scale=scale, softcap=softcap).transpose(1, 2)
-
-
-def _refuse(
-    query: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: Any,
-    options: dict[str, Any],
-    reads: Tensor | None,
-) -> str | None:
-    """Which of a layer's arguments the kernel cannot serve; None if it serves all."""
-    if reads is None and query.dtype == torch.float64:
-        return "queries in float64, which the kernel sums in float32"
-    # one that says what is read is the same mask, in the model's own form
-    if reads is None and mask is not None and mask.numel() > mask.shape[0]:
-        return "a mask of its own"
-    if dropout:
-        return f"dropout of {dropout}"
-    if isinstance(scaling, Tensor):
-        return "a scale that is a tensor"
-    if reads is None and options.get("is_causal") is False:
-        return "attention in both directions"
-    if options.get("output_attentions"):
-        return "output_attentions"
-    for name, value in options.items():
-        if isinstance(value, Tensor) and name not in _KNOWN:
-            return f"{name} (attention sinks)" if name == "s_aux" else f"the tensor {name}"
-    return None

@@ -32,6 +32,7 @@ from mmaccel.pipelines.generate_call import (
     Task,
     align_left,
     find_in_model,
+    hand_over,
     is_left_padded,
 )
 from mmaccel.pipelines.loading.checkpoint import (
@@ -45,7 +46,7 @@ from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.original_methods import original
-from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
+from mmaccel.pipelines.text_to_image.model import ImageModel, restore_pixels
 from mmaccel.pipelines.transformers_release import CACHE, find_cache
 from mmaccel.pipelines.vision_language.family import VisionLanguage
 from mmaccel.results import Generation
@@ -103,8 +104,9 @@ class Janus(CausalLM):
         scale = float(processors[0].guidance_scale)
         temperature = 1.0 if config.do_sample else 0.0
 
-        def hand_over(made: Generation) -> Any:
-            return _wrap(made.tokens.to(seen.ids.device), config)
+        def hand_on(made: Generation) -> Any:
+            nothing = seen.ids[:, :0]  # the library returns codes without the prompt
+            return hand_over(nothing, made, None, config.return_dict_in_generate)
 
         return Task(
             model=JanusCodes(model, prompt.lengths),
@@ -114,16 +116,8 @@ class Janus(CausalLM):
                 scale, **{"temperature": temperature, "processor": chain} | warpers
             ),
             samples=config.do_sample,
-            hand_over=hand_over,
+            hand_over=hand_on,
         )
-
-
-def _wrap(tokens: Tensor, config: Any) -> Any:
-    if not config.return_dict_in_generate:
-        return tokens
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-    return GenerateDecoderOnlyOutput(sequences=tokens)  # type: ignore[arg-type]
 
 
 class JanusCodes(CausalLMWindow):
@@ -235,7 +229,6 @@ class JanusImages(ImageModel):
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self._mean, self._std = pixel_scale(processor.image_processor)
         window = JanusCodes(model)
         shape = model.model.vision_model.config
         side = isqrt(shape.num_image_tokens)
@@ -272,8 +265,8 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         ready(self.model)
-        pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
-        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
+        pixels = self.model.decode_image_tokens(tokens).permute(0, 3, 1, 2)
+        return restore_pixels(pixels, self.processor.image_processor)
 
 
 def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:

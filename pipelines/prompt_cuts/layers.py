@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.own_prompt import Cut
 from mmaccel.pipelines.generate_call import GenerateCall
-from mmaccel.pipelines.layers.attention import watched
+from mmaccel.pipelines.layers.attention_function import watched
 from mmaccel.pipelines.prompt_cuts.columns import (
     ChosenColumns,
     LeavingColumns,

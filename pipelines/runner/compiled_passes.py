@@ -36,6 +36,7 @@ from mmaccel.errors import UnsupportedModelError, describe
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
+from mmaccel.pipelines.runner.trial import find_gain
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.tuner import Tuner
@@ -59,11 +60,13 @@ class CompiledRun:
 
     Attributes:
         mode: True or "auto", see above; False compiles nothing.
+        is_captured: whether its passes are captured in CUDA graphs.
         ran: whether a pass ran compiled.
         chosen: what runs the passes of a shape.
     """
 
     mode: UseCompile
+    is_captured: bool = False
     ran: bool = False
     chosen: dict[Shape, Callable[..., Tensor]] = field(default_factory=dict)
 
@@ -112,8 +115,15 @@ class CompiledPasses:
         Cost: of a trial: compiling if need be, and 16 passes.
         """
         kind = _find_kind(shape)
-        if shape not in self.gains and kind not in self.reasons and self._is_time(mode, shape):
-            self._try(shape, kind, given)
+        if shape not in self.gains and kind not in self.reasons:
+            if kind in self._compiled:
+                is_time = self.plain_passes[shape].total > _TRIAL_SECONDS
+            else:
+                timed = self.plain_passes.items()
+                total = sum(each.total for other, each in timed if _find_kind(other) == kind)
+                is_time = total > _COMPILE_SECONDS and not find_obstacle()
+            if mode is True or is_time:
+                self._try(shape, kind, given)
         if mode is True and kind in self.reasons:
             raise UnsupportedModelError(
                 "compile=True: expected layers that torch.compile takes, received "
@@ -121,16 +131,6 @@ class CompiledPasses:
             )
         is_faster = self.gains.get(shape, 0.0) > _GAIN
         return self._compiled[kind] if is_faster else self.plain
-
-    def _is_time(self, mode: UseCompile, shape: Shape) -> bool:
-        if mode is True:
-            return True
-        kind = _find_kind(shape)
-        if kind in self._compiled:
-            return self.plain_passes[shape].total > _TRIAL_SECONDS
-        timed = self.plain_passes.items()
-        total = sum(each.total for other, each in timed if _find_kind(other) == kind)
-        return total > _COMPILE_SECONDS and not find_obstacle()
 
     def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
         """Compile a kind if need be, compare, and measure."""
@@ -158,13 +158,8 @@ class CompiledPasses:
         if kind not in self._compiled:
             logger.info("compiled passes of the fused decoder")
             self._compiled[kind] = _keep(compiled)
-        tuner = Tuner((1, 2))
-        for _ in range(_ROUNDS):  # both take turns
-            tuner.time(1, partial(self.plain, *given))
-            tuner.time(2, partial(self._compiled[kind], *given))
-        cost = tuner.cost(2)
-        assert cost is not None
-        self.gains[shape] = 1 / cost
+        ways = partial(self.plain, *given), partial(self._compiled[kind], *given)
+        self.gains[shape] = find_gain([ways] * _ROUNDS, tolerance)
 
 
 def takes(run: CompiledRun, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
@@ -220,27 +215,19 @@ def find_obstacle() -> str:
     Cost: at the first call, one run of the compiler.
     """
     try:
-        obstacle = _find_cache_obstacle()
-        if obstacle:
-            return obstacle
+        try:
+            from torch._inductor.runtime.runtime_utils import cache_dir  # whose import makes it
+
+            with TemporaryFile(dir=cache_dir()):
+                pass
+        except OSError as error:
+            return (
+                f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); "
+                "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+            )
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
     except Exception as error:
         return f"torch finds no C++ compiler, but a {describe(error)}; install g++"
-    return ""
-
-
-def _find_cache_obstacle() -> str:
-    """Why torch cannot write what it compiles; empty where it can."""
-    try:
-        from torch._inductor.runtime.runtime_utils import cache_dir  # its import makes the folder
-
-        with TemporaryFile(dir=cache_dir()):
-            pass
-    except OSError as error:
-        return (
-            f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); set "
-            "TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
-        )
     return ""

@@ -17,7 +17,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,29 +35,35 @@ from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
-from mmaccel.kernels.row_product import MOST_ROWS, row_product
+from mmaccel.kernels.row_product import MOST_ROWS, find_tile, row_product
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun, takes
+from mmaccel.pipelines.runner.cuda_graphs import synchronising
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
     Head,
     Layer,
     Structure,
     UnknownDecoderError,
+    find_decoder,
     find_hook,
     read_structure,
 )
 from mmaccel.pipelines.runner.onednn import Faster, Products
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
+from mmaccel.pipelines.runner.trial import Way, capture, find_gain
+from mmaccel.samplers.compare_logits import Tolerance
 from mmaccel.samplers.run_lock import in_turn
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
+
+_ROUNDS = 8  # of a trial
+_GAIN = 1.03  # by how much it must be faster
 
 
 class FusedDecoder:
@@ -73,6 +79,7 @@ class FusedDecoder:
         compiled: what is known about compiling its passes on a CPU.
         products: of its passes.
         same_bits: see `use_same_bits`.
+        by_rows: whether trials took `row_product`, by its tile and whether passes are captured.
 
     Memory: none beyond the model's own and `products.reordered_bytes`; packing a layer needs that
     of its largest packed weight.
@@ -86,9 +93,17 @@ class FusedDecoder:
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
+        self.by_rows: dict[tuple[int, bool], bool] = {}
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.same_bits = False
-        self.products = Products(list(self._find_products()), _faster.setdefault(model, {}))
+        found = [
+            product
+            for layer in self._layers
+            for product in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+        ]
+        if self.head is not None:
+            found.append(self.head.product)
+        self.products = Products(found, _faster.setdefault(model, {}))
         try:
             for packed in self.products.linears:
                 packed.pack()
@@ -99,20 +114,16 @@ class FusedDecoder:
         if self._layers[0].attention.qkv.weight.device.type == "cuda":
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
-    def _find_products(self) -> Iterator[PackedLinear]:
-        for layer in self._layers:
-            yield from (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
-        if self.head is not None:
-            yield self.head.product
-
     def use_same_bits(self, same_bits: bool) -> None:
         """Set whether a row's states and logits have the same bits in passes of any width and any
-        batch. On a CPU, of no compiled passes, without `kernel_pass` and methods of caches.
+        batch, without methods of caches: where kernels run, in passes with `same_bits`
+        (`WindowPass`); on a CPU, in those under masks that are not compiled.
         """
         self.same_bits = same_bits
         for packed in self.products.linears:
             packed.same_bits = same_bits
-        if same_bits:
+        device = self._layers[0].attention.qkv.weight.device
+        if same_bits and not dispatch.uses_triton(device.type):
             self.products.reorder(of_any_size=True)
 
     @property
@@ -233,8 +244,7 @@ class FusedDecoder:
             return out.transpose(1, 2).flatten(2)
 
         is_looked_at = kernel_pass is not None and kernel_pass.reads_hidden
-        is_looked_at |= self.same_bits or self._meet is not _pass_on
-        if self.takes_row_products and not is_looked_at and shape[0] * shape[1] <= MOST_ROWS:
+        if not is_looked_at and self._takes_row_products(hidden, run):
             states = self._run_by_rows(hidden, attend, norm, kept)
         else:
             states = self._run_layers(hidden, attend, norm, gate, kept)
@@ -347,20 +357,64 @@ class FusedDecoder:
         return add(self._structure.norm)[1].view(shape)
 
     @property
-    def takes_row_products(self) -> bool:
-        """Whether passes over few entries are products in `row_product`: where kernels are asked
-        for (MMACCEL_KERNELS=triton), until a GPU has shown what they save.
+    def has_row_products(self) -> bool:
+        """Whether passes over few entries may be products in `row_product`."""
+        weight = self._layers[0].attention.qkv.weight
+        is_taken = weight.dtype in (torch.float32, torch.bfloat16)
+        is_there = is_taken and dispatch.uses_triton(weight.device.type)
+        return is_there and self._structure.takes_row_products
+
+    def _takes_row_products(self, hidden: Tensor, run: CompiledRun | None) -> bool:
+        """Whether a pass over `hidden` `[R, W, C]` is products in `row_product`: where kernels are
+        asked for (MMACCEL_KERNELS=triton), or they have been found to be faster for so many rows.
         """
-        structure = self._structure
-        is_taken = self._layers[0].attention.qkv.weight.dtype in (torch.float32, torch.bfloat16)
-        return dispatch.mode() == "triton" and structure.takes_row_products and is_taken
+        n_rows = hidden.shape[0] * hidden.shape[1]
+        is_plain = not self.same_bits and self._meet is _pass_on
+        if n_rows > MOST_ROWS or not is_plain or not self.has_row_products:
+            return False
+        if dispatch.mode() == "triton":
+            return True
+        if run is None or dispatch.is_interpreted():  # whose seconds say nothing
+            return False
+        key = find_tile(n_rows), run.is_captured
+        if key not in self.by_rows:
+            self.by_rows[key] = self._try_row_products(hidden, run.is_captured)
+        return self.by_rows[key]
+
+    def _try_row_products(self, hidden: Tensor, is_captured: bool) -> bool:
+        """Whether `row_product` is faster over all layers, in which attention answers its queries,
+        and gives the same states.
+
+        Cost: 16 passes, and those that compile or are captured.
+        """
+
+        def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
+            width = layer.attention.heads * layer.attention.head_dim
+            return qkv[:, :width].unflatten(0, hidden.shape[:2])
+
+        norm, gate = (_choose(f, hidden) for f in (add_norm, gated_act))
+        ways: list[Way] = [
+            partial(self._run_layers, hidden, attend, norm, gate),
+            partial(self._run_by_rows, hidden, attend, norm),
+        ]
+        is_cuda = hidden.device.type == "cuda"
+        with synchronising("default") if is_cuda else nullcontext():
+            try:
+                if is_captured:
+                    ways = [capture(way, hidden.device) for way in ways]
+                gain = find_gain([(ways[0], ways[1])] * _ROUNDS, Tolerance.of(hidden.dtype))
+            except Exception as error:
+                if is_device_error(error):
+                    raise
+                return False
+        return gain > _GAIN
 
     def _run_by_rows(
         self,
         hidden: Tensor,
         attend: Callable[[int, Layer, Tensor, Tensor], Tensor],
         norm: Callable[..., Any],
-        kept: dict[int, Tensor] | None,
+        kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """As `_run_layers`, with four products a layer that norm, gate and add as they go."""
         shape = hidden.shape
@@ -581,7 +635,7 @@ def close_fused(model: Any, *, forget: bool = True) -> None:
 
 
 def _read_state(model: Any) -> tuple[Any, ...]:
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     tensors: list[Any] = []
     for part in (decoder, model.get_output_embeddings()):
         for module in part.modules() if part is not None else ():

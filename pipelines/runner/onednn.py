@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels import dispatch
-from mmaccel.samplers.compare_logits import Tolerance, compare_logits
-from mmaccel.samplers.tuner import Tuner
+from mmaccel.pipelines.runner.trial import find_gain
+from mmaccel.samplers.compare_logits import Tolerance
 
 MOST_ROWS = 64  # behind which `mm` is as fast
 LEAST_BYTES = 64 << 20  # weights of a decoder that caches hold are as fast by `mm`
@@ -119,16 +119,13 @@ class Products:
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
             chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
-            tuner = Tuner((1, 2))
-            is_same = True
-            for number, linear in enumerate([found[0], *chosen]):  # the first makes its code
+            cases = []
+            for linear in [found[0], *chosen]:  # the first makes its code
                 inputs = linear.weight[0].expand(n_rows, -1).contiguous()
-                ways = [(1, linear.multiply), (2, linear.multiply_reordered)]
-                turns = ways if number % 2 else ways[::-1]
-                made = {by: tuner.time(by, partial(way, inputs)) for by, way in turns}
-                tolerance = Tolerance(max(1e-5, torch.finfo(inputs.dtype).eps))
-                is_same &= compare_logits(made[1][None], made[2][None]).within(tolerance)
-            if is_same and _GAIN * (tuner.cost(2) or 1.0) < 1:
+                ways = linear.multiply, linear.multiply_reordered
+                cases.append((partial(ways[0], inputs), partial(ways[1], inputs)))
+            tolerance = Tolerance(max(1e-5, torch.finfo(linear.weight.dtype).eps))
+            if find_gain(cases, tolerance) > _GAIN:
                 faster.add(shape)
 
     def unpack(self) -> None:

@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.row_product import row_product
 from mmaccel.pipelines.runner import onednn
 from mmaccel.pipelines.runner.onednn import MOST_ROWS, Faster, Mark, find_key
 
@@ -35,8 +37,9 @@ class PackedLinear:
     Attributes:
         linears: the layers.
         shape: `[N, C]`, of `weight`.
-        same_bits: whether a row's product has the same bits among any number of rows. A row alone
-            is computed as two, and a weight in oneDNN's order always by oneDNN.
+        same_bits: whether a row's product has the same bits among any number of rows: by our kernel
+            where it runs; elsewhere a row alone is computed as two, and a weight in oneDNN's order
+            always by oneDNN.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
@@ -85,6 +88,8 @@ class PackedLinear:
                 return self.multiply(x)
             made: Tensor = torch.ops.mmaccel.product(x, self._number, self.shape[0])
             return made
+        if self.same_bits and self._reordered is None and dispatch.uses_triton(x.device.type):
+            return dispatch.run(row_product, x, self.weight, self.bias, same_bits=True)
         if self.same_bits:
             padded = x if len(x) > 1 else torch.cat([x, x])
             is_laid_out = self._reordered is not None
@@ -150,7 +155,9 @@ class PackedLinear:
                 (linear.weight, self._address),
                 (linear.bias, self._bias_address),
             ):
-                if address is not None and _is_at(parameter, address):
+                if address is None or type(parameter) is not nn.Parameter:  # quantised since
+                    continue
+                if parameter.untyped_storage().data_ptr() == address:
                     with torch.inference_mode(False), torch.no_grad():
                         parameter.data = parameter.data.clone()
 
@@ -200,12 +207,6 @@ def _separate_storages(
             continue  # a parameter itself, or a device whose memory DLPack may not describe
         if tensor.untyped_storage().nbytes() > tensor.nbytes:
             state[name] = torch.from_dlpack(tensor)
-
-
-def _is_at(parameter: Tensor, address: int) -> bool:
-    if type(parameter) is not nn.Parameter:  # quantised since
-        return False
-    return parameter.untyped_storage().data_ptr() == address
 
 
 def find_unpackable(parts: Sequence[nn.Module]) -> str:

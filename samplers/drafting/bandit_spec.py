@@ -176,7 +176,7 @@ class BanditDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: what the drafter of the played arm proposes."""
         if self._width == 1:
-            return Drafts(run.buffer.tokens[:, :0])
+            return Drafts(run.rows.tokens[:, :0])
         found = self.drafters[self._number].propose(run)
         self._drafts = found.tokens
         if self._drafts is None:
@@ -219,7 +219,7 @@ class BanditDrafter(Drafter):
     def _judge(self, run: OpenRun, n_new: Tensor) -> None:
         """Count right drafts and first wrong ones, as far as tokens were accepted."""
         assert self._drafts is not None
-        tokens = run.buffer.tokens.gather(1, run.buffer.columns[:, :-1])  # [B, K]
+        tokens = run.rows.tokens.gather(1, run.rows.columns[:, :-1])  # [B, K]
         is_known = torch.arange(tokens.shape[1], device=tokens.device) < n_new[:, None]
         is_right = ((self._drafts == tokens) & is_known).long().cumprod(1)
         is_wrong = is_right.sum(1) < is_known.sum(1)

@@ -84,7 +84,7 @@ def find_children(
     values, tokens = _rank(drafter, run, at, now)
 
     chances = drafter.gaps.log_chances(values, paths.depths).exp()
-    drafts = run.buffer.tokens.gather(1, at.columns)
+    drafts = run.rows.tokens.gather(1, at.columns)
     drafter.gaps.expect(Ranks(values, tokens, paths, at.is_fixed))
     is_fixed = at.is_fixed[..., None]
     only = torch.zeros_like(chances)
@@ -100,8 +100,8 @@ def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Te
 
     Of a slot whose draft is fixed it is that draft. No slot's noise has a part in it.
     """
-    slots = run.buffer.slots[:, :1] + paths.depths
-    drafts = run.buffer.tokens.gather(1, slots + run.buffer.origin)
+    slots = run.rows.slots[:, :1] + paths.depths
+    drafts = run.rows.tokens.gather(1, slots + run.rows.origin)
     fixed = one_hot(drafts, run.vocab_size)
     silent = fixed.new_zeros(1, 1, 1)
     behind = _slots_behind(drafter, run, paths, silent)

@@ -62,7 +62,7 @@ from mmaccel.samplers.trees.entries import TreeEntries
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.coarse_model import CoarseModel
     from mmaccel.samplers.drafting.online import OnlineModel
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 _TABLES = 64  # of neighbours, by lengths of prompt and run
 _NEW_SLOTS = Neighbour()  # drafts slots that C has not seen, before it corrects them
@@ -99,12 +99,12 @@ class OpenedCoarse:
 
     def table(self, run: OpenRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
-        origin = run.buffer.origin
-        n_columns = run.buffer.tokens.shape[1]
+        origin = run.rows.origin
+        n_columns = run.rows.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
         table = tables.get((origin, n_columns))
         if table is None:
-            index = torch.arange(n_columns - origin, device=run.buffer.tokens.device)
+            index = torch.arange(n_columns - origin, device=run.rows.tokens.device)
             found, exists = self.config.find_neighbours(index)
             columns = found + origin
             table = torch.where(exists & (columns >= 0), columns, n_columns)
@@ -169,10 +169,10 @@ class CoarseDrafter(Drafter):
             opened: C.
         """
         cast(StateModel, run.model).keep_states(True)
-        state = run.state.declare_fields(CoarseState)
+        state = run.steps.declare_fields(CoarseState)
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
         on_host = not is_tree and run.backend.choose(False, True)
-        gaps = GapModel(GAPS, run.state.declare("gaps of coarse scores"))
+        gaps = GapModel(GAPS, run.steps.declare("gaps of coarse scores"))
         return cls(source, opened, run.policy.freezes_noise, state, on_host, gaps)
 
     def close(self, run: OpenRun) -> None:
@@ -274,7 +274,7 @@ class CoarseDrafter(Drafter):
         moved, fresh = self.find_changes(run, slots, ids, now)
         stale = self._stale_scores(run)[rows, index]
         seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
-        fresh = _mask(run, fresh, run.buffer.slots[:, :1] + index)
+        fresh = _mask(run, fresh, run.rows.slots[:, :1] + index)
         return torch.where(slots.is_seen[..., None], seen, fresh)
 
     def find_changes(
@@ -294,7 +294,7 @@ class CoarseDrafter(Drafter):
 
     def _record(self, run: OpenRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
         state = self.state
-        slots = run.buffer.slots
+        slots = run.rows.slots
         path = scores.path
         states = self.guided_states(run)
         prompts = state.prompts.value
@@ -329,7 +329,7 @@ class CoarseDrafter(Drafter):
             states: `[B, W, D]`.
             last: `[B, V]`, see `PassScores.last`.
         """
-        slots = run.buffer.slots
+        slots = run.rows.slots
         _hold_window(run, self.state.neighbours, seen)
         _hold_window(run, self.state.states, states)
         self.state.first.hold(slots[:, :1])
@@ -338,7 +338,7 @@ class CoarseDrafter(Drafter):
 
     def pad_tokens(self, run: OpenRun) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
-        return self._pad(run.buffer.tokens)
+        return self._pad(run.rows.tokens)
 
     def _pad(self, tokens: Tensor) -> Tensor:
         n_ids = self.opened.config.vocab_size
@@ -353,8 +353,8 @@ class CoarseDrafter(Drafter):
         """What the next sweep knows; None before the first pass and for a window of one slot."""
         held = self.state
         model = self.opened.model
-        buffer = run.buffer
-        slots = buffer.slots[:, :-1]
+        rows = run.rows
+        slots = rows.slots[:, :-1]
         if held.values.value is None or not slots.shape[1] or run.is_retry:
             return None
         values = held.values.get()
@@ -364,25 +364,25 @@ class CoarseDrafter(Drafter):
         prompts = held.prompts.get()
         first = held.first.get()
         last = held.end.get()  # slots of the last pass
-        is_seen = buffer.is_predicted()
+        is_seen = rows.is_predicted()
         distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
         at = slots.clamp(first, last) - first
-        rows = torch.arange(len(at), device=at.device)[:, None]
-        base = model.base(slots, distances, states[rows, at], prompts[:, None])
-        seen = seen[rows, at]
-        ids = ids[rows, at]
-        values = values[rows, at]
-        is_fixed = (buffer.n_generated == 0)[:, None] | run.rows.is_over(slots)
+        row = torch.arange(len(at), device=at.device)[:, None]
+        base = model.base(slots, distances, states[row, at], prompts[:, None])
+        seen = seen[row, at]
+        ids = ids[row, at]
+        values = values[row, at]
+        is_fixed = (rows.n_generated == 0)[:, None] | rows.is_over(slots)
         if not model.drafts_new_slots:
             is_fixed = is_fixed | ~is_seen
-        forced = run.rows.forced()
+        forced = rows.forced()
         if forced is not None:
             is_fixed = is_fixed | (forced >= 0)
         last_scores = held.last.get()
         gates = model.gate(distances)[..., 0] * _scale(run)
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]), slots)
         return SweepSlots(
-            buffer.columns[:, :-1],
+            rows.columns[:, :-1],
             self._neighbours(run, slots),
             is_seen,
             is_fixed,
@@ -400,7 +400,7 @@ class CoarseDrafter(Drafter):
         """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""
         scores = self.state.scores.get()
         first = self.state.first.get()
-        at = (run.buffer.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
+        at = (run.rows.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
         rows = torch.arange(len(at), device=at.device)[:, None]
         return scores[rows, at]
 
@@ -415,7 +415,7 @@ class CoarseDrafter(Drafter):
     def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Redrafted:
         """Drafts of the window, written into `work` and into the token buffer."""
         found = self.make_drafts(run, slots, work, n_corrected)
-        run.buffer.tokens.scatter_(1, slots.columns, found.drafts)
+        run.rows.tokens.scatter_(1, slots.columns, found.drafts)
         return found
 
 

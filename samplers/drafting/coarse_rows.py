@@ -30,9 +30,9 @@ def redraft(
 ) -> tuple[Tensor, Tensor | None]:
     """`CoarseDrafter.correct`. Holds in `CoarseState.coming` what `record` will record."""
     n_ids = coarse.opened.config.vocab_size
-    rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
+    rows = [read_tokens(tokens, n_ids) for tokens in run.rows.tokens.numpy()]
     table = coarse.opened.table(run).numpy()
-    firsts = run.buffer.n_generated.tolist()
+    firsts = run.rows.n_generated.tolist()
     has_seen = coarse.state.scores.value is not None and not run.is_retry
     if has_seen and drafts.shape[1]:
         drafts, p_draft = _redraft(coarse, run, rows, table, drafts, noise, p_draft)
@@ -49,8 +49,8 @@ def record(coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
     prompts = held.prompts.value
     if prompts is None:
         held.prompts.hold(model.of_prompt(states[:, 0]))
-    elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
-        is_first = run.buffer.n_generated[:, None] == 0
+    elif 0 in run.rows.n_generated.tolist():  # rows that were admitted later
+        is_first = run.rows.n_generated[:, None] == 0
         held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
     held.scores.hold(scores.window)
     coarse.hold_pass(run, held.coming.get(), states, scores.last)
@@ -65,9 +65,8 @@ def _redraft(
     noise: Tensor,
     p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    buffer = run.buffer
     opened = coarse.opened
-    slots = buffer.slots[:, :-1]
+    slots = run.rows.slots[:, :-1]
     layout = run.prompt.layout
     allowed = None if layout is None else layout.allowed(slots)
     if allowed is not None:
@@ -90,7 +89,7 @@ def _redraft(
         return drafts, p_draft
 
     drafts = drafts.clone()
-    tokens = buffer.tokens
+    tokens = run.rows.tokens
     for b, window in found.items():
         of_window = slice(window.column, window.column + len(window.neighbours))
         drafts[b, : len(window.neighbours)] = torch.from_numpy(window.work[of_window])
@@ -118,11 +117,10 @@ def _list_windows(
     coarse: CoarseDrafter, run: OpenRun, rows: list[Any], table: Any, noise: Tensor
 ) -> dict[int, RowWindow]:
     """Windows by row, without rows before their first pass and after their end."""
-    buffer = run.buffer
     held = coarse.state
     forced = run.rows.forced()
     ended = run.rows.ended.tolist()
-    filled = buffer.filled.tolist()
+    filled = run.rows.filled.tolist()
     seen = held.neighbours.get().numpy()
     scores = held.scores.get().numpy()
     last = held.last.get().numpy()
@@ -130,17 +128,17 @@ def _list_windows(
     states = held.states.get()
     firsts = held.first.get()[:, 0].tolist()
     found = {}
-    for b, n_made in enumerate(buffer.n_generated.tolist()):
+    for b, n_made in enumerate(run.rows.n_generated.tolist()):
         if not n_made or ended[b]:
             continue
-        width = filled[b] - buffer.origin - firsts[b]  # of the last pass
+        width = filled[b] - run.rows.origin - firsts[b]  # of the last pass
         moved = n_made - firsts[b]
         n_slots = min(run.width - 1, run.length - n_made)
         if not coarse.opened.model.drafts_new_slots:
             n_slots = min(n_slots, width - moved)
         found[b] = RowWindow(
             rows[b],
-            buffer.origin + n_made,
+            run.rows.origin + n_made,
             table[n_made : n_made + n_slots],
             n_made,
             RowPass(seen[b], states[b], scores[b], last[b], prompts[b]),

@@ -11,7 +11,7 @@ this order in every step:
     accepted        how many tokens each row has gained
 
 A source without a state implements `DraftSource.propose` alone. What a step hands to the next one
-is a `Held` tensor that the drafter declares (`run.state.declare`), so that steps may be captured as
+is a `Held` tensor that the drafter declares (`run.steps.declare`), so that steps may be captured as
 CUDA graphs and rows may be dropped.
 
 Policies that are exact in distribution record the distribution from which a draft was really drawn;
@@ -32,7 +32,7 @@ from mmaccel.contracts import Layout, TokenModel
 from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
-    # `rows`, `buffer` and `counters` are there from the first pass on, all else from the beginning
+    # `rows` and `passes` are there from the first pass on, all else from the beginning
     from mmaccel.samplers.window.run import WindowRun as OpenRun
 else:
     OpenRun = Any

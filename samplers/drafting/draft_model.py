@@ -38,7 +38,7 @@ from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.trees.entries import TreeEntries
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class DraftModel(ModelSource):
         Raises:
             OptionError: a model with another vocabulary.
         """
-        next_slot = run.state.declare("next slot of the draft model")
+        next_slot = run.steps.declare("next slot of the draft model")
         judge = None if self.length is None else self.length.open(run)
         if self.length is not None:
             check_kind(f"{type(self.length).__name__}.open", judge, LengthJudge)
@@ -180,23 +180,23 @@ class ModelDrafter(Drafter):
         """`[B]` bool, whether the model has a position for the last known token."""
         _, lengths = run.prompt.text
         longest = lengths.view(run.prompt.branches, -1).amax(0)  # of a row's branches
-        return longest - 1 + run.buffer.n_generated < self.limit
+        return longest - 1 + run.rows.n_generated < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`. Beyond the model's positions drafts are whatever it says, and
         without a row that has room they are certain.
         """
         if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
-            return Drafts(torch.zeros_like(run.buffer.slots[:, 1:]))
+            return Drafts(torch.zeros_like(run.rows.slots[:, 1:]))
         return self.draft(run)
 
     def draft(self, run: OpenRun) -> Drafts:
         """Drafts one by one, and what they were drawn from."""
-        buffer, passes = run.buffer, run.counters.passes  # [B]
+        rows, passes = run.rows, run.rows.passes  # [B]
         noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
-        work = buffer.tokens.clone()  # the token buffer with the drafts so far
-        is_predicted = buffer.is_predicted()
+        work = rows.tokens.clone()  # the token buffer with the drafts so far
+        is_predicted = rows.is_predicted()
         empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device, dtype=torch.float32)
         probabilities = [empty]  # of each draft, [B, 1, V]
         confidences = empty[:, :, 0]  # [B, k], of those made so far
@@ -206,8 +206,8 @@ class ModelDrafter(Drafter):
             params = SamplingParams(params.guidance_scale, processor=params.processor)
         n_passes = 0
         for k in range(run.width - 1):
-            column = buffer.columns[:, k : k + 1]
-            slots = buffer.slots[:, k : k + 1]
+            column = rows.columns[:, k : k + 1]
+            slots = rows.slots[:, k : k + 1]
             # behind a row's last draft, copies of the token before
             drawn = work.gather(1, (column - 1).clamp(min=0)).clamp(0, run.vocab_size - 1)
             certain = one_hot(drawn, run.vocab_size)
@@ -240,8 +240,8 @@ class ModelDrafter(Drafter):
         if n_passes:
             # beside a tree the accepted tokens may be others than the chain's, which were read
             n_read = n_passes - 1 if run.policy.tree is None else 0
-            self.next_slot.hold(buffer.slots[:, 0] + n_read)
-        drafts = work.gather(1, buffer.columns[:, :-1])
+            self.next_slot.hold(rows.slots[:, 0] + n_read)
+        drafts = work.gather(1, rows.columns[:, :-1])
         return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -251,21 +251,19 @@ class ModelDrafter(Drafter):
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
         """See `Drafter.distributions`: a pass over the last known token and the tree behind it."""
-        buffer = run.buffer
+        rows = run.rows
         branches = run.prompt.branches
         _, lengths = run.prompt.text
         depths = TreeEntries(tokens, parents, run.width).depths()
-        last = buffer.model_inputs(buffer.columns[:, :1] - 1, buffer.tokens)  # [R, 1]
+        last = rows.model_inputs(rows.columns[:, :1] - 1, rows.tokens)  # [R, 1]
         entries = torch.cat([last, tokens[:, 1:].repeat(branches, 1)], 1)
-        start = (lengths - 1 + buffer.n_generated.repeat(branches)).clamp(min=0)
+        start = (lengths - 1 + rows.n_generated.repeat(branches)).clamp(min=0)
         with as_called():
             logits = self.model.forward(Pass(entries, start, parents=parents.repeat(branches, 1)))
         run.stats.draft_passes += 1
-        slots = buffer.slots[:, :1] + depths
-        columns = slots + buffer.origin
-        scores = run.params.apply(
-            logits, branches, buffer.tokens, columns, slots, run.prompt.layout
-        )
+        slots = rows.slots[:, :1] + depths
+        columns = slots + rows.origin
+        scores = run.params.apply(logits, branches, rows.tokens, columns, slots, run.prompt.layout)
         return scores[:, first:].softmax(-1)
 
     def close(self, run: OpenRun) -> None:
@@ -288,7 +286,7 @@ class ModelDrafter(Drafter):
         They are one after a window that was accepted as a whole, and more where the loop repeated a
         pass with drafts of its own, or had passes of one slot, which need no draft.
         """
-        n_generated = run.buffer.n_generated
+        n_generated = run.rows.n_generated
         next_slot = self.next_slot.value
         if next_slot is None:  # it has read the prompt alone
             next_slot = torch.full_like(n_generated, -1)
@@ -306,12 +304,12 @@ class ModelDrafter(Drafter):
             work: `[B, N]` int64, the token buffer with the drafts so far.
             unread: `[B]` int64, how many tokens before the last one are read as well.
         """
-        buffer, branches, (_, lengths) = run.buffer, run.prompt.branches, run.prompt.text
+        rows, branches, (_, lengths) = run.rows, run.prompt.branches, run.prompt.text
         width = 1 + int(unread.max())
         back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
-        columns = (buffer.columns[:, k : k + 1] - back).clamp(min=0)
-        start = (lengths - 1 + (buffer.n_generated + k - unread).repeat(branches)).clamp(min=0)
+        columns = (rows.columns[:, k : k + 1] - back).clamp(min=0)
+        start = (lengths - 1 + (rows.n_generated + k - unread).repeat(branches)).clamp(min=0)
         with as_called():  # [R, width, V]
-            logits = self.model.forward(Pass(buffer.model_inputs(columns, work), start))
+            logits = self.model.forward(Pass(rows.model_inputs(columns, work), start))
         at = unread.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
         return logits.gather(1, at)

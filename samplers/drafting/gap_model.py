@@ -23,7 +23,7 @@ from mmaccel.samplers.drafting.contract import OpenRun, Paths
 from mmaccel.samplers.drafting.paths import cut_paths, find_paths
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 Prior = tuple[tuple[float, float], tuple[float, float]]
 """beta and c of a slot whose left side is certain, and of one behind drafts."""
@@ -99,13 +99,13 @@ class GapModel:
         """
         ranks = self._ranks
         self._ranks = None
-        buffer = run.buffer
+        rows = run.rows
         if self.fitted.value is None and run.policy.tree is not None:
             # in a row's first pass, as replayed passes read what another run has left here
-            self.fitted.hold(self._begin(buffer.tokens.float()))
+            self.fitted.hold(self._begin(rows.tokens.float()))
         if ranks is None:
             return
-        made = buffer.tokens.gather(1, buffer.columns[:, :-1])  # [B, W-1]
+        made = rows.tokens.gather(1, rows.columns[:, :-1])  # [B, W-1]
         depths = ranks.paths.depths
         right = made.gather(1, depths)[..., None]  # [B, n, 1]
         own = cut_paths(ranks.paths)

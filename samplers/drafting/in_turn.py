@@ -22,24 +22,24 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
         find_logits: raw logits `[R, 1, V]` of draft k, given the token buffer `[B, N]` with the
             drafts before it.
     """
-    buffer = run.buffer
+    rows = run.rows
     prompt = run.prompt
     is_certain = run.policy.freezes_noise
-    work = buffer.tokens.clone()  # the token buffer with the drafts so far
+    work = rows.tokens.clone()  # the token buffer with the drafts so far
     noise = run.frozen_noise() if is_certain else None
     distributions = [work.new_zeros(len(work), 0, run.vocab_size, dtype=torch.float32)]
     for k in range(run.width - 1):
-        column = buffer.columns[:, k : k + 1]
-        slots = buffer.slots[:, k : k + 1]
+        column = rows.columns[:, k : k + 1]
+        slots = rows.slots[:, k : k + 1]
         logits = find_logits(work, k)
         scores = run.params.apply(logits, prompt.branches, work, column, slots, prompt.layout)
         if noise is not None:
             token = (scores + noise[:, k : k + 1]).argmax(-1)
         else:
             distributions.append(scores.softmax(-1))
-            token = draw(distributions[-1], run.noise.fresh(slots, run.counters.passes).drafts)
+            token = draw(distributions[-1], run.noise.fresh(slots, run.rows.passes).drafts)
         work.scatter_(1, column, token)
-    tokens = work.gather(1, buffer.columns[:, :-1])
+    tokens = work.gather(1, rows.columns[:, :-1])
     return Drafts(tokens, distribution=None if is_certain else torch.cat(distributions, 1))
 
 

@@ -82,9 +82,9 @@ class OnlineDrafter(CoarseDrafter):
         if held.neighbours.value is not None:
             first = held.first.get()
             end = held.end.get()
-            slots = run.buffer.slots
+            slots = run.rows.slots
             is_both = (
-                (slots <= end) & (run.buffer.n_generated > 0)[:, None] & ~run.rows.is_over(slots)
+                (slots <= end) & (run.rows.n_generated > 0)[:, None] & ~run.rows.is_over(slots)
             )
             row, now = is_both.nonzero(as_tuple=True)
             before = (slots - first)[row, now]

@@ -67,15 +67,15 @@ class SelfDrafter(Drafter):
     """Drafts of the run's own model, one by one."""
 
     def propose(self, run: OpenRun) -> Drafts:
-        buffer = run.buffer
+        rows = run.rows
         prompt = run.prompt
         model = run.model
         assert isinstance(model, SelfDrafts)
 
         def find_logits(work: Tensor, k: int) -> Tensor:
-            before = (buffer.columns[:, k : k + 1] - 1).clamp(min=0)
-            start = prompt.lengths - 1 + (buffer.n_generated + k).repeat(prompt.branches)
-            entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
+            before = (rows.columns[:, k : k + 1] - 1).clamp(min=0)
+            start = prompt.lengths - 1 + (rows.n_generated + k).repeat(prompt.branches)
+            entry = Pass(rows.model_inputs(before, work), start.clamp(min=0))
             run.stats.draft_passes += 1
             with as_called():
                 return model.forward_draft(entry, k)

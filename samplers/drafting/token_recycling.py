@@ -36,7 +36,7 @@ from mmaccel.samplers.drafting.contract import (
 from mmaccel.samplers.drafting.memory.candidates import order_by_noise
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 
 _RANKS = 8  # successors of a token that a tree is made of
@@ -62,8 +62,8 @@ class TokenRecycling(DraftSource):
         n_ranks = 1 if run.policy.tree is None else _RANKS
         return RecyclingDrafter(
             self,
-            successors=run.state.declare("successors"),
-            log_probs=run.state.declare("log-probabilities of successors"),
+            successors=run.steps.declare("successors"),
+            log_probs=run.steps.declare("log-probabilities of successors"),
             n_ranks=min(n_ranks, run.vocab_size),
         )
 
@@ -105,7 +105,7 @@ class RecyclingDrafter(Drafter):
         # branch b: at draft k, the successor of rank 1 + b % (n - 1) of the token before
         number = torch.arange(n_branches, device=drafts.device)
         k = (number // n_others).clamp(max=drafts.shape[1] - length)
-        before = run.buffer.tokens.gather(1, run.buffer.columns[:, :-1] - 1)  # [B, W-1]
+        before = run.rows.tokens.gather(1, run.rows.columns[:, :-1] - 1)  # [B, W-1]
         before = before.clamp(max=run.vocab_size)[:, k]  # [B, N]
         rows = torch.arange(len(drafts), device=drafts.device)[:, None]
         token = table[rows, before, 1 + number % n_others].long()
@@ -118,7 +118,7 @@ class RecyclingDrafter(Drafter):
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
         """See `Drafter.children`: the successors of an entry's own token, as noise orders them."""
-        last = run.buffer.tokens.gather(1, run.buffer.columns[:, :1] - 1)  # [B, 1]
+        last = run.rows.tokens.gather(1, run.rows.columns[:, :1] - 1)  # [B, 1]
         known = torch.cat([last[:, None].expand(-1, paths.tokens.shape[1], -1), paths.tokens], 2)
         token = known.gather(2, paths.depths[..., None])[..., 0]  # [B, n]
         token = token.clamp(max=run.vocab_size)
@@ -134,12 +134,12 @@ class RecyclingDrafter(Drafter):
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
         table, log_table = self._tables(run)
-        buffer = run.buffer
+        rows = run.rows
         n_ids = run.vocab_size
         # where a branch won, its tokens are what the scores follow
-        tokens = buffer.tokens if scores.path is None else scores.path.tokens
-        read = tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
-        read = read.masked_fill(run.rows.is_over(buffer.slots), n_ids)
+        tokens = rows.tokens if scores.path is None else scores.path.tokens
+        read = tokens.gather(1, rows.columns - 1).clamp(max=n_ids)  # [B, W]
+        read = read.masked_fill(run.rows.is_over(rows.slots), n_ids)
         # where a token stands several times in the window, the last one counts
         width = read.shape[1]
         is_later = torch.ones(width, width, dtype=torch.bool, device=read.device).triu(1)
@@ -173,7 +173,7 @@ class RecyclingDrafter(Drafter):
 
     def _empty(self, run: OpenRun) -> tuple[Tensor, Tensor]:
         """`[V + 1, n]` each: every token is its own successor, one of V, the others are none."""
-        device = run.buffer.tokens.device
+        device = run.rows.tokens.device
         index = torch.arange(run.vocab_size + 1, dtype=torch.int32, device=device)
         own = (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
         log_probs = torch.full_like(own, float("-inf"), dtype=torch.float16)

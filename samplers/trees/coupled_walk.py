@@ -66,14 +66,14 @@ class CoupledWalk:
         """
         run = self._run
         entries, choose = choose_by_rule(run, tree, self._rule, fresh)
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, entries.depths())
+        pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, entries.depths())
         reads_back = not run.runner.is_static
         found = walk(entries.width, pass_scores.target, choose, reads_back=reads_back)
         last, n_right, walked = found
 
         # from here on the pass is one over the window that the path is in
         path = find_path(run, entries, last)
-        run.scores.keep(pass_scores, path)
+        run.passes.keep(pass_scores, path)
         run.observe(noise)
         rows = torch.arange(len(last), device=last.device)[:, None]
         scores = pass_scores.target[rows, path.entries]  # [B, W, V]

@@ -129,8 +129,8 @@ def _add(
     depths = as_index([depth_of[parent] for parent in parents], device)
 
     # siblings of all parents at once
-    slots = run.buffer.slots[:, :1] + depths
-    noise = SlotNoise(run.noise, slots, run.counters.passes)
+    slots = run.rows.slots[:, :1] + depths
+    noise = SlotNoise(run.noise, slots, run.rows.passes)
     first = None if drafts is None else drafts[:, index]
     k = max(n_drawn.values())
     drawn = rule.draw(tree.p_draft[:, index], noise, k, first)  # [B, n, K]

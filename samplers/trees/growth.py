@@ -53,7 +53,7 @@ class Growth:
         if found is None:
             return None
         log_probs = found.log_probs.masked_fill(found.log_probs.isnan(), float("-inf"))
-        after = self._run.buffer.slots[:, :1] + within + 1  # the slots that children predict
+        after = self._run.rows.slots[:, :1] + within + 1  # the slots that children predict
         is_behind = self._run.rows.is_over(after) | (depths > within)
         log_probs = log_probs.masked_fill(is_behind[..., None], float("-inf"))
 

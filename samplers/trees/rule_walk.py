@@ -54,18 +54,18 @@ class RuleStep:
         """One step; see `WindowRun.run`."""
         run = self._run
         drafts, p_draft = draft_afresh(run)
-        fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
+        fresh = run.noise.fresh(run.rows.slots, run.rows.passes)
         found = None if run.is_retry else self._grow(drafts, p_draft, fresh)
         if found is None:
             verify_chain(run, drafts, p_draft, fresh)
             return
         entries, choose = found
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, entries.depths())
+        pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, entries.depths())
         last, n_right, tokens = walk(entries.width, pass_scores.target, choose)
 
         # from here on the pass is one over the window that the path is in
         path = find_path(run, entries, last)
-        run.scores.keep(pass_scores, path)
+        run.passes.keep(pass_scores, path)
         run.observe(None)
         index = torch.arange(entries.width, device=last.device)
         # behind the path stand guesses, which some drafters learn from
@@ -135,7 +135,7 @@ def choose_by_rule(
     """
     entries = TreeEntries(tree.tokens, tree.parents, fresh.coins.shape[1])
     n_others = tree.children.shape[1] - 1
-    others = run.noise.uniforms(run.buffer.slots, n_others, Stream.COINS, run.counters.passes)
+    others = run.noise.uniforms(run.rows.slots, n_others, Stream.COINS, run.rows.passes)
     coins = torch.cat([fresh.coins[..., None], others], 2)  # [B, W, K]
     return entries, choose_drawn(tree, rule, coins, fresh.redraws)
 

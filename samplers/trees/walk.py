@@ -54,12 +54,12 @@ class TreeStep:
         entries = TreeEntries.of(drafts, nodes)
         depths = entries.depths()
         wanted = nodes.wanted if self._leaves_out else None
-        pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, depths, wanted)
+        pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, depths, wanted)
         rows = torch.arange(len(depths), device=depths.device)[:, None]
         found = run.backend.run(argmax, pass_scores.target + noise[rows, depths])  # [B, E]
 
         path, kept = self.walk(entries, found)
-        run.scores.keep(pass_scores, path)
+        run.passes.keep(pass_scores, path)
         run.observe(noise)
         run.accept_path(path, found.gather(1, path.entries), kept)
 
@@ -81,12 +81,10 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
     view = entries.view(last)
     is_branch = view >= entries.width
     # the token buffer as the view's entries read it
-    buffer = run.buffer
-    columns = buffer.columns - 1
-    drafts = torch.where(
-        is_branch, entries.tokens.gather(1, view), buffer.tokens.gather(1, columns)
-    )
-    return PassPath(view, is_branch, buffer.tokens.scatter(1, columns, drafts))
+    rows = run.rows
+    columns = rows.columns - 1
+    drafts = torch.where(is_branch, entries.tokens.gather(1, view), rows.tokens.gather(1, columns))
+    return PassPath(view, is_branch, rows.tokens.scatter(1, columns, drafts))
 
 
 def find_walked(run: WindowRun) -> TreeShape | None:
@@ -108,7 +106,7 @@ def find_walked(run: WindowRun) -> TreeShape | None:
         reason = "logits processors read the tokens before a slot, and branches have others"
     elif run.params.is_spread:
         reason = "evenly spread samples follow one path"
-    elif run.calls.recording is not None:
+    elif run.passes.recording is not None:
         reason = "outputs of every step are asked for"
     if not reason:
         return shape

@@ -36,8 +36,8 @@ class DraftRecord:
 
     def __init__(self, run: WindowRun) -> None:
         self._run = run
-        self._p_held = run.state.declare("p_target")  # [B, W, V], of the last pass
-        self._first_held = run.state.declare("first slot")  # [B, 1] int64, of the last pass
+        self._p_held = run.steps.declare("p_target")  # [B, W, V], of the last pass
+        self._first_held = run.steps.declare("first slot")  # [B, 1] int64, of the last pass
 
     @property
     def first(self) -> Tensor | None:
@@ -63,7 +63,7 @@ class DraftRecord:
     def hold(self, p_target: Tensor) -> None:
         """Keep what later slots of the window are redrawn from, `[B, W, V]`; before `accept`."""
         self._p_held.hold(p_target)
-        self._first_held.hold(self._run.buffer.slots[:, :1])
+        self._first_held.hold(self._run.rows.slots[:, :1])
 
     def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Drafts `[B, W-1]` and the distributions `[B, W-1, V]` they were drawn from.
@@ -72,7 +72,7 @@ class DraftRecord:
             uniforms: `[B, W-1]`, with which new drafts are drawn.
         """
         run = self._run
-        slots = run.buffer.slots[:, :-1]
+        slots = run.rows.slots[:, :-1]
         found = run.propose()
         guess = found.tokens
         if guess is None:
@@ -86,9 +86,9 @@ class DraftRecord:
             p_draft = found.distribution
         p_last, first = self._p_held.value, self._first_held.value
         if p_last is not None and first is not None:  # predicted drafts were drawn from these
-            buffer = run.buffer
-            moved = buffer.slots[:, 0] - first[:, 0]
-            n_predicted = buffer.filled - buffer.columns[:, 0]
+            rows = run.rows
+            moved = rows.slots[:, 0] - first[:, 0]
+            n_predicted = rows.filled - rows.columns[:, 0]
             p_draft = run.backend.run(follow, p_last, moved, n_predicted, p_draft)
         drafts = run.write_drafts(guess)
         return drafts, place_forced(run, p_draft, one_hot(drafts, run.vocab_size))

@@ -16,7 +16,7 @@ from mmaccel.samplers.window.run import WindowRun
 
 def draft_afresh(run: WindowRun) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]`, and the distributions `[B, W-1, V]` from which they were drawn."""
-    run.buffer.forget_drafts()
+    run.rows.forget_drafts()
     found = run.propose()
     tokens = found.tokens
     p_draft = found.distribution
@@ -56,7 +56,7 @@ def verify_chain(
     p_left = p_target
     if is_joint:
         accepted, p_left = verify_block(
-            p_target, p_draft, drafts, coins, run.rows.is_over(run.buffer.slots)
+            p_target, p_draft, drafts, coins, run.rows.is_over(run.rows.slots)
         )
     else:
         accepted = is_kept(p_target[:, :-1], p_draft, drafts, coins)
@@ -69,4 +69,4 @@ def verify_chain(
     tokens = torch.where(accepted, drafts, redrawn[:, :-1])
     tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
     run.accept(tokens, accepted)
-    run.scores.keep_accepted(scores, run.rows.n_new)
+    run.passes.keep_accepted(scores, run.rows.n_new)

@@ -94,7 +94,7 @@ class GroupedSpeculative(WindowPolicy):
                     f"{run.vocab_size} tokens for 'latent', received a "
                     f"{type(run.model).__name__} without them; choose 'ranks'"
                 )
-            near = nearest_codes(codes, self.neighbours).to(run.buffer.tokens.device)
+            near = nearest_codes(codes, self.neighbours).to(run.rows.tokens.device)
             return partial(latent_ratio, near=near, delta=self.delta, cap=self.cap)
 
         def sort(weights: Tensor) -> tuple[Tensor, Tensor]:

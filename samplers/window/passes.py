@@ -4,180 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import OutOfMemoryError, Tensor
 
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass
 from mmaccel.model_parts import CapturedBuffers, MixedPasses, PromptPiece, TreePasses
-from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import PassFormats, as_called
-from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
+from mmaccel.samplers.drafting.contract import PassPath, PassScores
 from mmaccel.samplers.prompt_chunks import count_prompts, prefill_together
-from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.rows import RunRows
-from mmaccel.samplers.window.step_runner import Once, StepRunner
-from mmaccel.samplers.window.step_state import Held
+from mmaccel.samplers.trees.contract import count_spare
+from mmaccel.samplers.window.step_runner import Once
 
-
-class ModelCalls:
-    """The calls of one run to its model.
-
-    Args:
-        model: the token model.
-        runner: carries steps out.
-        stats: of the run; passes over the prompt and seconds are counted here.
-        spare: cache indices a row beside those of positions, for trees.
-
-    Attributes:
-        recording: receives what passes give out; None where nothing does.
-        formats: what passes are computed in.
-        has_own_prompt: whether the model itself has processed the prompt.
-        knows_first: whether the logits behind the prompt were computed with it.
-        n_behind: entries of all rows that the last pass had beside its window.
-        pieces: of prompts, which the next pass processes, too.
-    """
-
-    def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
-        self.model = model
-        recorder = model.setup.recorder
-        self.recording = recorder if recorder is not None and recorder.is_active else None
-        self.formats = PassFormats(model)
-        self.has_own_prompt = False
-        self.knows_first = False
-        self.n_behind = 0
-        self.pieces: Sequence[PromptPiece] = ()
-        self._has_chunks = False  # whether prompts are processed in chunks
-        self._spare = spare
-        self._runner = runner
-        self._stats = stats
-
-    def begin(
-        self, tokens: Tensor | None, lengths: Tensor, positions: int, short_prompt: Tensor | None
-    ) -> None:
-        """Reserve the cache and run the prompt, in most models without its last token.
-
-        Once more if memory lacked and the graphs of other runs had some.
-
-        Args:
-            tokens: `[R, N]`, of the prompt; None where the scheduler lets it be processed.
-            lengths: `[R]` int64, of the prompts.
-            positions: of the cache.
-            short_prompt: `[R, N']`, the static tensor of a prompt that is prefilled in a step of
-                its own; None for one that is not.
-        """
-        try:
-            self._begin(tokens, lengths, positions, short_prompt)
-            return
-        except OutOfMemoryError:
-            if not self._runner.free_memory():
-                raise
-        # here, as the handler still refers to the tensors of the failed pass
-        self._begin(tokens, lengths, positions, short_prompt)
-
-    @as_called()
-    def _begin(
-        self,
-        tokens: Tensor | None,
-        lengths: Tensor,
-        positions: int,
-        short_prompt: Tensor | None,
-    ) -> None:
-        self.model.setup.spare = self._spare
-        self._runner.reserve(self.model, len(lengths), positions)
-        began = time.perf_counter()
-        own = self.model.process_prompt()
-        self.has_own_prompt = own is not None
-        self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
-        n_left = 0 if self.knows_first else 1  # tokens of the first window
-        n_processed, n_passes = (None, 1) if own is None else own
-        has_size = self.model.setup.prefill_chunk_size is not None
-        self._has_chunks = n_processed is None and tokens is None and has_size
-        if n_processed is None and tokens is not None and tokens.shape[1] > n_left:
-            n_columns = tokens.shape[1] - n_left
-            n_passes = self._prefill(tokens[:, :n_columns], lengths, n_left, short_prompt)
-            n_processed = count_prompts(self.model, tokens) * n_columns
-        if n_processed is not None:
-            self._stats.forward_seconds += time.perf_counter() - began
-            self._stats.prefill_passes += n_passes
-            self._stats.tokens_processed += n_processed
-
-    def _prefill(
-        self, tokens: Tensor, lengths: Tensor, n_left: int, short_prompt: Tensor | None
-    ) -> int:
-        """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
-        size = self.model.setup.prefill_chunk_size
-        n_tokens = count_prompts(self.model, tokens) * tokens.shape[1]
-        self._has_chunks = size is not None and n_tokens > size
-        if short_prompt is None or self._has_chunks:
-            return prefill_together(
-                self.model, tokens, lengths - n_left, size if self._has_chunks else None
-            )
-        assert isinstance(self.model, CapturedBuffers)
-        width = self.model.prompt_width(tokens.shape[1])
-
-        def step() -> None:
-            start = lengths.new_zeros(1).expand_as(lengths)
-            tokens = short_prompt[:, :width].clamp(min=0)
-            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left, opens=True))
-
-        self._runner.run_step(Once("prompt", width), step)
-        return 1
-
-    def forward(self, entries: Pass) -> Tensor:
-        """Raw logits `[R, W, V]` of a pass."""
-        began = time.perf_counter()
-        pieces = self.pieces
-        self.pieces = ()
-        self.n_behind = sum(len(piece.tokens) for piece in pieces)
-        with self.formats.passing():
-            if pieces or entries.wanted is not None:
-                assert isinstance(self.model, MixedPasses)
-                logits = self.model.forward_mixed(entries, pieces).detach()
-            else:
-                logits = self.model.forward(entries).detach()
-        self.formats.note(logits)
-        self._stats.forward_seconds += time.perf_counter() - began
-        return logits
-
-    def commit(self, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
-        """Tell the model which entries of a tree were accepted.
-
-        Args:
-            start: `[R]` int64, cache index of the pass's first entry.
-            entries: `[B, W]` int64, the path.
-            n_new: `[B]` int64, tokens that were accepted: the entries up to the last of them.
-        """
-        assert isinstance(self.model, TreePasses)
-        index = torch.arange(entries.shape[1], device=entries.device)
-        path = torch.where(index < n_new[:, None], entries, -1)
-        self.model.commit(start, path.repeat(len(start) // len(path), 1))
-
-    def describe(self) -> None:
-        """Fill in the statistics what the model says of its passes."""
-        stats = self._stats
-        setup = self.model.setup
-        setup.spare = 0
-        route = self.model.route
-        if self._has_chunks and self._runner.is_static:
-            stats.notes.append("prefill_chunk_size: passes with chunks ran eagerly")
-        if route.attention is not None:
-            reason = route.attention
-            stats.attention = f"the model's own: {reason}" if reason else "window_attention"
-        stats.route = route.name
-        stats.route_reason = route.reason
-        if setup.prefixes is not None:
-            stats.notes.append(
-                f"share_prefix: {setup.prefixes}; exact with respect to the model whose attention "
-                "adds up a prompt and what follows it apart, which may change last bits; a model's "
-                "first such call makes four short passes more, which are not counted, to check it"
-            )
-        elif setup.prefix_reason:
-            stats.notes.append(f"share_prefix: each row stores its prompt: {setup.prefix_reason}")
-        if route.shared_rounding:
-            stats.exactness = "relaxed"
-            stats.notes.append(route.shared_rounding)
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 
 class TreeScores(NamedTuple):
@@ -192,38 +33,116 @@ class TreeScores(NamedTuple):
     processed: Tensor
 
 
-class ScorePasses:
-    """Passes of the model over the window of a run.
+class RunPasses:
+    """The passes of one run.
 
     Args:
-        calls: to the model.
-        rows: of the run.
-        params: sampling parameters.
-        drafter: of the run, which may read scores.
-        last_scores: `[B, V]`, scores of the right-most slot, for the next pass.
+        run: whose model, drafter, rows, widths and sampling parameters are known.
 
     Attributes:
+        recording: receives what passes give out; None where nothing does.
+        formats: what passes are computed in.
+        has_own_prompt: whether the model itself has processed the prompt.
+        knows_first: whether the logits behind the prompt were computed with it.
+        pieces: of prompts, which the next pass processes, too.
+        n_behind: entries of all rows that the last pass had beside its window.
         peak: `[B, W]`, the largest score of every slot of the last pass after all filters.
+        last_scores: `[B, V]`, scores of the right-most slot, for the next pass.
+        reads_last: whether the next pass reads them.
     """
 
     peak: Tensor
     _observed: PassScores
 
-    def __init__(
-        self,
-        calls: ModelCalls,
-        rows: RunRows,
-        params: SamplingParams,
-        *,
-        drafter: Drafter,
-        last_scores: Held,
-    ) -> None:
-        self.params = params
-        self.last_scores = last_scores
-        self.reads_last = drafter.source.reads_last_scores
-        self._calls = calls
-        self._rows = rows
-        self._is_observed = drafter.source.reads_scores
+    def __init__(self, run: WindowRun) -> None:
+        self.model = run.model
+        recorder = run.model.setup.recorder
+        self.recording = recorder if recorder is not None and recorder.is_active else None
+        self.formats = PassFormats(run.model)
+        self.has_own_prompt = False
+        self.knows_first = False
+        self.pieces: Sequence[PromptPiece] = ()
+        self.n_behind = 0
+        self.last_scores = run.last_scores
+        self.reads_last = run.drafter.source.reads_last_scores
+        self._is_observed = run.drafter.source.reads_scores
+        self._has_chunks = False  # whether prompts are processed in chunks
+        tree = run.policy.tree
+        self._spare = 0 if tree is None else count_spare(tree, run.model, run.chooser.widest)
+        self._params = run.params
+        self._rows = run.rows
+        self._runner = run.runner
+        self._steps = run.steps
+        self._stats = run.stats
+
+    def begin(self, run: WindowRun) -> None:
+        """Reserve the cache and run the prompt, in most models without its last token; where the
+        scheduler lets prompts be processed between steps, until one is whole.
+
+        Once more if memory lacked and the graphs of other runs had some.
+        """
+        scheduler = run.scheduler
+        tokens: Tensor | None = run.prompt.tokens  # [R, N]
+        if scheduler is not None and scheduler.feeds_all:
+            tokens = None
+        elif scheduler is not None and scheduler.is_endless:  # with room for longer ones
+            tokens = run.prompt.tokens[:, : int(run.prompt.lengths.max())]
+        self._open(tokens)
+        if scheduler is not None and tokens is None and not self.has_own_prompt:
+            scheduler.begin(run)
+            run.chooser.go_on(scheduler.n_decoding, 0)
+
+    def _open(self, tokens: Tensor | None) -> None:
+        try:
+            self._begin(tokens)
+            return
+        except OutOfMemoryError:
+            if not self._runner.free_memory():
+                raise
+        self._begin(tokens)  # here, as the handler still refers to the tensors of the failed pass
+
+    @as_called()
+    def _begin(self, tokens: Tensor | None) -> None:
+        setup = self.model.setup
+        setup.spare = self._spare
+        lengths = self._rows.lengths
+        self._runner.reserve(self.model, len(lengths), self._steps.capacity.positions)
+        began = time.perf_counter()
+        own = self.model.process_prompt()
+        self.has_own_prompt = own is not None
+        self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
+        n_left = 0 if self.knows_first else 1  # tokens of the first window
+        n_processed, n_passes = (None, 1) if own is None else own
+        has_size = setup.prefill_chunk_size is not None
+        self._has_chunks = n_processed is None and tokens is None and has_size
+        if n_processed is None and tokens is not None and tokens.shape[1] > n_left:
+            n_columns = tokens.shape[1] - n_left
+            n_passes = self._prefill(tokens[:, :n_columns], lengths - n_left)
+            n_processed = count_prompts(self.model, tokens) * n_columns
+        if n_processed is not None:
+            self._stats.forward_seconds += time.perf_counter() - began
+            self._stats.prefill_passes += n_passes
+            self._stats.tokens_processed += n_processed
+
+    def _prefill(self, tokens: Tensor, lengths: Tensor) -> int:
+        """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
+        size = self.model.setup.prefill_chunk_size
+        n_tokens = count_prompts(self.model, tokens) * tokens.shape[1]
+        self._has_chunks = size is not None and n_tokens > size
+        short_prompt = self._steps.short_prompt
+        if short_prompt is None or self._has_chunks:
+            chunk_size = size if self._has_chunks else None
+            return prefill_together(self.model, tokens, lengths, chunk_size)
+        assert isinstance(self.model, CapturedBuffers)
+        width = self.model.prompt_width(tokens.shape[1])
+
+        def step() -> None:
+            start = lengths.new_zeros(1).expand_as(lengths)
+            tokens = short_prompt[:, :width].clamp(min=0)
+            self.model.prefill(Pass(tokens, start, lengths=lengths, opens=True))
+
+        self._runner.run_step(Once("prompt", width), step)
+        return 1
 
     def logits(self) -> Tensor:
         """One forward pass over the window: raw logits `[R, W, V]` of all branches.
@@ -231,9 +150,9 @@ class ScorePasses:
         The caller passes its result on to `record`.
         """
         inputs = self._rows.take_inputs()
-        logits = self._calls.forward(Pass(inputs.tokens, inputs.start))
-        if self._calls.recording is not None:
-            self._calls.recording.record("logits", logits[: self._rows.prompt.batch])
+        logits = self._compute(Pass(inputs.tokens, inputs.start))
+        if self.recording is not None:
+            self.recording.record("logits", logits[: self._rows.prompt.batch])
         return logits
 
     def forward(self) -> Tensor:
@@ -259,10 +178,10 @@ class ScorePasses:
                 predicts.
             nodes: `[n]` int64, numbers of those behind the window that are computed; None: all.
         """
-        inputs = self._rows.take_inputs()
-        prompt = self._rows.prompt
-        buffer = self._rows.buffer
-        slots = buffer.slots[:, :1] + depths
+        rows = self._rows
+        prompt = rows.prompt
+        inputs = rows.take_inputs()
+        slots = rows.slots[:, :1] + depths
         width = inputs.tokens.shape[1]
         branches = prompt.branches
         behind = tokens[:, width:].repeat(branches, 1)
@@ -275,15 +194,15 @@ class ScorePasses:
             chosen = number[..., width:].flatten(1)[:, nodes].flatten()
             wanted = torch.cat([number[..., :width].flatten(), chosen])
             n_behind = len(chosen)
-        logits = self._calls.forward(
+        logits = self._compute(
             Pass(entries, inputs.start, parents=parents.repeat(branches, 1), wanted=wanted)
         )
-        self._calls.n_behind += n_behind
-        processed = self.params.to_processed_scores(
-            logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
+        self.n_behind += n_behind
+        processed = self._params.to_processed_scores(
+            logits, branches, rows.tokens, slots + rows.origin, slots, prompt.layout
         )
-        cooling = self.params.find_cooling(logits)
-        target = self.params.finish_scores(processed, slots, prompt.layout, cooling)
+        cooling = self._params.find_cooling(logits)
+        target = self._params.finish_scores(processed, slots, prompt.layout, cooling)
         return TreeScores(target, processed)
 
     def keep(self, found: TreeScores, path: PassPath) -> None:
@@ -293,7 +212,7 @@ class ScorePasses:
         self._keep(scores)
         if self._is_observed:
             processed = found.processed[rows, path.entries]
-            shown = scores if self.params.temperature else processed
+            shown = scores if self._params.temperature else processed
             self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
     def keep_accepted(self, scores: Tensor, n_new: Tensor) -> None:
@@ -329,19 +248,72 @@ class ScorePasses:
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""
-        buffer = self._rows.buffer
-        prompt = self._rows.prompt
-        columns = buffer.columns[:, part]
-        slots = buffer.slots[:, part]
-        processed = self.params.to_processed_scores(
-            logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
+        rows = self._rows
+        prompt = rows.prompt
+        columns = rows.columns[:, part]
+        slots = rows.slots[:, part]
+        processed = self._params.to_processed_scores(
+            logits, prompt.branches, rows.tokens, columns, slots, prompt.layout
         )
-        cooling = self.params.find_cooling(logits)
-        scores = self.params.finish_scores(processed, slots, prompt.layout, cooling)
+        cooling = self._params.find_cooling(logits)
+        scores = self._params.finish_scores(processed, slots, prompt.layout, cooling)
         # at temperature 0 the target's scores are of one token
-        shown = scores if self.params.temperature else processed
+        shown = scores if self._params.temperature else processed
         if self._is_observed:
             self._observed = PassScores(shown, processed[:, -1].clone())
-        if self._calls.recording is not None:
-            self._calls.recording.record("scores", shown)
+        if self.recording is not None:
+            self.recording.record("scores", shown)
         return scores
+
+    def commit(self, path: Tensor) -> None:
+        """Tell the model which entries of a tree were accepted, the first `n_new` of a path.
+
+        Args:
+            path: `[B, W]` int64, entries.
+        """
+        assert isinstance(self.model, TreePasses)
+        rows = self._rows
+        index = torch.arange(path.shape[1], device=path.device)
+        path = torch.where(index < rows.n_new[:, None], path, -1)
+        self.model.commit(rows.first_positions(), path.repeat(rows.prompt.branches, 1))
+
+    def _compute(self, entries: Pass) -> Tensor:
+        """Raw logits `[R, W, V]` of a pass."""
+        began = time.perf_counter()
+        pieces = self.pieces
+        self.pieces = ()
+        self.n_behind = sum(len(piece.tokens) for piece in pieces)
+        with self.formats.passing():
+            if pieces or entries.wanted is not None:
+                assert isinstance(self.model, MixedPasses)
+                logits = self.model.forward_mixed(entries, pieces).detach()
+            else:
+                logits = self.model.forward(entries).detach()
+        self.formats.note(logits)
+        self._stats.forward_seconds += time.perf_counter() - began
+        return logits
+
+    def describe(self) -> None:
+        """Fill in the statistics what the model says of its passes."""
+        stats = self._stats
+        setup = self.model.setup
+        setup.spare = 0
+        route = self.model.route
+        if self._has_chunks and self._runner.is_static:
+            stats.notes.append("prefill_chunk_size: passes with chunks ran eagerly")
+        if route.attention is not None:
+            reason = route.attention
+            stats.attention = f"the model's own: {reason}" if reason else "window_attention"
+        stats.route = route.name
+        stats.route_reason = route.reason
+        if setup.prefixes is not None:
+            stats.notes.append(
+                f"share_prefix: {setup.prefixes}; exact with respect to the model whose attention "
+                "adds up a prompt and what follows it apart, which may change last bits; a model's "
+                "first such call makes four short passes more, which are not counted, to check it"
+            )
+        elif setup.prefix_reason:
+            stats.notes.append(f"share_prefix: each row stores its prompt: {setup.prefix_reason}")
+        if route.shared_rounding:
+            stats.exactness = "relaxed"
+            stats.notes.append(route.shared_rounding)

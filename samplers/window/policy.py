@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from mmaccel.capabilities import Capable, Exclusions, explain, refuse
-from mmaccel.checks import check_choice, check_fields, check_kind
+from mmaccel.checks import check_callable, check_choice, check_fields, check_int, check_kind
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.policies import check_window
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.arithmetic import own_arithmetic
+from mmaccel.samplers.checks import check_noise
 from mmaccel.samplers.drafting.contract import NO_GRAPHS, DraftSource
 from mmaccel.samplers.drafting.sources import NAMES, find_source, parse_source
 from mmaccel.samplers.noise import Noise
@@ -109,10 +110,22 @@ class WindowPolicy(Capable):
         """Generate up to `length` tokens a row; see `mmaccel.policies.Policy.sample`.
 
         Raises:
-            OptionError: evenly spread samples of a policy that is not bitwise, or tokens that form
-                no rows under one that needs them.
+            OptionError: a model that fills a canvas, length < 1, a draft source that needs a layout
+                which the prompt lacks, evenly spread samples of a policy that is not bitwise, or
+                tokens that form no rows under one that needs them.
+            ShapeError: noise of another batch.
         """
         name = type(self).__name__
+        source = self.draft_source()
+        check_callable("on_step", on_step)
+        if not isinstance(model, TokenModel):
+            raise OptionError(
+                f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
+                f"{self!r}, which decodes token after token; choose one such as Stepwise()"
+            )
+        check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
+        check_noise(noise.seeds, prompt.batch)
+        source.check_layout(prompt.layout)
         if params.is_spread and self.exactness != "bitwise":
             raise OptionError(
                 f"spread: expected None under {name}, which is not bitwise, received "
@@ -123,12 +136,13 @@ class WindowPolicy(Capable):
                 f"policy: expected a model whose tokens form the rows of an image for {name}, "
                 f"received a {type(model).__name__} with no rows; choose SpeculativeJacobi()"
             )
-        drafting = self.draft_source().other_model
+        drafting = source.other_model
         with nullcontext() if drafting is None else turn_of(drafting):
             run = WindowRun(
                 self, model, prompt, length, params=params, noise=noise, on_step=on_step
             )
             try:
+                run.begin()
                 generation: Generation = check_kind(f"{name}.decode", self.decode(run), Generation)
                 return generation
             except BaseException:

@@ -61,20 +61,20 @@ def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> No
 
     Cost: a pass of all rows for every 64 slots after the end of the shortest row.
     """
-    buffer = run.buffer
-    lengths = buffer.n_generated.clone()
+    rows = run.rows
+    lengths = rows.n_generated.clone()
     first = int(lengths.min())
     end = int(lengths.max())
-    made = buffer.generated(end)
+    made = rows.generated(end)
     is_made = torch.arange(end, device=made.device) < lengths[:, None]
     made.copy_(torch.where(is_made, made, filler.to(made.device)))
     for slot in range(max(first, 1), end, _WIDEST):
         width = min(_WIDEST, end - slot)
-        buffer.n_generated.fill_(slot)
-        buffer.move_window(width)
+        rows.n_generated.fill_(slot)
+        rows.move_window(width)
         run.forward()
         if recorder.is_active:
-            recorder.accept(buffer.n_generated, torch.full_like(lengths, width))
+            recorder.accept(rows.n_generated, torch.full_like(lengths, width))
         run.stats.passes += 1
         run.stats.tokens_processed += width * len(run.rows.lengths)
-    buffer.n_generated.copy_(lengths)
+    rows.n_generated.copy_(lengths)

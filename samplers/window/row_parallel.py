@@ -75,18 +75,18 @@ class RowParallel(WindowPolicy):
     def decode(self, run: WindowRun) -> Generation:
         layout = run.prompt.layout
         assert layout is not None
-        held = run.state.declare("p_final")
-        first_held = run.state.declare("first slot")
+        held = run.steps.declare("p_final")
+        first_held = run.steps.declare("first slot")
 
         def step_fn() -> None:
             draws = StepwiseDraws(run)
             drafts = draft_window(run, draws)  # [B, W-1]
-            slots = run.buffer.slots
+            slots = run.rows.slots
             scores = run.forward()  # [B, W, V]
             found = run.backend.run(argmax, scores + draws.noise)
             run.observe(draws.noise)
 
-            was_final = run.buffer.is_fixed()  # [B, W]
+            was_final = run.rows.is_fixed()  # [B, W]
             matches = was_final[:, :-1] | (found[:, :-1] == drafts)
             is_final, is_right = find_final(slots, matches, layout, self.ahead)
             tokens = torch.cat([drafts, found[:, -1:]], 1).where(was_final, found)
@@ -100,7 +100,7 @@ class RowParallel(WindowPolicy):
                 spent = (p_final - p)[:, :-1].abs().sum(-1) / 2
             held.hold(p_final)
             first_held.hold(slots[:, :1])
-            run.buffer.fix(is_final)
+            run.rows.fix(is_final)
             run.accept(tokens, is_right, spent)
 
         return run.run(step_fn)

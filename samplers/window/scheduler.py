@@ -27,7 +27,6 @@ from torch import Tensor
 
 from mmaccel.capabilities import Option, explain
 from mmaccel.contracts import (
-    ContinuousBatching,
     FinishedRow,
     Pass,
     Prompt,
@@ -44,6 +43,7 @@ from mmaccel.samplers.window.prefix_reader import PrefixReader
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.contract import DraftSource
     from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.step_runner import StepRunner
 
 
 CHUNKS = Option("prefill_chunk_size", frozenset({"mixed passes"}))
@@ -54,10 +54,10 @@ class WindowScheduler(Scheduler):
     """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`.
 
     Args:
-        prompt, noise, batching: see there.
+        prompt, noise: see there.
         model: of the run.
         source: of its drafts.
-        is_static: whether steps are captured.
+        runner: of its steps.
 
     Attributes:
         chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
@@ -70,10 +70,11 @@ class WindowScheduler(Scheduler):
         noise: Noise,
         model: TokenModel,
         source: DraftSource,
-        *,
-        batching: ContinuousBatching,
-        is_static: bool,
+        runner: StepRunner,
     ) -> None:
+        batching = prompt.batching
+        assert batching is not None
+        is_static = runner.is_static
         is_fixed = is_static or not isinstance(model, SelectedRows)
         super().__init__(prompt, batching, noise, is_fixed)
         self._reader: PrefixReader | None = None  # lets prompts begin with what a tree holds
@@ -131,7 +132,7 @@ class WindowScheduler(Scheduler):
         self._add_cursors(batch_slots)
         self._hold(run, batch_slots)
         self._go_on(run)
-        run.calls.pieces = self._find_pieces()
+        run.passes.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
         """Finish the rows that have ended, admit others into their batch slots, and process what
@@ -151,13 +152,13 @@ class WindowScheduler(Scheduler):
                 self.finish(batch_slot, run.rows.finished_row(batch_slot, row))
             elif is_cut[batch_slot]:  # nobody waits for it any more
                 del self._feed.cursors[row]
-                nothing = run.buffer.tokens.new_zeros(0)
+                nothing = run.rows.tokens.new_zeros(0)
                 self.finish(batch_slot, FinishedRow(row, nothing, 0, [], 0.0))
         n_begun = self._go_on(run)
         is_smaller = 0 < self.n_open < len(self.rows) and not self.n_waiting
         if is_smaller and self._can_resize(run):
             self._keep(run, [k for k, is_open in enumerate(self.is_open) if is_open])
-        run.calls.pieces = self._find_pieces()
+        run.passes.pieces = self._find_pieces()
         return n_begun
 
     def _go_on(self, run: WindowRun) -> int:
@@ -216,8 +217,8 @@ class WindowScheduler(Scheduler):
 
     def _hold(self, run: WindowRun, batch_slots: Sequence[int]) -> None:
         """Let the rows in some batch slots wait for their prompts."""
-        held = run.buffer.tokens.new_tensor(list(batch_slots))
-        run.hold(held, self.prompt())
+        run.prompt = self.prompt()
+        run.rows.hold(run.rows.tokens.new_tensor(list(batch_slots)), run.prompt)
 
     def _process(self, run: WindowRun) -> int:
         """Process the next tokens of prompts, and let rows begin whose prompts are whole.
@@ -244,8 +245,12 @@ class WindowScheduler(Scheduler):
         whole = self._feed.take_whole()
         begun = [k for k, row in enumerate(self.rows) if self.is_open[k] and row in whole]
         if begun:
-            batch_slots = run.buffer.tokens.new_tensor(begun)
-            run.restart(batch_slots, self.prompt(), self.noise())
+            batch_slots = run.rows.tokens.new_tensor(begun)
+            run.prompt = self.prompt()
+            run.rows.restart(batch_slots, run.prompt)
+            run.noise.refill(self.noise())
+            run.pass_noise.forget()
+            run.drafter.begin_rows(run, batch_slots)
         held = self._held()
         if held:
             self._hold(run, held)
@@ -363,15 +368,19 @@ class WindowScheduler(Scheduler):
 
     def _keep(self, run: WindowRun, batch_slots: list[int]) -> None:
         """Go on with these batch slots; one that stands there again is a free one."""
-        device = run.buffer.tokens.device
+        device = run.rows.tokens.device
         batch = run.prompt.batch
         self.rows = [self.rows[k] for k in batch_slots]
         self.is_open = [
             self.is_open[k] and k not in batch_slots[:n] for n, k in enumerate(batch_slots)
         ]
-        prompt = self.prompt()
-        run.keep_rows(torch.tensor(batch_slots, device=device, dtype=torch.int64), prompt)
-        rows = expand_rows(batch_slots, batch, prompt.branches, device)
+        kept = torch.tensor(batch_slots, device=device, dtype=torch.int64)
+        run.prompt = self.prompt()
+        run.rows.keep_rows(kept, run.prompt)
+        run.noise = run.noise.rows(kept)
+        run.pass_noise.forget()
+        run.steps.keep_rows(kept)
+        rows = expand_rows(batch_slots, batch, run.prompt.branches, device)
         for model, _ in self._inputs:
             model.keep_rows(rows)
         self._select_rows()

@@ -33,8 +33,8 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
     stepwise: Callable[[WindowRun], Draws] = StepwiseDraws
     if run.params.is_spread:
         stepwise = partial(StepwiseDraws, codes=SpreadCodes(run))
-    is_read = run.calls.recording is not None or run.drafter.source.reads_scores
-    if is_read or not dispatch.uses_triton(run.buffer.tokens.device.type):
+    is_read = run.passes.recording is not None or run.drafter.source.reads_scores
+    if is_read or not dispatch.uses_triton(run.rows.tokens.device.type):
         return stepwise
     if run.params.processor is None and not without_kernel:
         return FusedDraws
@@ -123,7 +123,7 @@ class FusedDraws:
 
     def drafts(self, scores: Tensor) -> Tensor:
         run = self._run
-        slots = run.buffer.slots[:, :-1]
+        slots = run.rows.slots[:, :-1]
         if not slots.shape[1]:
             return slots
         settings = Settings(temperature=1.0 if run.params.temperature else 0.0)
@@ -138,11 +138,11 @@ class FusedDraws:
     def tokens(self) -> Tensor:
         run = self._run
         params = self._run.params
-        slots = run.buffer.slots
+        slots = run.rows.slots
         layout = run.prompt.layout
         branches = run.prompt.branches
         params.check_branches(branches)
-        logits = run.scores.logits()  # [R, W, V]
+        logits = run.passes.logits()  # [R, W, V]
         mask = None if layout is None else layout.allowed(slots)
         if mask is not None:
             mask = mask[(None,) * (3 - mask.ndim)]
@@ -152,10 +152,10 @@ class FusedDraws:
         )
         key = (run.noise.seeds, run.noise.items, slots, run.frozen)
         last = None
-        if run.scores.reads_last and forced is None and not settings.cuts:
-            last = run.scores.last_scores.room((len(slots), run.vocab_size))
+        if run.passes.reads_last and forced is None and not settings.cuts:
+            last = run.last_scores.room((len(slots), run.vocab_size))
         found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
-        run.scores.record(logits, found.peak, last)
+        run.passes.record(logits, found.peak, last)
         return found.tokens
 
 

@@ -108,7 +108,7 @@ class Speculative(WindowPolicy):
 
         def verify() -> None:
             drafts, p_draft = draft_afresh(run)
-            fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
+            fresh = run.noise.fresh(run.rows.slots, run.rows.passes)
             is_joint = self.verification == "block"
             verify_chain(run, drafts, p_draft, fresh, is_joint=is_joint)
 

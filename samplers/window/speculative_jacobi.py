@@ -168,9 +168,9 @@ def iterate(
         The finished generation.
     """
     record = DraftRecord(run)
-    passed_held = run.state.declare("p_passed") if rising else None
+    passed_held = run.steps.declare("p_passed") if rising else None
     is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0) and not is_joint
-    is_fused = is_fused and dispatch.uses_triton(run.buffer.tokens.device.type)
+    is_fused = is_fused and dispatch.uses_triton(run.rows.tokens.device.type)
     compute = run.backend.run
 
     def step_fn() -> None:
@@ -196,7 +196,7 @@ def iterate(
             p_verified = p_target
             if is_joint:
                 accepted, p_verified = verify_block(
-                    p_target, p_draft, drafts, coins, run.rows.is_over(run.buffer.slots)
+                    p_target, p_draft, drafts, coins, run.rows.is_over(run.rows.slots)
                 )
             else:
                 accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)
@@ -313,9 +313,9 @@ def _extrapolate(
     """
     if p_last is None or first is None:
         return scores
-    buffer = run.buffer
-    moved = buffer.slots[:, 0] - first[:, 0]
-    n_seen = buffer.filled - buffer.columns[:, 0]
+    rows = run.rows
+    moved = rows.slots[:, 0] - first[:, 0]
+    n_seen = rows.filled - rows.columns[:, 0]
     before = run.backend.run(follow, p_last, moved, n_seen, p)
     change = (p.log() - before.log()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return scores + rising * change.clamp(-_MOST_CHANGE, _MOST_CHANGE)

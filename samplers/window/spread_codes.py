@@ -37,8 +37,8 @@ class SpreadCodes:
     def __init__(self, run: WindowRun) -> None:
         assert run.params.spread is not None
         self._n = run.params.spread
-        self._first = run.state.declare("first slot of codes")  # [B] int64
-        self._after = run.state.declare("codes")  # [B, W + 1, 2] float64
+        self._first = run.steps.declare("first slot of codes")  # [B] int64
+        self._after = run.steps.declare("codes")  # [B, W + 1, 2] float64
 
     def choose(self, run: WindowRun, scores: Tensor, tokens: Tensor) -> Tensor:
         """Tokens `[B, W]` int64 of a pass.
@@ -75,7 +75,7 @@ class SpreadCodes:
         after = self._after.value
         if after is None:
             return fresh
-        n_generated = run.buffer.n_generated
+        n_generated = run.rows.n_generated
         index = (n_generated - self._first.get()).clamp(0, after.shape[1] - 1)
         held = after.gather(1, index[:, None, None].expand(-1, 1, 2))[:, 0]
         return torch.where(n_generated[:, None] == 0, fresh, held)
@@ -83,4 +83,4 @@ class SpreadCodes:
     def _hold(self, run: WindowRun, states: Tensor) -> None:
         missing = run.chooser.widest + 1 - states.shape[1]  # a held tensor has one shape
         self._after.hold(pad(states, (0, 0, 0, missing)))
-        self._first.hold(run.buffer.n_generated.clone())
+        self._first.hold(run.rows.n_generated.clone())

@@ -16,9 +16,38 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout, TokenModel
+from mmaccel.contracts import Layout, Prompt, TokenModel
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.rows import Capacity
+
+_STEP = 64  # capacities are rounded up to it, so that prompts of many lengths share graphs
+
+
+class Capacity(NamedTuple):
+    """Size of a run: columns before slot 0, slots, and positions of the model's cache."""
+
+    origin: int
+    slots: int
+    positions: int
+
+
+def measure(
+    prompt: Prompt, length: int, *, rounded: bool = False, most: int | None = None
+) -> Capacity:
+    """The capacity that a run needs.
+
+    Args:
+        prompt: what stands before slot 0.
+        length: slots wanted.
+        rounded: round up, so that other prompts and lengths fit too.
+        most: the model's positions, if known. Rounding never goes beyond them.
+    """
+    origin = prompt.tokens.shape[1]
+    needed = prompt.tokens.shape[1] + length - 1
+    if not rounded:
+        return Capacity(origin, length, needed)  # the last token is never processed
+    origin, slots = (-(-n // _STEP) * _STEP for n in (origin, length))
+    positions = origin + slots - 1
+    return Capacity(origin, slots, positions if most is None else max(needed, min(positions, most)))
 
 
 class Once(NamedTuple):

@@ -44,15 +44,6 @@ class StepError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Done:
-    """A finished run: what was done, stdout and stderr together, and the exit status."""
-
-    run: Run
-    output: str
-    code: int
-
-
-@dataclass(frozen=True)
 class Runner:
     """Runs steps.
 
@@ -80,7 +71,7 @@ class Runner:
         environment = os.environ | dict(self.extra)
         return not subprocess.call([self.python, "-c", source], cwd=self.folder, env=environment)
 
-    def run(self, step: Step, name: str) -> list[Done]:
+    def run(self, step: Step, name: str) -> None:
         """Do a step.
 
         Args:
@@ -101,19 +92,18 @@ class Runner:
             port = str(opened.getsockname()[1])
         server = self._serve(step.server.replace("{port}", port), work) if step.server else None
         try:
-            done = [self._do(run, step, port, work) for run in (step.run, step.then) if run]
+            said = [self._do(run, step, port, work) for run in (step.run, step.then) if run]
         finally:
             if server is not None:
                 server.send_signal(signal.SIGTERM)
                 server.wait(_SECONDS)
         if server is not None and server.returncode:
             raise StepError(f"{step.title}: the server ended with {server.returncode}, not 0")
-        said = _flat(done[0].output)
-        if _flat(step.remedy) not in said:
-            raise StepError(f"{step.title}: expected the remedy {step.remedy!r} in: {said}")
-        return done
+        if _flat(step.remedy) not in said[0]:
+            raise StepError(f"{step.title}: expected the remedy {step.remedy!r} in: {said[0]}")
 
-    def _do(self, run: Run, step: Step, port: str, work: Path) -> Done:
+    def _do(self, run: Run, step: Step, port: str, work: Path) -> str:
+        """What was printed, on one line."""
         text = run.text.replace("{port}", port)
         log = work.parent / f"{len(list(work.parent.iterdir()))}.txt"
         is_stopped = not run.stop_at
@@ -134,7 +124,7 @@ class Runner:
             raise StepError(f"exit status {process.returncode}, not {run.code}. {shown}")
         if not re.search(run.says, _flat(output)):
             raise StepError(f"nothing like {run.says!r} was printed. {shown}")
-        return Done(run, output.replace(port, "8000"), process.returncode)
+        return _flat(output)
 
     def _start(self, command: list[str], net: str, work: Path, log: IO) -> subprocess.Popen:
         """Start a command for a user who has set no variable but PATH, HOME and a language, with

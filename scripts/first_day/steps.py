@@ -499,7 +499,7 @@ print(run.stats.fallbacks, run.stats.summary)
         "write with these",
         shell("mmaccel animate 'a red circle moves left over grass'", "1 clip"),
     ),
-    # ComfyUI and the gallery
+    # ComfyUI
     Step(
         "I install the nodes into the wrong folder",
         shell("mmaccel comfy comfy", "received 'comfy', which is not there", 2),
@@ -513,10 +513,6 @@ print(run.stats.fallbacks, run.stats.summary)
         "replace it with --force",
         shell("mmaccel comfy ComfyUI --force", "is written; restart ComfyUI"),
         files={"ComfyUI/main.py": "", "ComfyUI/custom_nodes/readme.txt": ""},
-    ),
-    Step(
-        "I look at a run in the browser",
-        shell("mmaccel generate 'a red circle' && mmaccel gallery out", "out/gallery.html"),
     ),
     # The server
     Step(

@@ -75,12 +75,12 @@ class _Recorder:
     def record(self, n_accepted: Tensor) -> None:
         """Keep a pass, whose drafts still stand in the token buffer."""
         run = self.run
-        slots = run.buffer.slots
+        slots = run.rows.slots
         model: Any = run.model
         states = guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
         states = states.half().cpu()
         is_over = run.rows.is_over(slots).cpu()
-        seen = _neighbours(self.tokens(), slots, run.buffer.origin, self.config).cpu()
+        seen = _neighbours(self.tokens(), slots, run.rows.origin, self.config).cpu()
         at = slots.cpu()
         is_accepted = torch.arange(at.shape[1]) < n_accepted.cpu()[:, None]
         rows, index = (is_accepted & ~is_over).nonzero(as_tuple=True)
@@ -94,7 +94,7 @@ class _Recorder:
     def tokens(self) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding, other ids, and in the last column"""
         n_ids = self.config.vocab_size
-        tokens = F.pad(self.run.buffer.tokens, (0, 1), value=n_ids)
+        tokens = F.pad(self.run.rows.tokens, (0, 1), value=n_ids)
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
 
     def collect(self, lengths: Tensor) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class _Recorder:
         lengths = lengths.cpu()
         rows, slots, states, seen = (torch.cat(parts) for parts in zip(*self.kept))
         is_inside = slots < lengths[rows]
-        origin = run.buffer.origin
+        origin = run.rows.origin
         first = max(0, origin - MOST_PROMPT)
         tokens = self.tokens()[:, first : origin + run.length].cpu()
         return {

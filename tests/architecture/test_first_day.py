@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.first_day.__main__ import clean_output
 from scripts.first_day.runner import Runner, StepError, open_runner
 from scripts.first_day.step import Step, shell
 from scripts.first_day.steps import STEPS
 from tests.architecture.source import ROOT
 
-PAGE = (ROOT / "docs" / "first-day.md").read_text(encoding="utf-8")
 QUICK = ("I type mmaccel and press Enter", "I install the nodes a second time")
 INSTALLS = "pip install -q"
 
@@ -38,11 +36,11 @@ def test_a_quick_step(title: str, runner: Runner) -> None:
     do(next(step for step in STEPS if step.title == title), runner)
 
 
-# every twelfth: all of them take minutes, and the script runs them where a release is made
+# two of them: all of them take minutes, and the script runs them where a release is made
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
-    [step for step in STEPS[2::12] if step.title not in QUICK],
+    [step for step in STEPS[2::24] if step.title not in QUICK],
     ids=lambda step: step.title.replace(" ", "-"),
 )
 def test_a_step(step: Step, runner: Runner) -> None:
@@ -60,19 +58,6 @@ def test_every_mistake_has_a_remedy_that_is_carried_out() -> None:
         assert bool(step.run.code) <= bool(step.remedy) or step is STEPS[0], step.title
 
 
-def test_the_page_has_the_steps() -> None:
-    titles = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
-    assert titles == [step.title for step in STEPS]
-    anchors = re.findall(r"^\| \d+ \| \[.*?\]\(#(\S+)\)", PAGE, re.MULTILINE)
-    # of GitHub, and of mkdocs, which makes one hyphen of several
-    assert anchors == [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
-    assert not any("--" in anchor for anchor in anchors)
-    for step in STEPS:
-        for run in filter(None, (step.run, step.then)):
-            assert run.text.replace("{port}", "8000") in PAGE, step.title
-    assert not re.search(r"/tmp|/work|/home/|/root", PAGE)
-
-
 @pytest.mark.parametrize(
     ("step", "said"),
     [
@@ -84,12 +69,3 @@ def test_the_page_has_the_steps() -> None:
 def test_a_step_that_does_another_thing_fails(step: Step, said: str, tmp_path: Path) -> None:
     with pytest.raises(StepError, match=re.escape(said)):
         Runner(Path(sys.executable), tmp_path, "").run(step, step.title)
-
-
-def test_outputs_are_cleaned() -> None:
-    printed = "made in 0.82 s, 7.76 tokens a pass\n/srv/env/lib/site-packages/x.py\n50%|# | 1/2\n"
-    cleaned = clean_output(printed, shell("x", ""))
-    assert cleaned == "made in … s, 7.76 tokens a pass\n…/x.py"
-    printed = "seed: 4017, drawn; take --seed 4017\nout/2166136261-a-fox-jacobi-12ab34cd.png: 256\n"
-    cleaned = clean_output(printed, shell("x", ""))
-    assert cleaned == "seed: …, drawn; take --seed …\nout/…-a-fox-jacobi-12ab34cd.png: 256"

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import mmaccel
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import PROMPTS, build_lm
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.traces import trace_of
-
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 
 
 def _use(model: Any, **options: Any) -> torch.Tensor:
@@ -33,6 +32,22 @@ def test_a_policy_and_its_model_are_freed_together() -> None:
     del model, policy, run
     gc.collect()
     assert [found() for found in dead] == [None] * 3
+
+
+def test_attached_models_of_one_class_keep_their_own_policies() -> None:
+    """They share the class that has the replaced methods; a third model keeps its own."""
+    one, other, third = (build_lm("llama") for _ in range(3))
+    first = mmaccel.attach(one, mmaccel.Jacobi(window=4), seed=1)
+    second = mmaccel.attach(other, "autoregressive", seed=1)
+    assert type(one) is type(other) and type(third) is type(one).__bases__[0]
+    made = [_use(model) for model in (one, other, third)]
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+    assert [len(run.history) for run in (first, second)] == [1, 1]
+    assert first.stats.policy != second.stats.policy
+    first.detach()
+    _use(one)
+    _use(other)
+    assert [len(run.history) for run in (first, second)] == [1, 2]
 
 
 def test_a_policy_without_a_kept_handle_stays_until_detach() -> None:
@@ -62,6 +77,28 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
     assert trace_of(model) == before
     with pytest.raises(Bang), mmaccel.attach(model, mmaccel.Jacobi(window=4)):
         _use(model, stopping_criteria=[explode], return_dict_in_generate=True, output_scores=True)
+    assert trace_of(model) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"visual_tokens": [mmaccel.VisionZip(keep=0.5), mmaccel.FastV(keep=0.5, layer=1)]},
+        {
+            "kv_cache": mmaccel.SnapKV(budget=6, window=2),
+            "attention": mmaccel.Quest(budget=0.5, block=4),
+        },
+    ],
+    ids=str,
+)
+def test_hooks_of_methods_go_with_the_policy(options: dict[str, Any]) -> None:
+    model = build_vlm("llava")
+    call = draw_prompts("llava", model, (1, 2)) | {"max_new_tokens": 6, "do_sample": False}
+    model.generate(**call)
+    before = trace_of(model)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True, **options) as run:
+        model.generate(**call)
+    assert run.stats.exactness == "relaxed"  # they had an effect
     assert trace_of(model) == before
 
 

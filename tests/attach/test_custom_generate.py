@@ -11,9 +11,7 @@ import torch
 import mmaccel
 from mmaccel.catalog import find_family
 from mmaccel.own_code import installed
-from tests.fixtures.tiny_lms import build_lm, left_padded
-
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
+from tests.fixtures.tiny_lms import PROMPTS, build_lm
 
 
 def test_a_decoder_serves_calls_and_attaches_nothing() -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel import Frames, Grid
 from mmaccel.pipelines.attach.layout_processor import with_layout
-from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
 GRID = Grid(rows=2, width=3, vocab_size=VOCAB, tokens=(10, 30), row_end=31)
 LENGTH = 20
@@ -136,13 +135,6 @@ def test_a_fallback_counts_slots_from_the_first_generated_token() -> None:
         warnings.simplefilter("ignore")
         assert torch.equal(model.generate(**options), plain)
     assert run.stats is not None and run.stats.fallbacks
-    recurrent = build_lm("lfm2")
-    plain = recurrent.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)
-    loop = mmaccel.decoder("jacobi", layout=FRAMES)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ours = recurrent.generate(**PROMPTS, **SHORT, custom_generate=loop)
-    assert loop.stats is not None and loop.stats.fallbacks and torch.equal(ours, plain)
 
 
 def test_a_forced_token_survives_every_processor() -> None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
+from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
 
 

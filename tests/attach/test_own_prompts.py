@@ -14,10 +14,10 @@ import mmaccel
 from mmaccel.pipelines.transformers_release import CACHE, OLD_CACHE
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
-from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm, left_padded
+from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm
+from tests.fixtures.tiny_lms import PROMPTS as RAGGED
 from tests.fixtures.windows import build_model, prompts
 
-RAGGED = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 ALONE = {name: value[1:2] for name, value in RAGGED.items()}
 LENGTH = 12
 Make = Callable[[Any, dict[str, Any]], dict[str, Any]]

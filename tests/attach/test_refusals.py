@@ -16,19 +16,6 @@ from tests.fixtures.tiny_vlms import build_vlm
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7]])
 
 
-def _csm() -> Any:
-    import transformers as hf
-
-    small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    with torch.device("meta"):
-        config = hf.CsmConfig(**small, depth_decoder_config=small)
-        return hf.CsmForConditionalGeneration(config)
-
-
-def test_a_depth_decoder_without_weights() -> None:
-    assert "meta device" in mmaccel.supports(_csm()).reason
-
-
 def _pocket_tts() -> tuple[Any, dict[str, Any]]:
     """Pocket TTS and a call of it: its frames are drawn by a flow."""
     import transformers as hf
@@ -82,29 +69,6 @@ def test_a_model_without_its_head(tmp_path: Any) -> None:
     assert mmaccel.supports(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
 
 
-UNSERVED = (  # class, configuration, what is said of it
-    ("MusicgenForCausalLM", "MusicgenDecoderConfig", "docs/models.md"),
-    ("BarkModel", "BarkConfig", "docs/models.md"),
-    ("SpeechT5ForTextToSpeech", "SpeechT5Config", "docs/models.md"),
-    ("PocketTTSForConditionalGeneration", "PocketTTSConfig", "continuous latents"),
-    ("VibeVoiceForConditionalGeneration", "VibeVoiceConfig", "continuous latents"),
-    ("GradiumPhononTTSForConditionalGeneration", "GradiumPhononTTSConfig", "continuous latents"),
-)
-
-
-@pytest.mark.parametrize(("name", "config", "said"), UNSERVED)
-def test_models_that_no_other_class_would_help(name: str, config: str, said: str) -> None:
-    import transformers as hf
-
-    if not hasattr(hf, name):
-        pytest.skip(f"this transformers has no {name}")
-    with torch.device("meta"):
-        model = getattr(hf, name)(getattr(hf, config)())
-    reason = mmaccel.supports(model.eval()).reason
-    assert name in reason and "without a policy" in reason and said in reason
-    assert "AutoModel" not in reason
-
-
 def _denoiser() -> Any:
     from diffusers import QwenImageTransformer2DModel
 
@@ -127,18 +91,10 @@ def test_a_text_encoder_is_no_generator() -> None:
     pipe = _qwen_image()
     found = mmaccel.supports(pipe)
     assert not found and type(pipe).__name__ in found.reason
-    assert "pipe.transformer.enable_cache(...)" in found.reason and "cache-dit" in found.reason
+    assert "enable_cache(...)" in found.reason and "cache-dit" in found.reason
     with pytest.raises(UnsupportedModelError, match="enable_cache"):
         mmaccel.attach(pipe, "jacobi")
     assert "_mmaccel" not in str(vars(pipe.text_encoder).keys())
-    _enable_cache(pipe.transformer)  # the remedy
-
-
-def _enable_cache(model: Any) -> None:
-    from diffusers import FirstBlockCacheConfig
-
-    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
-    assert model.is_cache_enabled
 
 
 def test_a_callers_own_pipeline_of_diffusers_parts() -> None:
@@ -195,20 +151,3 @@ def test_a_call_that_never_generated_warns_once() -> None:
         pipe("a cat", **options)
         assert run.stats is not None and run.stats.fallbacks == [] and run.stats.tokens > 0
     assert type(pipe).__call__ is type(build_pipeline()).__call__
-
-
-def test_a_remedy_names_a_method_that_the_model_takes() -> None:
-    clip, qwen = build_vlm("llava"), build_vlm("qwen2_5_vl")
-    zip_, hired = mmaccel.VisionZip(keep=0.5), mmaccel.HiRED(keep=0.5)
-    for method in (zip_, hired):
-        with pytest.raises(UnsupportedModelError) as error:
-            mmaccel.attach(qwen, "jacobi", visual_tokens=method)
-        assert "queries='all'" not in str(error.value) and "DivPrune" in str(error.value)
-    mmaccel.attach(qwen, "jacobi", visual_tokens=mmaccel.DivPrune(keep=0.5)).detach()
-    siglip = build_vlm("llava_onevision")
-    with pytest.raises(UnsupportedModelError) as error:
-        mmaccel.attach(siglip, "jacobi", visual_tokens=zip_)
-    assert "queries='all' works with it" in str(error.value)
-    named = mmaccel.VisionZip(keep=0.5, queries="all")
-    mmaccel.attach(siglip, "jacobi", visual_tokens=named).detach()
-    mmaccel.attach(clip, "jacobi", visual_tokens=zip_).detach()

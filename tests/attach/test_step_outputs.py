@@ -10,10 +10,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.pipelines.transformers_release import CACHE
-from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_lms import PROMPTS as RAGGED
+from tests.fixtures.tiny_lms import build_lm
 
 ALONE = {"input_ids": torch.tensor([[5, 6, 9]])}
-RAGGED = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 BATCHES = {"alone": ALONE, "ragged": RAGGED}
 POLICIES = {
     "jacobi": mmaccel.Jacobi(window=8),

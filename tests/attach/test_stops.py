@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PAD, PROMPTS, VOCAB, build_lm
 
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 POLICIES = [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)]
 
 
@@ -91,12 +90,6 @@ def test_a_criterion_is_called_as_transformers_calls_it(policy: Any, eos: int | 
         plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
         assert torch.equal(ours, plain)
         assert logs[1].seen == logs[0].seen
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_time_is_up_for_all_rows_together(policy: Any) -> None:
-    plain, ours, _ = _both(build_lm("llama"), policy, max_new_tokens=14, max_time=0.0)
-    assert torch.equal(ours, plain) and ours.shape == (3, 5)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

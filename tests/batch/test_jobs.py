@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.manifest import Manifest
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
 from tests.fixtures.jobs import (
@@ -254,25 +253,3 @@ def test_items_of_another_process_are_not_made_again(
     monkeypatch.setattr(Worker, "check", slowly)
     assert images.job(*more) == code and codes == [None, 0]
     assert len(lines(images.out)) == N_ITEMS
-
-
-def test_what_is_removed_during_a_job_is_missing_at_its_end(
-    images: Command, monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
-    append, left = Manifest.append, [4]
-
-    def changed(self: Manifest, record: dict[str, Any]) -> None:
-        append(self, record)
-        left[0] -= 1
-        if not left[0]:
-            images.manifest.write_bytes(b"")
-            min(images.out.glob("*.png")).unlink()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "append", changed)
-        assert images.job("--json") == 3
-    said = capsys.readouterr()
-    (end,) = map(json.loads, said.out.splitlines())
-    assert (end["error"]["code"], end["data"]["missing"]) == ("missing", 4)
-    assert "but 4 images or their records are missing there" in said.err
-    assert images.job("--resume") == 0 and is_whole(images)

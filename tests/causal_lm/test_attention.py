@@ -215,7 +215,7 @@ def test_a_long_prompt_is_attended_to_without_a_mask(
 
     own = attention_module.grouped_attention
     monkeypatch.setattr(attention_module, "grouped_attention", attend)
-    monkeypatch.setattr(attention_module, "_TILE", 3)
+    monkeypatch.setattr(attention_module, "TILE", 3)
 
     def decode_behind(first: int) -> Tensor:
         monkeypatch.setattr(window_model, "_CAUSAL_FROM", first)

@@ -54,7 +54,7 @@ def _type(name: str) -> Any:
 
 
 class _ComfyNode:
-    hidden = SimpleNamespace(prompt=None, unique_id="")
+    """The base of nodes."""
 
 
 class _NodeOutput:
@@ -108,7 +108,6 @@ def install(patch: pytest.MonkeyPatch) -> FakeComfy:
         ComfyNode=_ComfyNode,
         Schema=SimpleNamespace,
         NodeOutput=_NodeOutput,
-        Hidden=SimpleNamespace(prompt="PROMPT", unique_id="UNIQUE_ID"),
         Custom=_type,
         **{kind: _type(kind.upper()) for kind in kinds},
     )
@@ -128,11 +127,9 @@ def install(patch: pytest.MonkeyPatch) -> FakeComfy:
     return fake
 
 
-def execute(name: str, graph: Any = None, **values: Any) -> Any:
-    """Run a node by its id without the prefix, as node "3" of a graph."""
-    cls: Any = node_class(NODES[f"MMAccel{name}"])
-    cls.hidden = SimpleNamespace(prompt=graph, unique_id="3")
-    return cls.execute(**values)
+def execute(name: str, **values: Any) -> Any:
+    """Run a node by its id without the prefix."""
+    return node_class(NODES[f"MMAccel{name}"]).execute(**values)
 
 
 def run(name: str, **values: Any) -> tuple[Any, ...]:

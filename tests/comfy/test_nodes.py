@@ -29,13 +29,11 @@ from tests.fixtures.tiny_vqa import QUESTION, save_scenes
 reduces = pytest.mark.skipif(
     not encodes_first(), reason="this transformers encodes images in its first pass"
 )
-OLD = {"prompt": CAPTIONS[0], "guidance_scale": 3.0, "negative": CAPTIONS[2], "count": 2}
 
 
 def test_prompts_are_lines_and_values_reach_the_command_lines_pixels(
     images: Kind, tmp_path: Path
 ) -> None:
-    """A graph may have the names that widgets had before."""
     model = str(images.parts["model"])
     arguments = ["generate", CAPTIONS[0], "-n", "2", "--guidance", "3", "--negative", CAPTIONS[2]]
     assert main([*arguments, "--model", model, "--seed", "7", "--out", str(tmp_path)]) == 0
@@ -44,18 +42,6 @@ def test_prompts_are_lines_and_values_reach_the_command_lines_pixels(
     pixels, stats = images.make(prompt=f"\n {CAPTIONS[0]} \n\n", **named)
     assert np.array_equal((pixels * 255).round().byte().numpy(), np.stack(wanted))
     assert f"negative     {CAPTIONS[2]}\n" in stats and f"seed 8: {N_TOKENS} tokens" in stats
-    graph = {"3": {"inputs": OLD}}
-    asked = dict(model=images.model, seed=7, prompt=CAPTIONS[0], guidance_scale=3.0)
-
-    def old(**values: Any) -> torch.Tensor:
-        made: torch.Tensor = execute("GenerateImage", graph, **asked, **values).args[0]
-        return made
-
-    assert torch.equal(old(), pixels) and torch.equal(old(num_images=1), pixels[:1])
-    assert not torch.equal(old(negative=CAPTIONS[1]), pixels)  # of a link, by its old name
-    graph["3"]["inputs"] = OLD | {"count": -1}
-    with pytest.raises(OptionError, match="num_images: expected an integer in 0..4096"):
-        old()
 
 
 def test_a_comparison_generates_both_sides_and_says_how_they_compare(

@@ -149,8 +149,6 @@ def test_comfyui_gets_what_the_table_says() -> None:
         ids = [made.id for made in (*schema.inputs, *schema.outputs)]
         assert len(ids) == len(set(ids))  # ComfyUI 0.3.64 wants this between both
         assert cls.validate_inputs() is True
-    prompt = [node.id for node, cls in zip(NODES.values(), classes) if cls.define_schema().hidden]
-    assert prompt == ["MMAccelGenerateImage", "MMAccelCompare"]
 
 
 def test_values_that_only_something_else_can_tell_are_not_refused() -> None:

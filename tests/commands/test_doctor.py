@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from mmaccel.catalog import METHODS
 from mmaccel.cli import main
@@ -20,7 +19,6 @@ from mmaccel.kernels.dispatch import KERNELS, VARIABLE
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import N_TOKENS, break_weights, build_tiny
-from tests.fixtures.tiny_vlms import build_vqa, encodes_first
 
 
 @pytest.fixture(autouse=True)
@@ -109,22 +107,3 @@ def test_the_variable_decides(
     monkeypatch.setenv(VARIABLE, "fast")
     assert main(["doctor", "--model", str(tiny_folder), "--out", str(tmp_path)]) == 1
     assert "expected one of auto, torch, triton, received 'fast'; unset it" in _flat(capsys)
-
-
-@pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in its first pass")
-def test_doctor_plans_visual_tokens(tmp_path: Path, capsys: Any) -> None:
-    folder, image = tmp_path / "vqa", tmp_path / "a.png"
-    build_vqa().save_pretrained(folder)
-    Image.new("RGB", (80, 80)).save(image)
-    fixed = ["doctor", "--model", str(folder), "--out", str(tmp_path)]
-    capsys.readouterr()
-    assert main([*fixed, "--image", str(image), "--keep", "0.3", "--concurrency", "2"]) == 0
-    said = _flat(capsys)
-    assert "DivPrune(keep=0.3, n_keep=None) on cpu, 2 at a time, 64 tokens each" in said
-    assert "visual_tokens 520 150" in said
-    for wrong in (("--keep", "0"), ("--image", str(folder))):
-        assert main([*fixed, *wrong]) == 2
-    build_lm("gpt2").save_pretrained(tmp_path / "gpt2")
-    gpt2 = ["doctor", "--model", str(tmp_path / "gpt2"), "--out", str(tmp_path)]
-    assert main([*gpt2, "--image", str(image)]) == 2
-    assert "--image: expected a vision-language model" in capsys.readouterr().err

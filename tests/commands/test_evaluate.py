@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: images, clips, speech, words and the exit code of exactness."""
+"""`mmaccel evaluate`: images, clips, speech and the exit code of exactness."""
 
 from __future__ import annotations
 
@@ -191,35 +191,3 @@ def test_the_exit_code_of_exactness(
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
-
-
-def test_exactness_with_features_of_images(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = "def means(p):\n    return p.float().mean((2, 3))\n"
-    (tmp_path / "three_means.py").write_text(code)
-    file = tmp_path / "exact.json"
-    options: Any = "--count", 12, "--samples", 0, "--features", "three_means:means", "--json", file
-    policy = ("--policy", "mc-sjd", "--set", "window=4")
-    assert evaluate("exactness", tiny_folder, *policy, *options) == 0
-    check = json.loads(file.read_text())["checks"][-1]
-    assert check["name"] == "features of images" and check["guaranteed"] and check["holds"]
-    assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
-    file.unlink()
-    options = ("--count", 3, *options[2:])
-    largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again
-    assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()
-
-
-def test_words(tmp_path: Path, capsys: Any) -> None:
-    reference, heard = tmp_path / "ref.txt", tmp_path / "hyp.txt"
-    reference.write_text("A red circle.\nOne\n")
-    heard.write_text("a red square\n\n")
-    files = ("--json", tmp_path / "w.json", "--items", tmp_path / "w.jsonl")
-    assert evaluate("words", reference, heard, *files) == 0
-    assert "word error rate: 75.00 % (2 substituted, 1 deleted" in capsys.readouterr().out
-    assert json.loads((tmp_path / "w.json").read_text())["rate"] == 0.75
-    assert len((tmp_path / "w.jsonl").read_text().splitlines()) == 2
-    assert evaluate("words", reference, heard, "--simplify") == 0
-    assert "simplified texts: 50.00 %" in capsys.readouterr().out

@@ -136,14 +136,6 @@ def test_written_files_remain_and_nothing_half(
     assert says.format(unit=command.unit, out=command.out, one=one) in line
 
 
-def test_files_removed_meanwhile_are_missing_at_the_end(command: Command, capsys: Said) -> None:
-    with at_write(2, command.suffix, lambda: min(command.out.glob("0003-*")).unlink()):
-        assert command.make(2) == 3
-    said = capsys.readouterr()
-    assert f"written files in '{command.out}'" in said.err and said.out == ""
-    assert "a folder without 1 of them (0003-" in said.err
-
-
 def test_flags_reach_the_pipeline(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 

@@ -6,13 +6,9 @@ import random
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.batch.modalities import Images
-from mmaccel.batch.ray_executor import RayExecutor
-from mmaccel.errors import OptionError
 from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import Command
 from tests.fixtures.tiny_model import CAPTIONS
@@ -102,18 +98,3 @@ def test_ctrl_c_twice_at_any_moment(forker: Forker, command: Command, is_job: bo
         assert "mmaccel: " in err and err.count("mmaccel: stop") <= 2
         made += len(command.files)
     assert made >= 6
-
-
-def test_ray_takes_no_signal_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own handler of SIGTERM ends the driver with exit code 15."""
-    fake = SimpleNamespace(
-        is_initialized=lambda: False,
-        init=lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-        cluster_resources=lambda: {"CPU": 1},
-        shutdown=lambda: None,
-    )
-    monkeypatch.setattr("mmaccel.batch.ray_executor._import_ray", lambda: fake)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(OptionError, match="--actors"):
-        RayExecutor(Images(model="scenes", out=tmp_path), 9)
-    assert signal.getsignal(signal.SIGTERM) is before

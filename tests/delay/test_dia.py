@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-import mmaccel
 from mmaccel.contracts import Layout
 from mmaccel.pipelines.delay.dia import DiaGuidance
-from tests.delay.hosts import NO_SOUND, compare_counts, is_refused, make_dia_host, open_host
+from tests.delay.hosts import (
+    NO_SOUND,
+    assert_same_distribution,
+    is_refused,
+    make_dia_host,
+    open_host,
+)
 from tests.delay.models import DIA_DELAYS, DIA_END, MASK, TEXT, delay_prompt
 
 
@@ -32,8 +37,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a warper behind the filter": ({"do_sample": True, "typical_p": 0.5}, "behind Dia's filter"),
     "guidance of few codes": ({"guidance_scale": 3.0, "top_k": 2}, "guidance of . codes or fewer"),
     "no text": ({"attention_mask": MASK * torch.tensor([[1], [1], [0]])}, "a row without text"),
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
-    "a penalty": ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor, which reads"),
     "another end": ({"eos_token_id": [DIA_END, 3]}, "end tokens other than 16"),
     "sounds of other lengths": (
         {"decoder_attention_mask": NO_SOUND["decoder_attention_mask"] * torch.eye(3)[:, :1].long()},
@@ -92,12 +95,7 @@ def test_sounds_have_the_models_distribution(codes: int, options: dict[str, Any]
             chance = scores.view(rows, 2, -1)[:, book].double().softmax(-1)
             chances *= torch.where(is_free, chance.gather(1, code[:, None])[:, 0], 1.0)
             ended[:, book] |= code == codes
-    for policy in (
-        mmaccel.SpeculativeJacobi(window=4),
-        mmaccel.Speculative(window=3, drafts="ngram"),
-    ):
-        found = compare_counts(host, policy, options, drawn, chances)
-        assert found.degrees > 15 and found.p_value > 1e-3
+    assert_same_distribution(host, options, drawn, chances)
 
 
 def test_guidance_and_its_limit_exchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

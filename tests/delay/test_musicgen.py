@@ -11,7 +11,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.errors import AttachError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.pipelines.delay import musicgen
+from mmaccel.pipelines.delay import family
 from mmaccel.pipelines.delay.musicgen import MusicgenSteps
 from tests.delay.hosts import BITWISE, EXACT, WIDE, Music, is_refused, open_host
 from tests.delay.models import BOOKS, CODES, MASK, TEXT, make_musicgen
@@ -65,18 +65,12 @@ def test_processors_of_single_codes_go_along() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
-    "states": (
-        {"return_dict_in_generate": True, "output_hidden_states": True},
-        "output_hidden_states",
-    ),
     "a penalty": ({"repetition_penalty": 1.2}, "RepetitionPenaltyLogitsProcessor, which reads"),
     "a penalty before guidance": (
         {"repetition_penalty": 1.2, "guidance_scale": 3.0},
         "guidance after another processor",
     ),
     "an end": ({"eos_token_id": 3}, "an end token"),
-    "a time limit": ({"max_time": 60.0}, "reads rows of single codebooks"),
     "a mask of the codes": (
         {"decoder_attention_mask": torch.ones(3, 1)},
         "decoder_attention_mask",
@@ -193,7 +187,7 @@ def test_codes_have_the_models_distribution(policy: Any, options: dict[str, Any]
 def test_a_pattern_that_is_applied_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     host = open_host("musicgen")
     own = host.call()
-    find = musicgen.list_cells
+    find = family.list_cells
 
     def twice(free: Tensor) -> Any:
         again = free.clone()
@@ -202,7 +196,7 @@ def test_a_pattern_that_is_applied_twice_is_seen(monkeypatch: pytest.MonkeyPatch
             again[book:, book] = free[:-book, book]
         return find(again)
 
-    monkeypatch.setattr(musicgen, "list_cells", twice)
+    monkeypatch.setattr(family, "list_cells", twice)
     made, _ = host.attached("jacobi")
     assert made.shape != own.shape or not torch.equal(made, own)
 
@@ -213,8 +207,8 @@ def test_branches_that_are_exchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -
     own = host.call(**options)
     forward = MusicgenSteps.forward
 
-    def exchanged(self: MusicgenSteps, codes: Tensor, first: Tensor) -> Tensor:
-        return torch.cat(forward(self, codes, first).chunk(2)[::-1])
+    def exchanged(self: MusicgenSteps, codes: Tensor, at: Tensor) -> Tensor:
+        return torch.cat(forward(self, codes, at).chunk(2)[::-1])
 
     monkeypatch.setattr(MusicgenSteps, "forward", exchanged)
     assert not torch.equal(host.attached("jacobi", **options)[0], own)

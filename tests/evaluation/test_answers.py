@@ -15,7 +15,6 @@ from mmaccel.demo.recall.words import make_tokenizer
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.answers import (
     Side,
-    draw_rows,
     measure_answers,
     parse_levels,
     summarise,
@@ -139,17 +138,6 @@ def test_the_published_example_of_the_paired_interval() -> None:
     back = paired_difference(second, first)
     assert back is not None and back["high"] == pytest.approx(-found["low"])
     assert paired_difference("", second) is None
-
-
-def test_a_plot_of_a_report(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    sides = [side_of("whole"), side_of("other", 0.5)]
-    records = {side.key: TextModel.new_record() for side in sides}
-    list(run(sides, records, []))
-    kinds = [one.kind for one in ASKED]
-    report = {"cache_sides": summarise(TextModel, sides, records, kinds, 3)}
-    draw_rows(TextModel, tmp_path / "a.png", {**report, "model": "m", "questions": 7})
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_levels() -> None:

@@ -75,7 +75,7 @@ def test_rows_of_the_speed_report(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmaccel.evaluation.speed.LEAST_RUNS", 3)
-    options = ["--runs", 3, "--warm-up", 1, "--batch-sizes", "1,3", "--no-plots", "--window", 4]
+    options = ["--runs", 3, "--warm-up", 1, "--batch-sizes", "1,3", "--window", 4]
     options += ["--drafts", "ngram"]
     options += ["--baseline", "transformers", "--baseline", "prompt-lookup", "--out", tmp_path]
     assert main(["evaluate", "speed", *arguments, *map(str, options)]) == 0

@@ -69,14 +69,14 @@ def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor],
         run = record._run
         drafts, p_draft = drafts_of(record, uniforms)
         if record.first is not None and last["drafts"].shape[1]:
-            index = run.buffer.slots[:, :-1] - last["first"]
-            inside = (index < last["drafts"].shape[1]) & run.buffer.is_predicted()
+            index = run.rows.slots[:, :-1] - last["first"]
+            inside = (index < last["drafts"].shape[1]) & run.rows.is_predicted()
             index = index.clamp(max=last["drafts"].shape[1] - 1)
             stays = inside & (last["drafts"].gather(1, index) == drafts)
             stale = is_stale(stays, inside & last["accepted"].gather(1, index))
             old = last["distribution"].gather(1, index[..., None].expand_as(p_draft))
             p_draft = torch.where(stale[..., None], old, p_draft)
-        last.update(first=run.buffer.slots[:, :1], drafts=drafts, distribution=p_draft)
+        last.update(first=run.rows.slots[:, :1], drafts=drafts, distribution=p_draft)
         return drafts, p_draft
 
     patch.setattr(speculative_jacobi, "exact_rule", spy)
@@ -182,7 +182,7 @@ def read_distributions_askew(patch: Patch) -> None:
 
     def askew(record: DraftRecord, p_target: Tensor) -> None:
         hold(record, p_target)
-        record._first_held.hold(record._run.buffer.slots[:, :1] + 1)
+        record._first_held.hold(record._run.rows.slots[:, :1] + 1)
 
     patch.setattr(DraftRecord, "hold", askew)
 

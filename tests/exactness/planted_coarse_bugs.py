@@ -30,7 +30,7 @@ def take_contexts_of_wrong_pass(patch: Patch) -> None:
         drafts = run.drafter
         if not isinstance(drafts, CoarseDrafter):  # the plain loop
             return accept(run, *arguments)
-        columns = drafts._neighbours(run, run.buffer.slots)
+        columns = drafts._neighbours(run, run.rows.slots)
         accept(run, *arguments)
         drafts.state.neighbours.hold(coarse_drafter._gather(drafts.pad_tokens(run), columns))
 
@@ -70,7 +70,7 @@ def correct_the_first_drafts(patch: Patch) -> None:
     """A row that was just admitted is corrected by what the last row in its batch slot saw."""
     _alter_slots(
         patch,
-        lambda run, slots: slots._replace(is_fixed=run.rows.is_over(run.buffer.slots[:, :-1])),
+        lambda run, slots: slots._replace(is_fixed=run.rows.is_over(run.rows.slots[:, :-1])),
     )
 
 
@@ -102,9 +102,9 @@ def verify_other_drafts(patch: Patch) -> None:
     sweep = CoarseDrafter._sweep
 
     def wrong(self: Any, run: WindowRun, *arguments: Any) -> Redrafted:
-        kept = run.buffer.tokens.clone()
+        kept = run.rows.tokens.clone()
         found = sweep(self, run, *arguments)
-        run.buffer.tokens.copy_(kept)
+        run.rows.tokens.copy_(kept)
         return found
 
     patch.setattr(CoarseDrafter, "_sweep", wrong)
@@ -194,7 +194,7 @@ def _alter_sweep(patch: Patch, change: Any) -> None:
 
 
 def _noise(run: WindowRun) -> Tensor:
-    return run.noise.frozen(run.buffer.slots[:, :-1], run.vocab_size, run.params.temperature)
+    return run.noise.frozen(run.rows.slots[:, :-1], run.vocab_size, run.params.temperature)
 
 
 OF_DRAFTS = (

@@ -26,9 +26,9 @@ from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.window import rows
-from mmaccel.samplers.window.rows import measure
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.run_graphs import static_tensors
+from mmaccel.samplers.window.step_runner import measure
+from mmaccel.samplers.window.steps import static_parts, static_tensors
 from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
 from tests.fixtures.graph_replay import Replay, Tried
 from tests.fixtures.tiny_lms import build_lm
@@ -335,7 +335,7 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
         cache = GraphCache()
         decode(Jacobi(window=6), CALLS[0], cache, model)
         (entry,) = cache._entries.values()
-        tokens = ref(entry.inputs["buffer.tokens"])
+        tokens = ref(entry.inputs["rows.tokens"])
         drop(cache)
         del entry, cache
         assert tokens() is None
@@ -395,15 +395,16 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
         noise=Noise.from_seed(0, 2),
     )  # fmt: skip
-    parts = {**run.parts(), "noise": run.noise}
+    run.begin()
+    parts = {**static_parts(run), "noise": run.noise}
     found = {
         f"{owner}.{name}"
         for owner, part in parts.items()
         for name, value in vars(part).items()
         if isinstance(value, torch.Tensor)
     }
-    every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
-    declared = static_tensors(run.parts(), run.noise).keys()
+    every_pass = {"rows.slots"}  # set by `move_window` in every step
+    declared = static_tensors(run).keys()
     assert found - every_pass == declared - {"noise.schedule"}
 
 

@@ -26,7 +26,7 @@ from mmaccel.samplers.trees import drawn, rule_walk
 from mmaccel.samplers.trees.siblings import contract, rsd
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise, Uniforms
 from mmaccel.samplers.trees.siblings.spectr import solve_gamma
-from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+from mmaccel.samplers.window.passes import RunPasses
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
@@ -319,25 +319,25 @@ def _record_parent(patch: pytest.MonkeyPatch) -> None:
 
 
 def _mask_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    forward = ScorePasses.forward_tree
+    forward = RunPasses.forward_tree
 
     def wrong(self: Any, tokens: Tensor, parents: Tensor, slots: Tensor) -> Any:
-        width = self._rows.buffer.slots.shape[1]
+        width = self._rows.slots.shape[1]
         behind = parents[:, width:]
         behind = behind - ((behind > 0) & (behind < width)).long()
         return forward(self, tokens, torch.cat([parents[:, :width], behind], 1), slots)
 
-    patch.setattr(ScorePasses, "forward_tree", wrong)
+    patch.setattr(RunPasses, "forward_tree", wrong)
 
 
 def _in_draft_order(patch: pytest.MonkeyPatch) -> None:
     """The cache keeps the chain's entries, whichever path was accepted."""
-    commit = ModelCalls.commit
+    commit = RunPasses.commit
 
-    def wrong(self: Any, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
-        commit(self, start, torch.arange(entries.shape[1]).expand_as(entries), n_new)
+    def wrong(self: Any, path: Tensor) -> None:
+        commit(self, torch.arange(path.shape[1]).expand_as(path))
 
-    patch.setattr(ModelCalls, "commit", wrong)
+    patch.setattr(RunPasses, "commit", wrong)
 
 
 def _share_coins(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.sequoia import plan_tree
 from mmaccel.samplers.trees.walk import TreeStep
-from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+from mmaccel.samplers.window.passes import RunPasses
 from tests.exactness.bitwise_runs import LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
@@ -53,8 +53,9 @@ def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
     return Known(tuple(map(tuple, texts.tolist())), wrong, until)
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
-@pytest.mark.parametrize("drafts", ["coarse", "token-recycling"])
+@pytest.mark.parametrize(
+    ("drafts", "shape"), [*zip(("coarse", "token-recycling") * len(SHAPES), SHAPES[1:])], ids=repr
+)
 def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
     """What a batch slot's row before has left in the drafter is forgotten."""
     policy = Jacobi(6, coarse if drafts == "coarse" else drafts, shape)
@@ -75,7 +76,7 @@ def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [{}, OPTIONS["guided greedy"]], ids=["plain", "guided greedy"])
 def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Coarse) -> None:
     """The plain loop's tokens; with a round for every slot, the passes of a sweep."""
     plain = run(Autoregressive(), options, grid=None)
@@ -180,7 +181,7 @@ def test_dyspec_has_the_likeliest_nodes() -> None:
             nodes = super().grow(run, drafter, drafts, noise)
             if nodes is None or drafts.shape[1] < width - 1:
                 return nodes
-            right = source.right(run.buffer.slots)[0].tolist()
+            right = source.right(run.rows.slots)[0].tolist()
             values, depths = list(before_chain), list(range(width))
             for token, parent in zip(nodes.tokens[0].tolist(), nodes.parents[0].tolist()):
                 off = (token - right[depths[parent]]) % run.vocab_size
@@ -308,7 +309,7 @@ def _shift_second_forks(parents: Tensor, width: int) -> Tensor:
 
 def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_right, view, walk = TreeEntries.is_right, TreeEntries.view, TreeStep.walk
-    forward, commit = ScorePasses.forward_tree, ModelCalls.commit
+    forward, commit = RunPasses.forward_tree, RunPasses.commit
 
     def off_by_one(self: TreeEntries, found: Tensor) -> Tensor:
         parents = _shift_second_forks(self.parents, self.width)
@@ -329,8 +330,8 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         tokens = torch.where(is_later, -1, self.tokens)
         return is_right(replace(self, tokens=tokens), found)
 
-    def in_draft_order(self: Any, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
-        commit(self, start, torch.arange(entries.shape[1]).expand_as(entries), n_new)
+    def in_draft_order(self: Any, path: Tensor) -> None:
+        commit(self, torch.arange(path.shape[1]).expand_as(path))
 
     def of_first_leaf(self: TreeEntries, last: Tensor) -> Tensor:
         return view(self, torch.where(last >= self.width, self.width, last))
@@ -343,10 +344,10 @@ def _plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted: dict[str, tuple[type, str, Any]] = {
         "drafts behind a wrong one count": (TreeEntries, "is_right", _forgets_ancestors),
         "parents of the walk are off by one": (TreeEntries, "is_right", off_by_one),
-        "parents of the pass are off by one": (ScorePasses, "forward_tree", pass_off_by_one),
-        "the mask is off by one": (ScorePasses, "forward_tree", mask_off_by_one),
+        "parents of the pass are off by one": (RunPasses, "forward_tree", pass_off_by_one),
+        "the mask is off by one": (RunPasses, "forward_tree", mask_off_by_one),
         "of two right nodes the first one is taken": (TreeEntries, "is_right", first_twin),
-        "the cache is compacted in draft order": (ModelCalls, "commit", in_draft_order),
+        "the cache is compacted in draft order": (RunPasses, "commit", in_draft_order),
         "scores of a branch that lost are kept": (TreeEntries, "view", of_first_leaf),
         "scores of the chain are kept": (TreeStep, "walk", of_chain),
     }
@@ -415,8 +416,11 @@ def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
         run(Jacobi(9, known(2, {}), Written(tree)), {}, model=language(), grid=None)
 
 
-@pytest.mark.parametrize("kv_cache", [None, mmaccel.SnapKV(budget=12, window=4)], ids=repr)
-@pytest.mark.parametrize("kind", ["ids", "embeddings"])
+@pytest.mark.parametrize(
+    ("kind", "kv_cache"),
+    [("ids", mmaccel.SnapKV(budget=12, window=4)), ("embeddings", None)],
+    ids=repr,
+)
 def test_a_tree_over_a_prompt_that_lost_entries_or_is_the_models_own(
     kind: str, kv_cache: Any
 ) -> None:

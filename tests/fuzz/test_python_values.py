@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.catalog import METHODS, load, read_method, read_policy, read_reducer
+from mmaccel.catalog import METHODS, load, read_method, read_policy
 from mmaccel.checks import show
 from mmaccel.errors import MMAccelError, OptionError
 from tests.fixtures.media import build_media
@@ -161,8 +161,9 @@ def test_messages_show_what_fits_on_a_screen() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (read_reducer, "cdpruner:unlike=no", mmaccel.CDPruner(keep=0.22, unlike=False)),
-        (read_reducer, {"name": "ficoco-v", "local_penalty": "off"},
+        (partial(read_method, "visual_tokens"), "cdpruner:unlike=no",
+         mmaccel.CDPruner(keep=0.22, unlike=False)),
+        (partial(read_method, "visual_tokens"), {"name": "ficoco-v", "local_penalty": "off"},
          mmaccel.FiCoCoV(0.22, local_penalty=False)),
         (partial(read_method, "tree"), "sequoia:acceptance=0.5", "acceptance: expected a list"),
         (partial(read_method, "tree"), "sequoia:acceptance=((.5,.4),)",

@@ -188,6 +188,8 @@ TINY = (
     "profile-janus-pro-1b",
     "long-llama-3-1-8b-1-8192",
     "chunks",
+    "products-janus-pro-1b",
+    "depth-chain",
     "time-compact",
     "time-window_attention-4",
     "time-window_attention-ragged",

@@ -90,7 +90,7 @@ def test_the_watch_reads_replays_alone() -> None:
     """Groups of four between two reads of the host, of which the median counts."""
     runner = Ticking()
     watch = Stopwatch(runner, (10, 2), lambda: Ticking.now)
-    runner.load(None, {"buffer.n_generated": torch.tensor([3, 5])})
+    runner.load(None, {"rows.n_generated": torch.tensor([3, 5])})
     total = torch.zeros(())
     with pytest.raises(Enough):
         while True:
@@ -190,7 +190,7 @@ def test_the_gap_is_that_of_the_plain_loop_s_scores(
 
     def watch(run: Any) -> Tensor:
         found = forward(run)
-        scores.append(found[:, 0] + run.noise.gumbel(run.buffer.slots, run.vocab_size)[:, 0])
+        scores.append(found[:, 0] + run.noise.gumbel(run.rows.slots, run.vocab_size)[:, 0])
         return found
 
     forward = WindowRun.forward

@@ -76,7 +76,9 @@ def _splits(lane: Lane) -> None:
 
 
 def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> None:
-    """One split: a row has the bits alone that it has in a batch, whatever the others hold."""
+    """One split: a row has the bits alone that it has in a batch, whatever the others hold; where
+    it is asked for, a query has them alone, too.
+    """
     args = make(lane, (3, 2, 2, 3, capacity, 64), [0, 250, 97])
     options = {"scale": 0.125, "ragged": ragged, "num_splits": num_splits}
     together = lane.call(window_attention, *args, **options)
@@ -84,6 +86,11 @@ def _alone(ragged: bool, capacity: int, num_splits: int | None, lane: Lane) -> N
         alone = lane.call(window_attention, *(each[row : row + 1] for each in args), **options)
         for made, wanted in zip(alone, together, strict=True):
             assert torch.equal(made[0], wanted[row])
+    q, k, v, start = args
+    for w in range(q.shape[2] if num_splits == 1 else 0):
+        alone = lane.call(window_attention, q[:, :, w : w + 1], k, v, start + w, **options)
+        for made, wanted in zip(alone, together, strict=True):
+            assert torch.equal(made[:, :, 0], wanted[:, :, w])
 
 
 def _programs(lane: Lane) -> None:

@@ -83,3 +83,19 @@ def greedy(model: Any, ids: Tensor, n_new: int, *, whole: bool = False) -> Tenso
         token = model(token, **given).logits[:, -1:].argmax(-1)
         made.append(token)
     return torch.cat(made, 1)
+
+
+def greedy_rows(
+    model: Any,
+    rows: list[list[int]],
+    hides_of: Callable[[list[int]], Hides],
+    n_new: int,
+    *,
+    whole: bool = True,
+) -> list[list[int]]:
+    """`greedy` of each row alone, under a mask of its own."""
+    made = []
+    for ids in rows:
+        with masked(model, hides_of(ids)):
+            made += greedy(model, torch.tensor([ids]), n_new, whole=whole).tolist()
+    return made

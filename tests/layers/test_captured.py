@@ -37,11 +37,8 @@ ROUNDS = [
     mmaccel.RandomEviction(budget=8, every=6),
 ]
 RAAS = mmaccel.RaaS(budget=27, every=6, threshold=0.06)
-EVICTING = [
-    name
-    for name in METHODS["kv_cache"]
-    if "captured steps" not in make("kv_cache", name, Target(build_lm("llama"))).excludes
-]
+EVERY = [make("kv_cache", name, Target(build_lm("llama"))) for name in METHODS["kv_cache"]]
+EVICTING = [method for method in EVERY if "captured steps" not in method.excludes] + ROUNDS
 
 
 def prompts() -> list[list[list[int]]]:
@@ -78,9 +75,9 @@ def run(
     return found
 
 
-def assert_captured(policy: Any, n_captures: list[int], **given: Any) -> None:
+def assert_captured(policy: Any, n_captures: list[int], plain: Any = None, **given: Any) -> None:
     """Captured runs have the tokens of others, and as many captures as expected."""
-    plain, made = run(policy, False, **given), run(policy, True, **given)
+    plain, made = plain or run(policy, False, **given), run(policy, True, **given)
     # windows beyond the last position, which is another one in rounded room, ask for other blocks
     n_same = N_NEW - getattr(policy, "window", 1) + 1
     for (own, stats), (tokens, captured) in zip(plain, made, strict=True):
@@ -90,25 +87,33 @@ def assert_captured(policy: Any, n_captures: list[int], **given: Any) -> None:
     assert [stats.captures for _, stats in made] == n_captures
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize(("name", "method"), SELECTORS)
-def test_selectors_replay_the_graphs_of_earlier_runs(name: str, method: Any, policy: Any) -> None:
-    assert_captured(policy, [1, 0, 0], attention=method)
+@pytest.mark.parametrize(("number", "method"), [*enumerate(method for _, method in SELECTORS)])
+def test_selectors_replay_the_graphs_of_earlier_runs(number: int, method: Any) -> None:
+    """And no list is longer than its method says."""
+    policy, seen = POLICIES[number % 2], list[bool]()
+    choose = SparseBlocks.choose
+
+    def watch(self: SparseBlocks, layer: int, query: Tensor, key: Tensor, *rest: Any, **given: Any):
+        blocks = choose(self, layer, query, key, *rest, **given)
+        if blocks is not None:
+            size = method.block
+            n_own = (query.shape[2] + size - 2) // size + 1
+            most = method.most(-(-key.shape[2] // size), n_own)
+            seen.append(int(blocks.count.max()) <= most)
+        return blocks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparseBlocks, "choose", watch)
+        plain = run(policy, False, attention=method)
+    assert seen and all(seen)
+    assert_captured(policy, [1, 0, 0], plain, attention=method)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("name", EVICTING)
-def test_evicting_runs_capture_graphs_of_their_own(name: str, policy: Any) -> None:
-    method = make("kv_cache", name, Target(build_lm("llama")))
+@pytest.mark.parametrize(("number", "method"), [*enumerate(EVICTING)])
+def test_evicting_runs_capture_graphs_of_their_own(number: int, method: Any) -> None:
+    policy = POLICIES[number % 2]
     in_rounds = (getattr(method, "every", None) or N_NEW) < N_NEW
     n_captures = 2 if in_rounds and policy is POLICIES[0] else 1  # passes with and without a round
-    assert_captured(policy, [n_captures] * 3, kv_cache=method)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("method", ROUNDS, ids=lambda method: method.name)
-def test_rounds_of_methods_that_can_be_asked_once(method: CacheMethod, policy: Any) -> None:
-    n_captures = 2 if policy is POLICIES[0] else 1
     assert_captured(policy, [n_captures] * 3, kv_cache=method)
 
 
@@ -183,30 +188,6 @@ def test_what_another_run_has_left_is_seen(left: str, monkeypatch: pytest.Monkey
         monkeypatch.setattr(LastChoice, "forget", zero)
     made = [tokens for tokens, _ in run(POLICIES[0], True, attention=method)]
     assert made[0].equal(plain[0]) and not made[1].equal(plain[1])
-
-
-@pytest.mark.parametrize(("name", "method"), SELECTORS)
-def test_no_list_is_longer_than_its_method_says(
-    name: str, method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    choose = SparseBlocks.choose
-
-    def watch(
-        self: SparseBlocks, layer: int, query: Tensor, key: Tensor, *given: Any, **options: Any
-    ) -> Any:
-        blocks = choose(self, layer, query, key, *given, **options)
-        if blocks is not None:
-            size = self.method.block
-            n_own = (query.shape[2] + size - 2) // size + 1
-            most = self.method.most(-(-key.shape[2] // size), n_own)
-            seen.append(int(blocks.count.max()) <= most)
-        return blocks
-
-    monkeypatch.setattr(SparseBlocks, "choose", watch)
-    for policy in POLICIES:
-        run(policy, False, attention=method)
-    assert seen and all(seen)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures import llada2
 from tests.fixtures.denoiser_targets import ENDLESS
 from tests.fixtures.tiny_lms import VOCAB, build_lm, left_padded
+from tests.layers.block_references import bound
 from tests.layers.masked_model import masked
 from tests.layers.planted import EVICTION
-from tests.layers.test_eviction import draw_rows
+from tests.layers.test_eviction import Prompt, best, draw_rows, pooled
+from tests.matrix.cells import covering
 
 MASK, BLOCK, N_NEW = VOCAB - 1, 4, 10
 SNAPKV = mmaccel.SnapKV(budget=9, window=3, kernel=3)
@@ -53,26 +55,6 @@ def generate(target: Any, policy: Any, rows: Rows, **options: Any) -> Any:
     return out[:, prompts["input_ids"].shape[1] :], handle.stats
 
 
-def votes_of(query: Tensor, key: Tensor) -> Tensor:
-    """SnapKV's pooled votes `[Hkv, T]`, one head of one row at a time; `[Hq, T, D]`, `[Hkv, T, D]`
-    of the prompt's finished blocks.
-    """
-    groups, length = len(query) // len(key), key.shape[1]
-    found = torch.zeros(len(key), length, dtype=key.dtype)
-    for head in range(len(key)):
-        votes = torch.zeros(length, dtype=key.dtype)
-        for own in query[head * groups : (head + 1) * groups]:
-            for at in range(max(length - SNAPKV.window, 0), length):
-                scores = key[head, : at + 1] @ own[at] * key.shape[-1] ** -0.5
-                votes[: at + 1] += scores.softmax(-1)
-        votes[max(length - SNAPKV.window, 0) :] = 0
-        reach = SNAPKV.kernel // 2
-        for at in range(length):
-            found[head, at] = votes[max(at - reach, 0) : at + reach + 1].sum()
-    found[:, max(length - SNAPKV.window, 0) :] = float("inf")
-    return found
-
-
 def plain_loop(
     model: Any, branches: Rows, shift: int, scale: float, block: int, mask_token: int, n_new: int
 ) -> list[int]:
@@ -90,8 +72,9 @@ def plain_loop(
     def run(branch: int, last: int) -> Tensor:
         at, base = torch.arange(last), ends[branch]
 
-        def hides(layer: int, query: Tensor, key: Tensor, _: Tensor) -> Tensor:
-            votes[layer, branch] = votes_of(query[0, :, :base], key[0, :, :base])
+        def hides(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            finished = Prompt(*(states[0, :, :base] for states in (query, key, value)), layer, 2)
+            votes[layer, branch] = torch.stack(pooled(finished, SNAPKV))
             hidden = (at // block > at[:, None] // block).expand(1, key.shape[1], -1, -1).clone()
             if base <= SNAPKV.budget:
                 return hidden
@@ -99,8 +82,8 @@ def plain_loop(
             known = [votes[layer, each] for each in pairs if (layer, each) in votes]
             if len(known) < len(pairs):  # the first visit, for its votes
                 return hidden
-            kept = torch.stack(known).mean(0).topk(SNAPKV.budget, -1).indices  # [Hkv, K]
-            is_kept = torch.zeros(key.shape[1], base, dtype=torch.bool).scatter(1, kept, True)
+            kept = best(list(torch.stack(known).mean(0)), SNAPKV.budget, recent=SNAPKV.window)
+            is_kept = torch.zeros(key.shape[1], base).scatter(1, torch.tensor(kept), 1).bool()
             hidden[0, :, base:, :base] |= ~is_kept[:, None]
             return hidden
 
@@ -156,9 +139,7 @@ def check_eviction(policy: Any, shift: int, scale: float) -> None:
     assert stats.exactness == "relaxed" and stats.prefill_passes == 1
 
 
-@pytest.mark.parametrize("scale", [1.0, 1.7])
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("policy", POLICIES)
+@covering(policy=list(POLICIES), shift=[0, 1], scale=[1.0, 1.7])
 def test_eviction_is_a_mask_over_the_full_canvas(policy: str, shift: int, scale: float) -> None:
     check_eviction(POLICIES[policy], shift, scale)
 
@@ -237,8 +218,7 @@ def choose_by_hand(keys: Tensor, queries: Tensor, written: Tensor, reads: Tensor
         part = slice(block * QUEST.block, (block + 1) * QUEST.block)
         real = keys[part][reads[part]]
         if len(real):
-            high, low = real.max(0).values, real.min(0).values
-            bounds[block] = max(float(torch.maximum(q * high, q * low).sum()) for q in queries)
+            bounds[block] = max(bound(query, real) for query in queries)
     kept = {0, *(written // QUEST.block).tolist()}
     n_wanted = int(torch.tensor(len(bounds) * QUEST.budget).ceil())
     others = sorted(set(bounds) - kept, key=lambda block: -bounds[block])

@@ -13,10 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import mmaccel
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.layers.observing import Observer
 from mmaccel.reduction.kv_cache import kvzap_scorer
+from mmaccel.reduction.kv_cache.contract import LayerSizes
 from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, open_scorer
 from tests.fixtures.tiny_lms import build_lm
-from tests.layers.masked_model import greedy, masked
+from tests.layers.masked_model import greedy_rows
 from tests.layers.test_eviction import (
     Plans,
     Prompt,
@@ -25,7 +28,6 @@ from tests.layers.test_eviction import (
     draw_rows,
     generate,
 )
-from tests.layers.test_hidden_states import read_by_hand
 
 KINDS = ("linear", "mlp")
 BUDGET = 3
@@ -58,6 +60,14 @@ def write(folder: Path, networks: list[Any]) -> str:
 
 
 @torch.no_grad()
+def read_by_hand(model: Any, ids: list[int]) -> list[Tensor]:
+    """What the attention of each layer reads of a row `[T, C]`, as transformers gives it out."""
+    found = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    layers = model.get_decoder().layers
+    return [layer.input_layernorm(states)[0] for layer, states in zip(layers, found)]
+
+
+@torch.no_grad()
 def plan_by_hand(networks: list[Any], read: list[Tensor]) -> Callable[[Prompt, Any], Plans]:
     def plan(prompt: Prompt, method: Any) -> Plans:
         with torch.no_grad():
@@ -71,16 +81,16 @@ def plan_by_hand(networks: list[Any], read: list[Tensor]) -> Callable[[Prompt, A
     return plan
 
 
-def check_tokens(folder: Path, kind: str, fused: bool, policy: Any) -> None:
+def check_tokens(folder: Path, kind: str, fused: bool, policy: Any, **options: Any) -> None:
     """What the networks score below a threshold is hidden."""
     networks = make_networks(kind)
     method = mmaccel.KVzap(BUDGET, threshold=THRESHOLDS[kind], scorer=write(folder, networks))
     every, stats = check_masks(
         method,
-        draw_rows(33, 12, 21),
         lambda model, ids: plan_by_hand(networks, read_by_hand(model, ids)),
         policy=policy,
         fused=fused,
+        **options,
     )
     kept = {len(head) for hides in every for plan in hides.plans.values() for head in plan}
     assert len(kept) > 3, "heads keep different numbers"
@@ -88,12 +98,12 @@ def check_tokens(folder: Path, kind: str, fused: bool, policy: Any) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [None, 7])
 @pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)], ids=repr)
 def test_eviction_is_a_mask_over_the_full_cache(
-    policy: Any, kind: str, fused: bool, tmp_path: Path
+    policy: Any, chunk: int | None, fused: bool, tmp_path: Path
 ) -> None:
-    check_tokens(tmp_path, kind, fused, policy)
+    check_tokens(tmp_path, KINDS[chunk is None], fused, policy, prefill_chunk_size=chunk)
 
 
 def check_rounds(folder: Path, policy: Any) -> None:
@@ -126,12 +136,10 @@ def check_rounds(folder: Path, policy: Any) -> None:
                 for head, positions in prompt.held or every
             ]  # fmt: skip
 
-        hides = Rounds(method, plan, 2, len(ids))
-        with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), 34, whole=True)
+        expected = greedy_rows(model, [ids], lambda ids: Rounds(method, plan, 2, len(ids)), 34)
         for hook in hooks:
             hook.remove()
-        assert received[row].tolist() == expected[0].tolist()
+        assert received[row].tolist() == expected[0]
     assert "every=6" in stats.reference
 
 
@@ -186,6 +194,22 @@ def _a_layer_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scorer, "score", lambda self, index, hidden: own(self, 1 - index, hidden))
 
 
+def _a_column_before(patch: pytest.MonkeyPatch) -> None:
+    own = Scorer.score
+    patch.setattr(Scorer, "score", lambda self, index, hidden: own(self, index, hidden.roll(1, 1)))
+
+
+def _what_the_layer_before_read(patch: pytest.MonkeyPatch) -> None:
+    own = Observer.keep
+    last: list[Tensor] = []
+
+    def keep(self: Any, layer: int, *given: Any, hidden: Tensor, **others: Any) -> None:
+        last.append(hidden)
+        own(self, layer, *given, hidden=last[-2] if layer else hidden, **others)
+
+    patch.setattr(Observer, "keep", keep)
+
+
 def _no_gelu(patch: pytest.MonkeyPatch) -> None:
     own = SimpleNamespace(linear=nn.functional.linear, gelu=lambda hidden: hidden)
     patch.setattr(kvzap_scorer, "F", own)
@@ -197,16 +221,28 @@ def _nothing_is_recent(patch: pytest.MonkeyPatch) -> None:
 
 BUGS = {
     "layer off by one": _a_layer_before,
+    "the entry before": _a_column_before,
+    "the hidden states of the layer before": _what_the_layer_before_read,
     "no activation": _no_gelu,
     "recent entries go": _nothing_is_recent,
 }
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_seen(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bugs_are_seen(
+    bug: str, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     BUGS[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        check_tokens(tmp_path, "mlp", True, mmaccel.Autoregressive())
+        check_tokens(tmp_path, "mlp", fused, mmaccel.Autoregressive())
+
+
+def test_a_scorer_of_another_model_is_refused_before_it_runs(tmp_path: Path) -> None:
+    method = mmaccel.KVzap(scorer=write(tmp_path, make_networks("linear", layers=3)))
+    with pytest.raises(UnsupportedModelError) as caught:
+        mmaccel.attach(build_lm("qwen2"), "jacobi", kv_cache=method)
+    assert str(LayerSizes(depth=2, heads=2, channels=32)) in str(caught.value)
 
 
 def test_a_method_with_a_scorer_looks_at_no_queries(tmp_path: Path) -> None:

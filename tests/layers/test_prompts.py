@@ -17,9 +17,10 @@ from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.layers.block_references import PROMPT_PLANS
-from tests.layers.masked_model import greedy, masked
+from tests.layers.masked_model import greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 from tests.layers.test_sparse import GROUPS, HEADS, WIDTH, draw
+from tests.matrix.cells import covering
 
 FORMS: dict[str, list[dict[str, Any]]] = {
     "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
@@ -122,19 +123,20 @@ def check_model(
     assert not torch.equal(received, whole)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
-    for row, ids in enumerate(rows):
-        with masked(model, lambda *layer: hide(name, method, groups, *layer[:3])):
-            expected = greedy(model, torch.tensor([ids]), N_NEW)
-        assert received[row].tolist() == expected[0].tolist()
+    assert received.tolist() == greedy_rows(
+        model,
+        rows,
+        lambda ids: lambda *layer: hide(name, method, groups, *layer[:3]),
+        N_NEW,
+        whole=False,
+    )
 
 
-@pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
-@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+@covering(method=METHODS_FOR_PROMPTS, model_name=["qwen2", "gemma3, deep"], fused=ROUTES)
 def test_a_prompt_is_processed_under_a_mask_of_blocks(
-    name: str, method: PromptMethod, model_name: str, fused: bool
+    method: tuple[str, PromptMethod], model_name: str, fused: bool
 ) -> None:
-    check_model(name, method, fused, model_name)
+    check_model(*method, fused, model_name)
 
 
 def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +149,6 @@ def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SparseBlocks, "choose_prompt", shifted)
     with pytest.raises(AssertionError):
         check_model(*METHODS_FOR_PROMPTS[0], fused=True)
-
-
-@torch.no_grad()
-def greedy_after(model: Any, ids: Tensor, n_new: int) -> Tensor:
-    """The model's own greedy tokens `[1, n_new]`, the whole prompt in one pass."""
-    cache, token, made = None, ids, []
-    for _ in range(n_new):
-        out = model(token, past_key_values=cache, use_cache=True)
-        cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
-        made.append(token)
-    return torch.cat(made, 1)
 
 
 def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama") -> None:
@@ -174,18 +165,14 @@ def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama")
     assert not torch.equal(received, whole)
     assert handle.stats is not None and repr(method) in handle.stats.reference
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    for row, ids in enumerate(rows):
-        with masked(model, lambda *layer: hide(name, method, groups, *layer[:3])):
-            expected = greedy_after(model, torch.tensor([ids]), N_NEW)
-        assert received[row].tolist() == expected[0].tolist()
+    assert received.tolist() == greedy_rows(
+        model, rows, lambda ids: lambda *layer: hide(name, method, groups, *layer[:3]), N_NEW
+    )
 
 
-@pytest.mark.parametrize("model_name", ["llama", "gemma3, deep"])
-@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
-def test_a_prompt_that_transformers_processes_has_the_same_tiles(
-    name: str, method: PromptMethod, model_name: str
-) -> None:
-    check_own_prompt(name, method, model_name)
+@pytest.mark.parametrize(("number", "case"), [*enumerate(METHODS_FOR_PROMPTS)])
+def test_a_prompt_that_transformers_processes_has_the_same_tiles(number: int, case: Any) -> None:
+    check_own_prompt(*case, ("llama", "gemma3, deep")[number % 2])
 
 
 def test_rows_that_are_not_moved_to_the_front_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,17 @@ from mmaccel.pipelines.layers.packing import PackedEntries, Packing
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from tests.fixtures.tiny_lms import build_lm
-from tests.layers.masked_model import greedy, list_full, masked
-from tests.layers.test_eviction import Hiding, draw_rows, feed, generate, plan_snapkv, plan_tova
+from tests.layers.masked_model import greedy_rows, list_full
+from tests.layers.test_eviction import (
+    LENGTHS,
+    Hiding,
+    draw_rows,
+    feed,
+    generate,
+    plan_snapkv,
+    plan_tova,
+)
+from tests.matrix.cells import covering
 
 N_NEW = 40
 ROUTES = (True, False)
@@ -92,20 +101,21 @@ class Rounding:
 @cache
 def rounded(name: str, model_name: str) -> list[list[int]]:
     """Tokens of three rows by the model's own layers over what loops round."""
-    model, tokens = build_lm(model_name), []
+    model = build_lm(model_name)
     method, plan = REFERENCES[name]
-    for ids in draw_rows(33, 12, 21):
+
+    def round_old(ids: list[int]) -> Rounding:
         n_prompt = len(ids) - (plan is None)  # the last token goes with the first window then
         hides = None
         if plan is not None:
             hides = Hiding(method.over, plan, len(list_full(model)), n_prompt)
-        with masked(model, Rounding(method, hides, n_prompt)):
-            tokens += greedy(model, torch.tensor([ids]), N_NEW, whole=plan is not None).tolist()
-    return tokens
+        return Rounding(method, hides, n_prompt)
+
+    return greedy_rows(model, draw_rows(*LENGTHS), round_old, N_NEW, whole=plan is not None)
 
 
 def check_reference(name: str, policy: Any, fused: Any, model_name: str = "qwen2") -> None:
-    model, rows = build_lm(model_name), draw_rows(33, 12, 21)
+    model, rows = build_lm(model_name), draw_rows(*LENGTHS)
     method, _ = REFERENCES[name]
     given: dict[str, Any] = {"fused": fused, "max_new_tokens": N_NEW}
     received, stats = generate(model, policy, rows, kv_cache=method, **given)
@@ -116,20 +126,21 @@ def check_reference(name: str, policy: Any, fused: Any, model_name: str = "qwen2
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
 
-@pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)], ids=repr)
-@pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
+@covering(
+    model_name=["qwen2", "gemma3, deep"],
+    policy=[mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)],
+    fused=ROUTES,
+    name=list(REFERENCES),
+)
 def test_it_is_the_model_over_the_rounded_cache(
     model_name: str, policy: Any, fused: bool, name: str
 ) -> None:
     check_reference(name, policy, fused, model_name)
 
 
-@pytest.mark.parametrize("branches", [1, 2])
-@pytest.mark.parametrize("name", REFERENCES)
-def test_speculate_reject_and_go_on(name: str, branches: int) -> None:
-    check_speculation(name, branches)
+@pytest.mark.parametrize(("number", "name"), [*enumerate(REFERENCES)])
+def test_speculate_reject_and_go_on(number: int, name: str) -> None:
+    check_speculation(name, 1 + number % 2)
 
 
 def check_speculation(name: str, branches: int) -> None:

@@ -17,6 +17,7 @@ from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import list_full
 from tests.layers.test_eviction import N_NEW, draw_rows, feed, generate
+from tests.matrix.cells import covering
 
 METHOD = mmaccel.StreamingLLM(budget=11, sinks=3, rerotate=True)
 PLAIN = mmaccel.Autoregressive()
@@ -67,10 +68,12 @@ def check(model: Any, policy: Any, method: Any, *, fused: Any = "auto") -> None:
     assert stats.exactness == "relaxed" and "33 of 66 cached entries" in stats.reference
 
 
-@pytest.mark.parametrize("method", [METHOD, replace(METHOD, sinks=0)], ids=repr)
-@pytest.mark.parametrize("policy", [PLAIN, mmaccel.Jacobi(window=5)], ids=repr)
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
+@covering(
+    name=["llama", "gemma3, deep"],
+    fused=[True, False],
+    policy=[PLAIN, mmaccel.Jacobi(window=5)],
+    method=[METHOD, replace(METHOD, sinks=0)],
+)
 def test_tokens_are_those_of_the_shortened_positions(
     name: str, fused: bool, policy: Any, method: Any
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
+from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_eviction import ROUTES, draw_rows
+from tests.matrix.cells import covering
 from tests.matrix.examples import Target, make, text_policies
 
 LONG, SHORT, OTHER = draw_rows(33, 9, 17)
@@ -28,12 +32,6 @@ ROWS = [LONG, SHORT, LONG, OTHER, [7], LONG, SHORT, OTHER]
 N_NEW = 12
 ENTRY = 2 * 2 * 4 * 8 * 4  # bytes: layers, keys and values, heads, width, of a number
 STEPS = (torch.tensor([1, 2, 3, 1, 2, 3, 1, 1]), torch.tensor([2, 1, 1, 3, 3, 1, 2, 2]))
-
-
-def make_prompt(rows: list[list[int]]) -> Prompt:
-    lengths = torch.tensor([len(row) for row in rows])
-    longest = int(lengths.max())
-    return Prompt(torch.tensor([row + [0] * (longest - len(row)) for row in rows]), lengths)
 
 
 def open_window(
@@ -87,9 +85,11 @@ def test_groups_are_rows_with_the_same_tokens() -> None:
     assert groups.n_saved == 1
 
 
-@pytest.mark.parametrize("attention", ["auto", "kernel"])
-@pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere", "gemma3, deep"])
+@covering(
+    name=["llama", "qwen2", "gemma", "gpt2", "cohere", "gemma3, deep"],
+    fused=ROUTES,
+    attention=["auto", "kernel"],
+)
 def test_logits_are_those_of_private_prompts(name: str, fused: bool, attention: str) -> None:
     """Grouped heads, ragged prompts, rollbacks; by torch, and by `window_attention`."""
     check_logits(name=name, fused=fused, attention=attention)
@@ -211,10 +211,12 @@ def generate(
     return made, handle.stats
 
 
-@pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("name", text_policies())
-def test_every_window_policy(name: str, guided: bool) -> None:
-    """The tokens and passes of private prompts, sampled and ended by a stop token."""
+@pytest.mark.parametrize(("number", "name"), [*enumerate(text_policies())])
+def test_every_window_policy(number: int, name: str) -> None:
+    """The tokens and passes of private prompts, sampled and ended by a stop token; every other
+    policy is guided.
+    """
+    guided = number % 2 == 1
     drafter = CausalLMWindow(build_lm("qwen2"))
     policy = make("policies", name, Target(None, drafter))
     options: dict[str, Any] = {}
@@ -289,21 +291,18 @@ def test_auto_gives_way_to_methods_of_layers() -> None:
     assert any("40 rows read 1 stored prompt" in note for note in other.stats.notes)
 
 
-def test_finished_rows_leave_a_shared_run() -> None:
+def test_finished_rows_leave_a_shared_run(tiny_folder: Path) -> None:
     """`serve` hands rows out as they end, and drops them."""
     tokens: dict[bool, dict[int, Tensor]] = {False: {}, True: {}}
     for share_prefix, own in tokens.items():
-        pipe = mmaccel.TextToImage.from_pretrained(
-            "scenes", device="cpu", share_prefix=share_prefix
-        )
-        text = pipe.image_model.examples[0]
+        pipe = mmaccel.TextToImage.from_pretrained(tiny_folder, share_prefix=share_prefix)
         params = pipe.image_model.params
-        requests = [mmaccel.Request(text, seed, tag=seed) for seed in range(3)]
+        requests = [mmaccel.Request(CAPTIONS[1], seed, tag=seed) for seed in range(3)]
 
         def deliver(made: Any, own: dict[int, Tensor] = own) -> None:
             own[made.request.tag] = made.tokens
 
-        stats = pipe.serve(requests, params, policy=mmaccel.Jacobi(window=16), deliver=deliver)
+        stats = pipe.serve(requests, params, policy=mmaccel.Jacobi(window=4), deliver=deliver)
         assert any("share_prefix" in note for note in stats.notes) == share_prefix
     assert tokens[True].keys() == tokens[False].keys() == {0, 1, 2}
     for seed, own in tokens[False].items():

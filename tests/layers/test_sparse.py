@@ -18,8 +18,9 @@ from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.block_references import PLANS, PROMPT_PLANS, Held, choose_by_hand
-from tests.layers.masked_model import greedy, masked
-from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
+from tests.layers.masked_model import Hides, greedy_rows
+from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate, whole
+from tests.matrix.cells import covering
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
 FIELDS: dict[str, Any] = {"budget": 0.34, "block": 4, "first_layer": 0}
@@ -247,12 +248,12 @@ def test_gathered_attention_is_window_attention_over_blocks(
 @cache
 def under_a_mask(name: str, method: Any, model_name: str) -> list[list[int]]:
     """Tokens of three rows by the model's own layers under a mask of blocks."""
-    model, tokens = build_lm(model_name), []
+    model = build_lm(model_name)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    for ids in draw_rows(40, 23, 31):
+
+    def hides_of(ids: list[int]) -> Hides:
         earlier: dict[int, Held] = {}
         memories: dict[int, dict[str, Any]] = {}
-        begin = len(ids)
 
         def hides(layer: int, query: Tensor, key: Tensor, _: Tensor) -> Tensor:
             hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
@@ -264,32 +265,30 @@ def under_a_mask(name: str, method: Any, model_name: str) -> list[list[int]]:
                 query[0].unflatten(0, (-1, groups)),
                 key.shape[2],
                 1,
-                begin,  # noqa: B023
+                len(ids),
                 layer,
-                earlier,  # noqa: B023
-                memories.setdefault(layer, {}),  # noqa: B023
-                [own for index, own in memories.items() if index > layer],  # noqa: B023
+                earlier,
+                memories.setdefault(layer, {}),
+                [own for index, own in memories.items() if index > layer],
             )
-            earlier[layer] = held  # noqa: B023
+            earlier[layer] = held
             at = torch.arange(key.shape[2]) // method.block
             for head, blocks in enumerate(choose_by_hand(name, held)):
                 hidden[0, head, 0] = ~torch.isin(at, torch.tensor(sorted(blocks)))
             return hidden
 
-        with masked(model, hides):
-            tokens += greedy(model, torch.tensor([ids]), N_NEW, whole=True).tolist()
-    return tokens
+        return hides
+
+    return greedy_rows(model, draw_rows(40, 31), hides_of, N_NEW)
 
 
-@pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
-@pytest.mark.parametrize(("name", "method"), SELECTORS)
+@covering(selector=SELECTORS, model_name=["qwen2", "gemma3, deep"], fused=ROUTES)
 def test_the_plain_loop_is_a_mask_over_the_full_cache(
-    name: str, model_name: str, fused: bool, method: Any
+    selector: tuple[str, Any], model_name: str, fused: bool
 ) -> None:
-    model, rows = build_lm(model_name), draw_rows(40, 23, 31)
+    name, method = selector
+    model, rows = build_lm(model_name), draw_rows(40, 31)
     received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=method)
-    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
-    assert not torch.equal(received, whole)
+    assert not torch.equal(received, whole(model_name, (40, 31)))
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
     assert received.tolist() == under_a_mask(name, method, model_name)

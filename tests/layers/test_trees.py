@@ -16,6 +16,7 @@ from mmaccel.pipelines.layers import store as store_module
 from mmaccel.pipelines.layers.attention import find_ancestors
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import ROUTES, draw_rows
+from tests.matrix.cells import covering
 
 # entry 0 follows the cache; two rows with trees of their own
 PARENTS = torch.tensor([[-1, 0, 1, 0, 3, 1, 4, 6], [-1, 0, 0, 1, 2, 2, 4, 3]])
@@ -68,9 +69,9 @@ def check_tree(name: str, **options: Any) -> None:
         torch.testing.assert_close(logits[row], alone, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("attention", ["auto", "kernel"])
-@pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma3", "olmo3"])
+@covering(
+    name=["llama", "qwen2", "gpt2", "gemma3", "olmo3"], fused=ROUTES, attention=["auto", "kernel"]
+)
 def test_a_tree_is_every_branch_alone(name: str, fused: bool, attention: str) -> None:
     check_tree(name, fused=fused, attention=attention)
 

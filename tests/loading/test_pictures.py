@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
-from mmaccel.batch import gallery
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.evaluation.quality import image_folder
 from mmaccel.evaluation.quality.image_folder import open_image, read_facts
@@ -26,7 +25,6 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "animate": lambda file: read_frames(file, 9),
     "evaluate": open_image,
     "export": read_facts,
-    "gallery": gallery._embedded_facts,
 }
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
+import pytest
+
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Settings in which every pair of values of two factors occurs; always the same ones.
@@ -26,3 +28,9 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         best = max(every, key=lambda setting: len(pairs(setting) & wanted))
         wanted -= pairs(best)
         yield {name: factors[name][at] for name, at in zip(names, best, strict=True)}
+
+
+def covering(**factors: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by `pairwise` settings of its arguments."""
+    cells = [tuple(setting.values()) for setting in pairwise(factors)]
+    return pytest.mark.parametrize(tuple(factors), cells)

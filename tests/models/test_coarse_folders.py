@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.handle import family_of
+from mmaccel.pipelines.attach.attaching import family_of
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.samplers.drafting import coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse

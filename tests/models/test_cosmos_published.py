@@ -25,12 +25,7 @@ from mmaccel.pipelines.models.cosmos.token_model import (
 from mmaccel.pipelines.models.cosmos.video import CosmosVideo, JitCodec
 from tests.fixtures.media import image
 from tests.fixtures.shared import media_folders, media_pipe
-from tests.fixtures.video import SHAPE, VOCAB, Transformer, build_video
-
-YARN = {
-    "apply_yarn": True, "original_latent_shape": [2, 2, 3],
-    "yarn_scale": 2, "yarn_beta_fast": 4, "yarn_beta_slow": 1,
-}  # fmt: skip
+from tests.fixtures.video import SHAPE, VOCAB, YARN, Transformer, build_video
 
 
 class _Codec:

@@ -24,16 +24,13 @@ from tests.fixtures.video import (
     LENGTH,
     SHAPE,
     VOCAB,
+    YARN,
     Transformer,
     build_text_encoder,
     build_video,
     clip_turns,
 )
 
-YARN = {
-    "apply_yarn": True, "original_latent_shape": [2, 2, 3],
-    "yarn_scale": 2, "yarn_beta_fast": 4, "yarn_beta_slow": 1,
-}  # fmt: skip
 FRAME = SHAPE[1] * SHAPE[2]
 PROMPT = "a red fox in the snow"
 

@@ -33,13 +33,6 @@ def run(
     return out, handle.stats
 
 
-def test_guidance_counts() -> None:
-    model = build_janus()
-    weak, strong = (run(model, "jacobi", guidance_scale=scale)[0] for scale in (1.5, 9.0))
-    assert not torch.equal(weak, strong)
-    assert torch.equal(strong, own(model, guidance_scale=9.0))
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -123,29 +116,12 @@ def test_training_with_dropout_and_refused_models_run_the_original(
             model.generate(**janus_prompts(ROWS), **IMAGE)
 
 
-def test_greedy_images_leave_torchs_generator_alone() -> None:
-    model = build_janus()
-    before = torch.get_rng_state()
-    run(model, "jacobi", seed=None)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_models_own_attributes_are_restored() -> None:
     model = build_janus()
     mine = model._get_logits_processor
     model._get_logits_processor = mine
     run(model, "jacobi")
     assert vars(model)["_get_logits_processor"] is mine
-
-
-def test_text_mode_is_an_ordinary_causal_lm() -> None:
-    model = build_janus()
-    options: dict[str, Any] = dict(
-        generation_mode="text", guidance_scale=None, max_new_tokens=12, do_sample=False
-    )
-    plain = model.generate(**janus_prompts(ROWS), **options)
-    ours, stats = run(model, mmaccel.Jacobi(window=6), **options)
-    assert torch.equal(ours, plain) and stats.fallbacks == []
 
 
 def test_a_wrapped_answer_keeps_its_shape() -> None:

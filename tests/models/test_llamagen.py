@@ -158,7 +158,7 @@ def test_a_checkpoint_is_read_and_fitted(tmp_path: Path) -> None:
         assert torch.equal(again.condition.unconditional, model.cls_embedding.uncond_embedding)
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_refused() -> None:
     state = build(CLASSES).state_dict()
     with pytest.raises(OptionError, match="n_head: expected .* width 32"):
         load_transformer(state)
@@ -166,21 +166,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_transformer({k: v for k, v in state.items() if k != "norm.weight"}, n_head=4)
     with pytest.raises(UnsupportedModelError, match='Unexpected key.*: "rope"'):
         load_transformer(state | {"rope": torch.zeros(1)}, n_head=4)
-    with pytest.raises(UnsupportedModelError, match="give the file of the transformer"):
+    with pytest.raises(UnsupportedModelError, match="expected a tensor tok_embeddings.weight"):
         load_transformer({"quant_conv.weight": torch.zeros(1)})
-    with pytest.raises(OptionError, match="expected a file"):
-        read_weights(tmp_path / "none.pt")
-    (tmp_path / "garbage.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(UnsupportedModelError, match="expected a checkpoint of tensors"):
-        read_weights(tmp_path / "garbage.pt")
-    torch.save([torch.zeros(1)], tmp_path / "list.pt")
-    with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
-        read_weights(tmp_path / "list.pt")
-    with pytest.raises(OptionError, match="heads whose width"):
-        load_transformer(state, n_head=0)
-    torch.save({"optimizer": {}}, tmp_path / "odd.pt")
-    with pytest.raises(UnsupportedModelError, match="expected tensors by name"):
-        read_weights(tmp_path / "odd.pt")
 
 
 def test_more_positions_than_the_grid_has_are_refused() -> None:

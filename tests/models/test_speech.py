@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from mmaccel import TextToSpeech
 from mmaccel.pipelines.models import token_names as speech_parts
@@ -99,36 +95,6 @@ def test_orpheus_sound_is_the_codecs_and_its_noise_is_the_seeds() -> None:
     assert utterance.sample_rate == 24000 and len(sound.flatten()) == 32 * len(coarse)
     other = pipe.speech.render(utterance.tokens, 9)
     assert not torch.equal(other, utterance.waveform)
-
-
-def test_two_codecs_in_two_threads_draw_what_each_draws_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each waits for the other between its seed and its noise, half a second at most."""
-    model, codec = media_folders("orpheus")
-    speeches: list[Any] = [TextToSpeech.from_pretrained(model, codec=codec).speech for _ in "ab"]
-    tokens = torch.arange(FIRST, FIRST + 28, 4)
-    alone = [speech.render(tokens, seed) for seed, speech in enumerate(speeches)]
-    seeded, drawn = [Event(), Event()], [Event(), Event()]
-
-    def hold(mine: int, decode: Callable[[Any], Tensor], other: Event) -> Callable[[Any], Tensor]:
-        def wait(codes: Any) -> Tensor:
-            seeded[mine].set()
-            other.wait(0.5)
-            sound = decode(codes)
-            drawn[mine].set()
-            return sound
-
-        return wait
-
-    for k, other in enumerate((seeded[1], drawn[0])):
-        decoder = speeches[k].codec
-        monkeypatch.setattr(decoder, "decode", hold(k, decoder.decode, other))
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(speeches[0].render, tokens, 0)
-        assert seeded[0].wait(30)
-        second = threads.submit(speeches[1].render, tokens, 1)
-    assert torch.equal(first.result(), alone[0]) and torch.equal(second.result(), alone[1])
 
 
 def test_the_codec_keeps_its_precision_and_its_bounds(family: str) -> None:

@@ -42,7 +42,7 @@ class Counting(CudaGraphRunner):
         self.log.append("warm up")
         step()
 
-    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         if self.failures:
             self.failures -= 1
             raise torch.OutOfMemoryError("CUDA out of memory.\n  Tried to allocate 2 GiB")
@@ -123,10 +123,10 @@ def test_a_failed_graph_is_deleted_before_its_step_runs() -> None:
         pass
 
     class Holding(Counting):
-        def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        def capture(self, step: Callable[[], None]) -> Callable[[], None]:
             graph = Graph()
             alive.append(ref(graph))
-            return super()._capture(step)
+            return super().capture(step)
 
         def _empty_allocator(self) -> None:
             assert not any(graph() for graph in alive)
@@ -141,7 +141,7 @@ def test_a_failed_graph_is_deleted_before_its_step_runs() -> None:
 
 def test_an_error_of_the_device_is_not_swallowed() -> None:
     class Broken(Counting):
-        def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        def capture(self, step: Callable[[], None]) -> Callable[[], None]:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     runner = Broken()
@@ -268,5 +268,5 @@ def test_a_graph_has_a_workspace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "stream", on)
     runner = CudaGraphRunner(torch.device("cuda"))
     runner._entry.stream = SimpleNamespace()  # type: ignore[assignment]
-    runner._capture(lambda: log.append("step"))()
+    runner.capture(lambda: log.append("step"))()
     assert log == ["clear", "begin", "step", "end", "clear", "replay"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mmaccel import GroupedSpeculative, Jacobi, NumericsError
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Stats
-from mmaccel.samplers.window import run_graphs
+from mmaccel.samplers.window import steps
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.runner.test_engine import Counting
@@ -122,7 +123,7 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(caches: list[Grap
 
 def cache_one(engine: Engine) -> None:
     decoder = mmaccel.decoder(Jacobi(window=4))
-    decoder.engine = engine
+    decoder.options = replace(decoder.options, engine=engine)
     sample(build_lm("llama"), SHORT, custom_generate=decoder)
     assert len(engine.cache) == 1
 
@@ -144,7 +145,7 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(mmaccel.CausalLMWindow, "prefill", fail)
-    monkeypatch.setattr(run_graphs, "_SHORT", 0)  # a prompt that is not captured
+    monkeypatch.setattr(steps, "_SHORT", 0)  # a prompt that is not captured
     with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
         first = [sample(model, SHORT, **options) for options in ({"min_p": 0.1}, extra)]
         held.clear()

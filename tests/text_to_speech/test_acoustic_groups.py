@@ -13,12 +13,11 @@ from mmaccel import AcousticGroups, Frames, GroupedSpeculative, OptionError, Tex
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.text_to_speech.plan import make_plan
 from mmaccel.samplers.window.token_groups import TokenGroups
-from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm, left_padded
+from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
 from tests.fixtures.voices import build_voices
 
 TEXTS = ["a red fox", "blue cat", "seven"]
 SECONDS = 0.5
-PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
 FRAMES = Frames(((4, 12), (12, 24)), VOCAB, ends=(EOS,))
 WIDE = AcousticGroups(6, radius=0.9)
 

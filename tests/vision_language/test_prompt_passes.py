@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import mmaccel
 from mmaccel.pipelines.attach import prompt_pass
-from mmaccel.pipelines.layers import attention
+from mmaccel.pipelines.layers import attention_function
 from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, draw_videos, encodes_first, shared_vlm
 
 pytestmark = pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in a pass")
@@ -130,21 +130,21 @@ def test_a_prompt_under_a_mask_is_attended_to_tile_by_tile(
     n_prompt = 3 * inputs["input_ids"].shape[1] ** 2  # of its layers
     n_later = count_products(monkeypatch, model, inputs) - n_prompt
     assert 0 < n_later < n_prompt
-    monkeypatch.setattr(attention, "_TILE", 8)
+    monkeypatch.setattr(attention_function, "TILE", 8)
     share = (count_products(monkeypatch, model, inputs) - n_later) / n_prompt
     assert share < (0.45 if name == "gemma3" else 0.6)  # two of its three layers slide
-    monkeypatch.setattr(attention, "_find_spans", lambda mask: cut_spans(mask))
+    monkeypatch.setattr(attention_function, "_find_spans", lambda mask: cut_spans(mask))
     with pytest.raises(AssertionError):
         count_products(monkeypatch, model, inputs)
 
 
-def cut_spans(mask: Any, find: Any = attention._find_spans) -> list[tuple[int, int]]:
+def cut_spans(mask: Any, find: Any = attention_function._find_spans) -> list[tuple[int, int]]:
     """One key too few for each tile."""
     return [(begin, end - 1) for begin, end in find(mask)]
 
 
 def test_masks_of_two_kinds_of_layers_are_held_and_no_more() -> None:
-    this = attention.WatchedPass([])
+    this = attention_function.WatchedPass([])
     for n in range(1, 6):
         for mask in (torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.zeros(1, 1, n, n)):
             this.find_spans(mask)

@@ -228,8 +228,9 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_last() -> None:
     rows[:, :4] = torch.where(torch.arange(4) < torch.arange(40)[:, None] % 5, -1, rows[:, :4])
     made = 6 + torch.arange(40) % 20
     run: Any = SimpleNamespace(
-        buffer=SimpleNamespace(origin=4, tokens=rows, n_generated=made),
-        rows=SimpleNamespace(ended=torch.zeros(40, dtype=torch.bool)),
+        rows=SimpleNamespace(
+            origin=4, tokens=rows, n_generated=made, ended=torch.zeros(40, dtype=torch.bool)
+        )
     )
     drafter = SuffixDrafter(Suffix(), Suffix().make_tuner())
     drafter.choose_width(run, 8)

@@ -15,7 +15,8 @@ from mmaccel import Autoregressive, Comb, DySpec, Jacobi
 from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.contract import Paths
 from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks, rank_chances
-from mmaccel.samplers.window.step_state import StepState
+from mmaccel.samplers.window.step_runner import StepRunner
+from mmaccel.samplers.window.steps import RunSteps
 from tests.exactness.bitwise_runs import assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tree_language import TreeLanguage
@@ -27,7 +28,7 @@ VOCAB = 9
 
 
 def open_model() -> GapModel:
-    return GapModel(PRIOR, StepState(False, torch.device("cpu")).declare("gaps"))
+    return GapModel(PRIOR, RunSteps(StepRunner(), torch.device("cpu")).declare("gaps"))
 
 
 class Judge:
@@ -61,9 +62,9 @@ class Judge:
 
 def learn(model: GapModel, ranks: Ranks, made: Tensor, n_new: Tensor) -> None:
     columns = torch.arange(N_DRAFTS + 1).expand(len(made), -1)
-    buffer = SimpleNamespace(tokens=torch.nn.functional.pad(made, (0, 1)), columns=columns)
+    rows = SimpleNamespace(tokens=torch.nn.functional.pad(made, (0, 1)), columns=columns)
     model.expect(ranks)
-    run_of = SimpleNamespace(buffer=buffer, policy=SimpleNamespace(tree=None))
+    run_of = SimpleNamespace(rows=rows, policy=SimpleNamespace(tree=None))
     model.accepted(run_of, n_new)  # type: ignore[arg-type]
 
 

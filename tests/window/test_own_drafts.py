@@ -83,7 +83,7 @@ class Watching(DraftSource):
 @dataclass(eq=False)
 class Watcher(Drafter):
     def propose(self, run: Any) -> Drafts:
-        return Drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+        return Drafts(torch.zeros_like(run.rows.slots[:, :-1]))
 
     def correct(self, run: Any, drafts: Any, noise: Any, distribution: Any = None) -> Any:
         self.source.told.append(("correct", drafts.shape, noise.shape))  # type: ignore[attr-defined]

@@ -30,7 +30,9 @@ def begin(
 ) -> WindowRun:
     params = SamplingParams(guidance_scale=1.0 if prompt.branches == 1 else 2.0)
     noise = Noise.from_seed(0, n_noise or prompt.batch)
-    return WindowRun(policy or Jacobi(3), model, prompt, length, params=params, noise=noise)
+    run = WindowRun(policy or Jacobi(3), model, prompt, length, params=params, noise=noise)
+    run.begin()
+    return run
 
 
 def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept: list[int]) -> None:
@@ -46,22 +48,22 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     model = Recorder([0.0] * 10)
     run = begin(model, make_prompt(ROWS))
     assert model.reserved == (2, 3 + 6 - 1)  # the last token is never processed
-    assert run.buffer.tokens[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
+    assert run.rows.tokens[:, :4].tolist() == [[1, 2, 3, 0], [-1, -1, 4, 0]]
     # The prompt without its last column; row 1 is padded with what the prompt holds there.
     assert model.calls == [([[1, 2], [4, 0]], [0, 0])]
-    assert run.width == 3 and run.buffer.slots.tolist() == [[0, 1, 2]] * 2
-    assert not run.buffer.is_predicted().any()
+    assert run.width == 3 and run.rows.slots.tolist() == [[0, 1, 2]] * 2
+    assert not run.rows.is_predicted().any()
 
     step(run, [[5, 6], [5, 6]], [[7, 8, 9], [5, 6, 8]], [1, 3])
     assert model.calls[1] == ([[3, 5, 6], [4, 5, 6]], [2, 0])  # last prompt token and drafts
-    assert run.buffer.slots.tolist() == [[1, 2, 3], [3, 4, 5]]
+    assert run.rows.slots.tolist() == [[1, 2, 3], [3, 4, 5]]
     # Row 0 still holds two predictions as drafts; row 1 accepted all it had.
-    assert run.buffer.is_predicted().tolist() == [[True, True], [False, False]]
+    assert run.rows.is_predicted().tolist() == [[True, True], [False, False]]
 
     step(run, [[0, 0], [1, 2]], [[8, 9, 4], [1, 3, 0]], [3, 2])
     assert model.calls[2] == ([[7, 8, 9], [8, 1, 2]], [3, 3])
-    assert run.buffer.n_generated.tolist() == [4, 5] and run.width == 2
-    assert run.buffer.is_predicted().tolist() == [[False], [True]]  # row 1: the third entry stands
+    assert run.rows.n_generated.tolist() == [4, 5] and run.width == 2
+    assert run.rows.is_predicted().tolist() == [[False], [True]]  # row 1: the third entry stands
 
     step(run, [[6], [6]], [[6, 2], [0, 9]], [2, 1])
     assert model.calls[3] == ([[4, 6], [3, 0]], [6, 5])

@@ -61,28 +61,10 @@ class Answers:
         None, "of an answer; by default as the questions want it", min=1, max=MAX_MEASURED
     )
     json_file: Annotated[Path | None, typer.Option("--json", help=_HELP_JSON, **_PATH)] = None
-    plot: Annotated[
-        Path | None, typer.Option(help="draw accuracy against what is saved (PNG)", **_PATH)
-    ] = None
     device: shared.Device = "auto"
     dtype: shared.Dtype = "auto"
     seed: ClassVar[int] = 0
     suite: ClassVar[Suite | None] = None
-
-    def check(self) -> None:
-        """Look at what can be checked without a model.
-
-        Raises:
-            OptionError: a value outside its domain, or a file that cannot be written.
-            MissingBackendError: a plot without matplotlib.
-        """
-        from mmaccel.commands.files import check_file
-        from mmaccel.evaluation.measure import check_plots
-
-        check_file("--json", self.json_file)
-        check_file("--plot", self.plot)
-        if self.plot is not None:
-            check_plots("--plot")
 
     def ask(
         self,
@@ -92,7 +74,7 @@ class Answers:
         draw: Callable[[], list[Question]],
         **facts: Any,
     ) -> None:
-        """Ask every side what the file lacks, write after every round, draw and print.
+        """Ask every side what the file lacks, write after every round, and print.
 
         Args:
             open_model: on a device, of a dtype.
@@ -103,10 +85,9 @@ class Answers:
             OptionError: a wrong option; a file of other questions, settings or weights.
             Stopped: by a signal; what was measured is in the file.
         """
-        from mmaccel.commands.files import new_report, write_json
+        from mmaccel.commands.files import check_file, new_report, write_json
         from mmaccel.evaluation.answers import (
             digest_weights,
-            draw_rows,
             measure_answers,
             parse_levels,
             summarise,
@@ -114,10 +95,9 @@ class Answers:
         )
         from mmaccel.evaluation.questions import digest_questions, read_questions
         from mmaccel.loading import place
-        from mmaccel.outputs.whole_files import write_whole
         from mmaccel.pipelines.loading.placement import choose_dtype
 
-        self.check()
+        check_file("--json", self.json_file)
         load = place(LoadOptions(device=self.device, dtype=self.dtype))
         fractions = parse_levels(kind.option, shared.split_values(kind.option, levels))
         texts = list(map(TypedName, shared.split_values("--methods", self.methods)))
@@ -196,8 +176,6 @@ class Answers:
             ) from None
         finally:
             keep()
-        if self.plot is not None:
-            write_whole(self.plot, lambda path: draw_rows(kind, path, report))
         _print(kind, report, names)
 
 

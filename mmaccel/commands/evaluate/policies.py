@@ -35,7 +35,6 @@ _HELP_COUNT = (
     "images or texts; prompts repeat; by default 32 images, or 8 of a model that fills a canvas, "
     "and each text once"
 )
-_HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 _HELP_GENERATE = (
     "module:function, a loop of your own to test instead of a policy: from the prompt's tokens (of "
     "--reference: its text) and a seed to the new tokens; that module's code is run"
@@ -45,8 +44,8 @@ _HELP_REFERENCE = (
     "module's code is run"
 )
 _HELP_BASELINE = (
-    "another side: transformers, prompt-lookup, static (cache), compiled or assisted; may be "
-    "repeated; by default transformers for a causal LM"
+    "another side: transformers, prompt-lookup, static (cache) or compiled; may be repeated; by "
+    "default transformers for a causal LM"
 )
 
 
@@ -141,7 +140,6 @@ class Exactness(TextFlags):
     count: int | None = option(None, _HELP_COUNT, min=1, max=MAX_MEASURED)
     batch_size: int = option(8, "rows generated together", min=1, max=MAX_BATCH)
     samples: int = option(50_000, "sequences of the toy, or of --generate; 0: no G-test")
-    features: str | None = option(None, _HELP_FEATURES)
     json_file: shared.JsonFile = None
     load: Annotated[LoadOptions, Without("compile")]
 
@@ -184,7 +182,7 @@ class Exactness(TextFlags):
 
         loop = load_callable(name, "--generate", items="tokens of a prompt")
         fields = self.method.fields() or None
-        named = {"--policy": self.method.policy, "--set": fields, "--features": self.features}
+        named = {"--policy": self.method.policy, "--set": fields}
         shared.refuse(named, "with --generate")
         if self.reference is not None:
             drawn = {f"--{option}": value for option, value in given(self.sampling).items()}
@@ -220,24 +218,13 @@ class Exactness(TextFlags):
     def report_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
         """Report on policies of this library."""
         from mmaccel.evaluation.exactness.report import Plan, check_all
-        from mmaccel.evaluation.quality.features import open_extractor
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
         from mmaccel.results import exactness_in
 
-        is_scenes = self.model in ("scenes", "scenes-masked")
-        features = self.features or ("scenes" if is_scenes else None)
-        if features is not None and self.count == 1 and self.sampling.temperature != 0:
-            raise OptionError(
-                f"--count: expected at least 2 to compare features, received {self.count}; ask "
-                "for more"
-            )
-        extract = None if features is None else open_extractor(features)
         pipe, params, texts, is_text = self.open(load, self.count)
         params, kind = self._drawing(params), pipe.model.kind
-        if is_text:
-            shared.refuse({"--features": self.features}, "with a model of texts")
-        elif self.count is None:
+        if not is_text and self.count is None:
             texts = [texts[k % len(texts)] for k in range(32 if kind == "window" else 8)]
         is_open = is_text and self.method.policy is None and not self.method.fields()
         names: tuple[Any, ...] = _TEXT_POLICIES if is_open else (self.method.policy,)
@@ -249,7 +236,6 @@ class Exactness(TextFlags):
             "temperature": params.temperature,
             "captions": texts,
             "max_new_tokens": pipe.length if is_text else None,
-            "features": features,
         }
         library = BaselineDecoding(pipe, "transformers", texts) if is_text else None
         for policy in policies:
@@ -263,7 +249,6 @@ class Exactness(TextFlags):
                 self.batch_size,
                 load.dtype,
                 self.samples,
-                extract,
                 library,
             )
             said = f"guarantee in {load.dtype}: {exactness_in(policy.exactness, load.dtype)}"
@@ -299,7 +284,7 @@ class Exactness(TextFlags):
 @dataclass(frozen=True, kw_only=True)
 class Speed(TextFlags):
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
-    writes speed.md, speed.json, speed.jsonl and plots."""
+    writes speed.json and speed.jsonl."""
 
     batch_sizes: str = option("1,2,4,8", "with commas")
     runs: int = option(20, "of each side at each size; at least 20", max=MAX_RUNS)
@@ -308,7 +293,6 @@ class Speed(TextFlags):
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed")
-    plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True
     load: Annotated[LoadOptions, Without("compile", "share_prefix")]
     compile: shared.CompileFirst = False
 
@@ -317,9 +301,7 @@ class Speed(TextFlags):
 
         Raises:
             OptionError: a value outside its domain.
-            MissingBackendError: plots without matplotlib.
         """
-        from mmaccel.evaluation.measure import check_plots
         from mmaccel.evaluation.speed import LEAST_RUNS
         from mmaccel.evaluation.transformers_baseline import BASELINES
 
@@ -330,8 +312,6 @@ class Speed(TextFlags):
             check_int("--batch-sizes", size, 1, MAX_BATCH, hint="write 1,2,4,8")
         for name in self.baseline or []:
             check_choice("--baseline", name, BASELINES)
-        if self.plots:
-            check_plots("--plots")
         self.check_texts()
         return list(dict.fromkeys(found))
 
@@ -421,9 +401,8 @@ class Speed(TextFlags):
 
     def write(self, report: dict[str, Any], runs: list[dict[str, Any]], sizes: list[int]) -> None:
         """Write all runs, and the report of the sizes that are done; print it."""
-        from mmaccel.commands.files import write_json, write_lines, write_text
-        from mmaccel.evaluation.speed import COLUMNS, plan_plots, summarise_speed, write_speed
-        from mmaccel.outputs.whole_files import write_whole
+        from mmaccel.commands.files import write_json, write_lines
+        from mmaccel.evaluation.speed import COLUMNS, PARTS, summarise_speed
 
         if runs:
             write_lines(self.out / "speed.jsonl", runs)
@@ -432,11 +411,14 @@ class Speed(TextFlags):
         rows = summarise_speed([run for run in runs if run["batch_size"] in sizes])
         report |= {"sizes_done": sizes, "rows": rows}
         write_json(self.out / "speed.json", report)
-        write_text(self.out / "speed.md", write_speed(report))
-        for name, draw in plan_plots(report, runs).items() if self.plots else ():
-            write_whole(self.out / name, draw)
         print_rows(report["policy"], COLUMNS, rows)
-        say(f"{self.runs} runs each; see {self.out / 'speed.md'} for the rest.")
+        print_rows("first run and stages, seconds a run", PARTS, rows)
+        lost = [f"{row['batch_size']} ({row['loses_to'][0]})" for row in rows if row["loses"]]
+        where = f"at batch {', '.join(lost)}" if lost else "at none of these sizes"
+        say(
+            f"It loses {where}. {self.runs} runs each; exactness: {report['promise']}; see "
+            f"{self.out / 'speed.json'}."
+        )
 
 
 exactness = as_command(Exactness, pauses=False)

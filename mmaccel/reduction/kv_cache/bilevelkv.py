@@ -16,18 +16,17 @@ happens once, when the prompt is processed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, MergingMethod, mean_of_chunks
 
 
 @dataclass(frozen=True)
-class BiLevelKV(CacheMethod):
+class BiLevelKV(MergingMethod):
     """Keeps means of neighbours, and the chunks whole that a prompt's last entries attend to.
 
     Args:
@@ -40,12 +39,9 @@ class BiLevelKV(CacheMethod):
         OptionError: a value out of range, chunks that `pool` does not divide, or rounds.
     """
 
-    every: None = within(None, hint="merged entries stay merged; leave it out", kw_only=True)
     chunk: int = within(256, 2, hint="give the tokens of a few frames", multiple_of="pool")
     pool: int = within(8, 2, hint="8 suits most; fewer are more exact")
     question: int = within(32, 1, hint="give the tokens of a question")
-
-    merges: ClassVar[bool] = True
 
     @property
     def observed(self) -> int:
@@ -53,27 +49,20 @@ class BiLevelKV(CacheMethod):
 
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, 1, S]`: the last entries of groups first, then whole chunks by their relevance."""
-        size = layer.keys.shape[2]
-        index = torch.arange(size, device=layer.keys.device)
-        is_asked = self._is_asked(layer)
-        mass = layer.mass().sum(1, keepdim=True).where(is_asked, 0)  # [R, 1, S]
-        filled = pad(is_asked, (0, -size % self.chunk)).unflatten(2, (-1, self.chunk)).sum(3)
-        relevance = pad(mass, (0, -size % self.chunk)).unflatten(2, (-1, self.chunk)).sum(3)
-        relevance = relevance / filled.clamp(min=1)
-        relevance = relevance / relevance.amax(2, keepdim=True).clamp(min=1e-20)  # in 0..1
-        scores = relevance.repeat_interleave(self.chunk, 2)[..., :size]
-        ends = layer.lengths[:, None, None] - self.question
-        is_last = (index % self.pool == self.pool - 1) | (index == ends - 1)
+        is_asked = layer.before(self.question)
+        mass = layer.mass().sum(1, keepdim=True)  # [R, 1, S]
+        relevance = mean_of_chunks(mass, is_asked, self.chunk)
+        scores = relevance / relevance.amax(2, keepdim=True).clamp(min=1e-20)  # in 0..1
+        is_last = (layer.at % self.pool == self.pool - 1) | ~layer.before(self.question + 1)
         return torch.where(is_last & is_asked, scores + 2, scores)
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         heads, size = layer.keys.shape[1:3]
-        stays = torch.zeros(len(keep), 1, size + 1, dtype=torch.bool, device=keep.device)
-        stays = stays.scatter(2, keep.where(keep >= 0, size), True)[..., :size]
-        joins = (self._is_asked(layer) & ~stays)[..., None]
+        is_asked = layer.before(self.question)
+        joins = (is_asked & ~self.mark(keep, size))[..., None]
         last = keep % self.pool == self.pool - 1
         last = last | (keep == layer.lengths[:, None, None] - self.question - 1)
-        last = (last & self._is_asked(layer).gather(2, keep.clamp(min=0)))[..., None]
+        last = (last & is_asked.gather(2, keep.clamp(min=0)))[..., None]
         at = (keep.clamp(min=0) // self.pool)[..., None]
         n_joined = self._add(joins.float()).gather(2, at)  # [R, 1, K, 1]
         made = []
@@ -84,11 +73,6 @@ class BiLevelKV(CacheMethod):
             mean = (own + joined) / (n_joined + 1)
             made.append(mean.where(last, own).to(states.dtype))
         return made[0], made[1]
-
-    def _is_asked(self, layer: CachedLayer) -> Tensor:
-        """`[R, 1, S]` bool, entries before the question."""
-        index = torch.arange(layer.keys.shape[2], device=layer.keys.device)
-        return index < (layer.lengths - self.question)[:, None, None]
 
     def _add(self, states: Tensor) -> Tensor:
         """Sums of groups, `[..., S / pool, D]` of `[..., S, D]`."""

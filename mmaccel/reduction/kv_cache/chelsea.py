@@ -16,18 +16,17 @@ attention of one. All this happens once, when the prompt is processed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, MergingMethod, budget_above, in_chunks
 
 
 @dataclass(frozen=True)
-class Chelsea(CacheMethod):
+class Chelsea(MergingMethod):
     """Merges entries whose keys are similar, head by head, until the budget is met.
 
     Args:
@@ -40,13 +39,10 @@ class Chelsea(CacheMethod):
         OptionError: a value out of range, a budget that first and last entries fill, or rounds.
     """
 
-    budget: int = within(1024, "sinks + recent", hint="it holds more than those", above_low=True)
-    every: None = within(None, hint="merged entries stay merged; leave it out", kw_only=True)
+    budget: int = budget_above("sinks + recent")
     chunk: int = within(64, 2, hint="64 suits most models")
     sinks: int = within(4, hint="4 suits most models")
     recent: int = within(64, 1, hint="64 suits most models")
-
-    merges: ClassVar[bool] = True
 
     @property
     def n_recent(self) -> int:
@@ -67,14 +63,12 @@ class Chelsea(CacheMethod):
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         heads, size = layer.keys.shape[1:3]
         keep = keep.expand(-1, heads, -1)
-        stays = torch.zeros(len(keep), heads, size + 1, dtype=torch.bool, device=keep.device)
-        stays = stays.scatter(2, keep.where(keep >= 0, size), True)[..., :size]
-        joined = self._in_chunks(stays)  # [R, H, C, P]
+        stays = self.mark(keep, size)
+        joined = in_chunks(stays, self.chunk)  # [R, H, C, P]
         similar, place = self._compare(layer).masked_fill(~joined[..., None, :], -2).max(-1)
         first = torch.arange(place.shape[2], device=keep.device)[:, None] * self.chunk
         owner = (place + first).where(similar > -2, size).flatten(2)[..., :size]
-        index = torch.arange(size, device=keep.device)
-        owner = owner.where(self._may_merge(layer), size).where(~stays, index)  # S: none
+        owner = owner.where(self._may_merge(layer), size).where(~stays, layer.at)  # S: none
         n_joined = torch.zeros(
             *stays.shape[:2], size + 1, 1, device=keep.device, dtype=torch.float32
         )
@@ -94,16 +88,11 @@ class Chelsea(CacheMethod):
 
     def _may_merge(self, layer: CachedLayer) -> Tensor:
         """`[R, 1, S]` bool, entries that are neither among the first nor among the last ones."""
-        index = torch.arange(layer.keys.shape[2], device=layer.keys.device)
-        return (index >= self.sinks) & (index < layer.lengths[:, None, None] - self.recent)
-
-    def _in_chunks(self, entries: Tensor) -> Tensor:
-        """`[..., C, P]` of `[..., S]`; what is missing of the last chunk is zero."""
-        return pad(entries, (0, -entries.shape[-1] % self.chunk)).unflatten(-1, (-1, self.chunk))
+        return (layer.at >= self.sinks) & layer.before(self.recent)
 
     def _compare(self, layer: CachedLayer) -> Tensor:
         """Cosines `[R, H, C, P, P]` of the keys of a chunk; -2 with what is not merged."""
-        chunks = self._in_chunks(normalize(layer.keys.float(), dim=-1).mT)
+        chunks = in_chunks(normalize(layer.keys.float(), dim=-1).mT, self.chunk)
         chunks = chunks.movedim(2, -1)  # [R, H, C, P, D]
-        is_other = self._in_chunks(self._may_merge(layer))[..., None, :]
+        is_other = in_chunks(self._may_merge(layer), self.chunk)[..., None, :]
         return (chunks @ chunks.mT).masked_fill(~is_other, -2)

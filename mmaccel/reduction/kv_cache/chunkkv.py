@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import (
+    CachedLayer,
+    CacheMethod,
+    budget_above,
+    mean_of_chunks,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class ChunkKV(CacheMethod):
         OptionError: a value out of range, or a budget that holds the window alone.
     """
 
-    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("window")
     chunk: int = within(10, 1, hint="10 suits text")
     window: int = within(32, 1, hint="32 suits most models")
     reuse: int = within(1, 1, hint="1 lets every layer choose")
@@ -52,11 +55,4 @@ class ChunkKV(CacheMethod):
     def score(self, layer: CachedLayer) -> Tensor:
         """Votes of an entry's chunk, `[R, 1, S]`."""
         votes = layer.mass().sum(1, keepdim=True)
-        size = votes.shape[2]
-        index = torch.arange(size, device=votes.device)
-        counts = (index < (layer.lengths - self.window)[:, None, None]).float()
-        surplus = -size % self.chunk
-        total = pad(votes * counts, (0, surplus)).unflatten(2, (-1, self.chunk)).sum(-1)
-        n_real = pad(counts, (0, surplus)).unflatten(2, (-1, self.chunk)).sum(-1)
-        means = total / n_real.clamp(min=1)  # [R, 1, chunks]
-        return means.repeat_interleave(self.chunk, 2)[..., :size]
+        return mean_of_chunks(votes, layer.before(self.window), self.chunk)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CItruS(CacheMethod):
         OptionError: a value out of range, or a budget that holds the instruction alone.
     """
 
-    budget: int = within(1024, "instruction", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("instruction")
     instruction: int = within(64, 1, hint="give the tokens of the question")
 
     @property

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.capabilities import Exclusions, Words
 from mmaccel.checks import check_answer, within
@@ -77,24 +78,30 @@ class CachedLayer:
     turn: Callable[[Tensor, Tensor], Tensor] | None = None
     most: int | None = None
 
+    @property
+    def at(self) -> Tensor:
+        """`[S]` int64, the cache indices."""
+        return torch.arange(self.keys.shape[2], device=self.keys.device)
+
+    def before(self, n: int) -> Tensor:
+        """`[R, 1, S]` bool, the entries of a row without its last n; padding is none of them."""
+        return self.at < (self.lengths - n)[:, None, None]
+
     def is_entry(self) -> Tensor:
         """`[R, 1, S]` bool, False for padding."""
-        index = torch.arange(self.keys.shape[2], device=self.keys.device)
-        return index < self.lengths[:, None, None]
+        return self.before(0)
 
     def weights(self) -> Tensor:
-        """`[R, Hq, n, S]` float32, the attention that each entry receives from each of the row's
-        last n, one by one.
+        """`[R, H, G, n, S]` float32, the attention that each entry receives from each of the row's
+        last n, one by one, in the query heads of a key head.
         """
         heads = self.keys.shape[1]
         packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
         scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
         n = packed.shape[3]
         own = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
-        index = torch.arange(self.keys.shape[2], device=packed.device)
-        later = index > own.clamp(min=0)[..., None]  # [R, n, S]
-        scores = scores.masked_fill(later[:, None, None], float("-inf"))
-        return scores.softmax(-1).flatten(1, 2)
+        later = self.at > own.clamp(min=0)[..., None]  # [R, n, S]
+        return scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
@@ -107,6 +114,11 @@ class CachedLayer:
         _, lse = dispatch.run(window_attention, self.queries, keys, values, start, scale=self.scale)
         mass: Tensor = dispatch.run(column_mass, self.queries, keys, lse, start, scale=self.scale)
         return mass
+
+
+def budget_above(name: str, default: int = 1024) -> Any:
+    """The field of a budget that holds more than those entries whose number a field has."""
+    return within(default, name, hint="it holds more than those", above_low=True)
 
 
 OTHER_READS = ("trees", "step blocks", "draft canvas", "draft passes")
@@ -378,6 +390,37 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
     # those that go stand behind those that stay
     found = index.where(is_kept, size).sort(-1).values[..., :most]
     return found.where(found < size, -1)
+
+
+def in_chunks(entries: Tensor, size: int) -> Tensor:
+    """`[..., C, P]` of `[..., S]`, in chunks of P; what is missing of the last one is zero."""
+    return pad(entries, (0, -entries.shape[-1] % size)).unflatten(-1, (-1, size))
+
+
+def mean_of_chunks(votes: Tensor, counts: Tensor, size: int) -> Tensor:
+    """The mean of each entry's chunk, `[R, H, S]` of votes `[R, H, S]`.
+
+    Args:
+        counts: `[R, 1, S]` bool, the entries that have votes.
+        size: entries of a chunk.
+    """
+    totals = in_chunks(votes.where(counts, 0), size).sum(-1)
+    means = totals / in_chunks(counts.float(), size).sum(-1).clamp(min=1)
+    return means.repeat_interleave(size, 2)[..., : votes.shape[2]]
+
+
+@dataclass(frozen=True)
+class MergingMethod(CacheMethod):
+    """Base of methods under which what goes is merged into what stays, once."""
+
+    every: None = within(None, hint="merged entries stay merged; leave it out", kw_only=True)
+
+    merges: ClassVar[bool] = True
+
+    def mark(self, keep: Tensor, size: int) -> Tensor:
+        """`[R, H, S]` bool, the entries that stay, of the numbers that `merge` is given."""
+        marked = torch.zeros(*keep.shape[:2], size + 1, dtype=torch.bool, device=keep.device)
+        return marked.scatter(2, keep.where(keep >= 0, size), True)[..., :size]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.contract import CachedLayer, budget_above
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 
 
@@ -39,7 +39,7 @@ class DuoAttention(HeadwiseMethod):
         OptionError: a value out of range, or as many sinks as the budget.
     """
 
-    budget: int = within(384, "sinks", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("sinks", 384)
     sinks: int = within(128, hint="128 suits most models")
     share: float = within(0.1, 0, 1, "0.1 suits most models")
     window: int = within(64, 1, hint="64 suits most models")
@@ -80,6 +80,4 @@ class DuoAttention(HeadwiseMethod):
 
     def _is_end(self, layer: CachedLayer) -> Tensor:
         """`[R, 1, S]` bool, what a streaming head keeps."""
-        index = torch.arange(layer.keys.shape[2], device=layer.keys.device)
-        recent = layer.lengths[:, None, None] - self.n_recent
-        return (index < self.sinks) | (index >= recent)
+        return (layer.at < self.sinks) | ~layer.before(self.n_recent)

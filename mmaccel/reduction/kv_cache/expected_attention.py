@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 _AHEAD = 512  # positions to come
 
@@ -43,7 +43,7 @@ class ExpectedAttention(CacheMethod):
         OptionError: a value out of range, or as many sinks as the budget.
     """
 
-    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("sinks")
     window: int = within(512, 1, hint="512 suits most models")
     sinks: int = within(4, hint="4 suits most models")
 
@@ -84,7 +84,7 @@ class ExpectedAttention(CacheMethod):
         mean = keys @ mu.unflatten(1, (heads, -1)).mT  # [R, H, G, S, 1]
         spread = (keys @ covariance.unflatten(1, (heads, -1)) * keys).sum(-1)
         scores = mean[..., 0] + spread / 2
-        is_sink = torch.arange(scores.shape[3], device=scores.device) < self.sinks
+        is_sink = layer.at < self.sinks
         shares = scores.masked_fill(is_sink | ~layer.is_entry()[:, :, None], float("-inf"))
         # a row of sinks alone has no shares
         expected = shares.softmax(-1).nan_to_num(0).sum(2) * layer.values.float().norm(dim=-1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import MANY, check_answer, within
@@ -46,13 +45,10 @@ class HeadwiseMethod(CacheMethod):
 
         Cost: a host synchronisation.
         """
-        index = torch.arange(scores.shape[2], device=scores.device)
-        ends = layer.lengths[:, None, None]
-        is_short = ends <= self.budget
+        is_short = (layer.lengths <= self.budget)[:, None, None]
         keeps = self.keeps(layer, scores)
         check_answer(f"{self.name}.keeps", keeps, scores.shape, "bool")
-        is_kept = keeps | (index >= ends - self.n_recent) | is_short
-        is_kept = is_kept & (index < ends)
+        is_kept = (keeps | ~layer.before(self.n_recent) | is_short) & layer.is_entry()
         return list_entries(is_kept, int(is_kept.sum(-1).max()))
 
 

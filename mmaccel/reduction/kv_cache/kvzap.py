@@ -97,8 +97,7 @@ class KVzap(ThresholdMethod):
         """Logarithms `[R, H, S]`."""
         if layer.rated is not None:
             return layer.rated
-        heads = layer.keys.shape[1]
-        received = layer.weights().unflatten(1, (heads, -1)).amax((2, 3))
+        received = layer.weights().amax((2, 3))
         length = layer.values.float().norm(dim=-1).where(layer.is_entry(), 0)
         mean = length.sum(-1, keepdim=True) / layer.lengths[:, None, None]
         return (received * length / mean.clamp(min=_TINY)).clamp(min=_TINY).log()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmaccel.checks import within
 from mmaccel.kernels.choose_blocks import choose_highest
-from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.contract import CachedLayer, budget_above
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 
 
@@ -42,7 +42,7 @@ class KVzip(HeadwiseMethod):
     """
 
     every: None = within(None, hint="what is generated is not repeated; take KVzap", kw_only=True)
-    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("sinks")
     sinks: int = within(4, hint="4 suits most models")
     piece: int = within(256, 1, hint="256 suits most models")
 
@@ -60,8 +60,7 @@ class KVzip(HeadwiseMethod):
     def score(self, layer: CachedLayer) -> Tensor:
         """The most attention from the repetition, `[R, H, S]`; the ends are best."""
         assert layer.total is not None
-        index = torch.arange(layer.total.shape[2], device=layer.total.device)
-        is_end = (index < self.sinks) | (index == layer.lengths[:, None, None] - 1)
+        is_end = (layer.at < self.sinks) | ~layer.before(1)
         return layer.total.masked_fill(is_end, float("inf"))
 
     def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:

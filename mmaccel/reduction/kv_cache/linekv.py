@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class LineKV(CacheMethod):
         OptionError: a value out of range, or a budget that rows and first entries fill.
     """
 
-    budget: int = within(1024, "n_recent + sinks", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("n_recent + sinks")
     every: int = within(24, 1, 2**16, "give the tokens of a row of the image", kw_only=True)
     lines: int = within(2, 1, hint="2 suits most models")
     sinks: int = within(64, hint="give the prompt's entries")
@@ -53,6 +52,4 @@ class LineKV(CacheMethod):
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Votes of the last row, `[R, H, S]`; the first entries are best."""
-        votes = layer.mass()
-        index = torch.arange(votes.shape[2], device=votes.device)
-        return votes.masked_fill(index < self.sinks, float("inf"))
+        return layer.mass().masked_fill(layer.at < self.sinks, float("inf"))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MorphKV(CacheMethod):
     """
 
     every: int | None = field(default=64, kw_only=True)
-    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("window")
     window: int = within(32, 1, hint="32 suits most models")
 
     @property

@@ -50,17 +50,15 @@ class RaaS(CacheMethod):
             return torch.full(
                 layer.keys.shape[:3], _PROMPT, device=layer.keys.device, dtype=torch.float32
             )
-        heads = layer.keys.shape[1]
         n = layer.queries.shape[2]
         is_old = stamps.isfinite()
         # rounds are equally long, so that the latest stamp of all entries is the last round's
         before = stamps.where(is_old, 0).amax((1, 2), keepdim=True)[..., None]  # [R, 1, 1, 1]
-        votes = layer.weights().unflatten(1, (heads, -1)).mean(2)  # [R, H, n, S]
+        votes = layer.weights().mean(2)  # [R, H, n, S]
         time = before + 1 + torch.arange(n, device=votes.device)[:, None]
         latest = torch.where(votes > self.threshold, time, 0).amax(2)
         # an entry of this round is as new as its own query
-        index = torch.arange(stamps.shape[2], device=stamps.device)
-        age = layer.lengths[:, None, None] - 1 - index
+        age = layer.lengths[:, None, None] - 1 - layer.at
         born = torch.where((age >= 0) & (age < n), before[..., 0] + n - age, 0)
         return torch.maximum(stamps, torch.maximum(latest, born))
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 from mmaccel.checks import within
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class SnapKV(CacheMethod):
         kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
     """
 
-    budget: int = within(1024, "window", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("window")
     window: int = within(32, 1, hint="32 suits most models")
     kernel: int = within(7, 1, hint="7 keeps a number of four digits whole", odd=True)
 
@@ -45,6 +44,4 @@ class SnapKV(CacheMethod):
     def score(self, layer: CachedLayer) -> Tensor:
         """Pooled votes `[R, H, S]` for the entries before the observation window."""
         votes = layer.mass()
-        index = torch.arange(votes.shape[2], device=votes.device)
-        is_before = index < (layer.lengths - self.window)[:, None, None]
-        return avg_pool1d(votes * is_before, self.kernel, 1, self.kernel // 2)
+        return avg_pool1d(votes * layer.before(self.window), self.kernel, 1, self.kernel // 2)

@@ -19,12 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
 from mmaccel.errors import OptionError
-from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget_above
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class StreamingLLM(CacheMethod):
         OptionError: a value out of range, as many sinks as the budget, or rounds beside `rerotate`.
     """
 
-    budget: int = within(1024, "sinks", hint="it holds more than those", above_low=True)
+    budget: int = budget_above("sinks")
     sinks: int = within(4, hint="4 suits most models")
     rerotate: bool = False
 
@@ -62,6 +61,6 @@ class StreamingLLM(CacheMethod):
     def score(self, layer: CachedLayer) -> Tensor:
         """The later the better, and the first ones best, `[R, 1, S]`."""
         n_rows, _, n_entries, _ = layer.keys.shape
-        place = torch.arange(n_entries, device=layer.keys.device)
-        scores = torch.where(place < self.sinks, n_entries, place).float()  # exact up to 2**24
+        is_sink = layer.at < self.sinks
+        scores = layer.at.masked_fill(is_sink, n_entries).float()  # exact up to 2**24
         return scores.expand(n_rows, 1, -1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
@@ -44,5 +43,4 @@ class VATP(H2O):
     def score(self, layer: CachedLayer) -> Tensor:
         """Attention times the value's norm, `[R, H, S]`; the first entries are best."""
         norms = layer.values.float().norm(p=1, dim=-1)
-        index = torch.arange(norms.shape[2], device=norms.device)
-        return (super().score(layer) * norms).masked_fill(index < self.sinks, float("inf"))
+        return (super().score(layer) * norms).masked_fill(layer.at < self.sinks, float("inf"))

@@ -48,10 +48,6 @@ class ActQKV(BlockScorer):
         """Mean keys of the blocks, `[R, H, N, D]`."""
         return summarise(keys, is_real, "means")
 
-    def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """The largest product of each block's summary with a query, `[R, H, N]`."""
-        return (queries @ summaries.mT).amax(2)
-
     def probe(self, queries: Tensor) -> Tensor:
         """Probes `[R, H, G, D]` of the queries `[R, H, G, W, D]` of a window."""
         states = queries.float()

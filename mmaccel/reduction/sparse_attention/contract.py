@@ -287,14 +287,15 @@ class BlockScorer(AttentionMethod):
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """See `AttentionMethod.summarise`."""
 
-    @abstractmethod
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """`[R, H, N]`, how much the window wants each block.
+        """`[R, H, N]`, how much the window wants each block: the largest product of its summary
+        with a query, where a child says nothing else.
 
         Args:
             queries: `[R, H, G W, D]`.
             summaries: `[R, H, N, C]`.
         """
+        return (queries @ summaries.mT).amax(2)
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with the highest scores, `[R, H, N]` bool."""

@@ -34,7 +34,3 @@ class DHSA(BlockScorer):
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Sums of the blocks' keys over the square roots of their numbers, `[R, H, N, D]`."""
         return summarise(keys, is_real, "sums")
-
-    def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """The largest product of each block's summary with a query, `[R, H, N]`."""
-        return (queries @ summaries.mT).amax(2)

@@ -43,7 +43,3 @@ class LongHeads(BlockScorer):
         query = attended.where(is_real, 0).sum(3, keepdim=True) / n_real  # [R, H, N, 1, D]
         weights = (query @ states.mT * scale + hidden).softmax(-1)
         return (weights @ states).squeeze(3).to(keys.dtype)
-
-    def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """The largest product of each block's representative with a query, `[R, H, N]`."""
-        return (queries @ summaries.mT).amax(2)

@@ -10,7 +10,8 @@ is as exact as it says *with respect to* the reduced model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Exclusions, Words, explain, refuse
-from mmaccel.catalog import read_reducer
+from mmaccel.catalog import read_method
 from mmaccel.checks import (
     check_answer,
     check_int,
@@ -183,6 +184,42 @@ class TokenReducer(Method):
 
 
 @dataclass(frozen=True)
+class StagedReducer(TokenReducer):
+    """Base of reducers that drop or merge tokens in several layers; every one removes as many.
+
+    Args:
+        layers: those that receive fewer tokens than the one before; None: the usual ones.
+    """
+
+    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
+
+    schedule: ClassVar[Callable[..., Tensor]] = staticmethod(budgets.linear)
+
+    @abstractmethod
+    def usual(self, depth: int) -> tuple[int, ...]:
+        """The layers that the paper or its code chooses, of `depth` layers."""
+
+    def layers_in(self, depth: int) -> tuple[int, ...]:
+        return self.layers or self.usual(depth)
+
+    def budget(self, context: VisualContext) -> Tensor:
+        """See `TokenReducer.budget`: what is left behind a layer.
+
+        Raises:
+            OptionError: a context without depth, or at another layer.
+        """
+        layers = () if context.depth is None else self.layers_of(context.depth)
+        if context.layer not in layers:
+            raise OptionError(
+                f"{self.name}: expected a context at one of the layers {layers}, received layer "
+                f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
+            )
+        stage = layers.index(context.layer) + 1
+        before = context.initial, context.counts
+        return self.schedule(*before, self.keep, self.n_keep, stage, len(layers))
+
+
+@dataclass(frozen=True)
 class Leaving(Capable):
     """That visual tokens leave at the stage of a method."""
 
@@ -219,21 +256,6 @@ class LeavingWords(Leaving):
         return self.method.excludes
 
 
-def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
-    """Which of a method's stages a context is at, from 1 on, and how many there are.
-
-    Raises:
-        OptionError: a context without depth, or at another layer.
-    """
-    layers = () if context.depth is None else method.layers_of(context.depth)
-    if context.layer not in layers:
-        raise OptionError(
-            f"{method.name}: expected a context at one of the layers {layers}, received layer "
-            f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
-        )
-    return layers.index(context.layer) + 1, len(layers)
-
-
 UsePromptReducer = PromptReducer | str | Mapping[str, Any] | None
 """What `read_prompt_reducer` takes."""
 
@@ -249,7 +271,7 @@ def read_prompt_reducer(given: UsePromptReducer) -> PromptReducer | None:
     """
     if given is None:
         return None
-    method = read_reducer(given)
+    method = read_method("visual_tokens", given)
     check_method("prompt_tokens", method, PromptReducer, "mmaccel.LazyLLM(keep=0.5)")
     return method
 
@@ -276,7 +298,8 @@ def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
         return ()
     if isinstance(given, list | tuple):
         check_length("visual_tokens", given)
-    methods = [read_reducer(one) for one in (given if isinstance(given, list | tuple) else [given])]
+    every = given if isinstance(given, list | tuple) else [given]
+    methods = [read_method("visual_tokens", one) for one in every]
     for method in methods:
         check_method("visual_tokens", method, TokenReducer, "mmaccel.DART(keep=0.22)")
     places = ["encoder_layer" if m.stage == "pixels" else m.stage for m in methods]

@@ -23,6 +23,7 @@ from mmaccel.reduction.visual_tokens.selection import (
     count_groups,
     count_of_groups,
     invert,
+    itself,
     rank_in_groups,
 )
 
@@ -33,9 +34,7 @@ class Downsample(TokenReducer):
     `keep` and `n_keep`, see `TokenReducer`.
     """
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"grid"})
+    needs = frozenset({"grid"})
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         valid = context.valid
@@ -53,8 +52,7 @@ class Downsample(TokenReducer):
         members = count_groups(cell, valid, int(budget.max()))
         place = rank_in_groups(-rank.float(), cell, valid, members.shape[1])
         middle = valid & (place == members.div(2, rounding_mode="floor").gather(1, cell))
-        where = torch.arange(valid.shape[1], device=valid.device).expand_as(cell)
-        represent = torch.zeros_like(members).scatter_add_(1, cell, where.where(middle, 0))
+        represent = torch.zeros_like(members).scatter_add_(1, cell, itself(cell).where(middle, 0))
         return merge_tokens(represent.gather(1, cell), valid, size=context.size)
 
 

@@ -29,9 +29,7 @@ class DownsamplePixels(TokenReducer):
 
     stage: ClassVar[Stage] = "pixels"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"pixels"})
+    needs = frozenset({"pixels"})
 
     def shrink(self, rows: int, columns: int) -> tuple[int, int]:
         """The smaller grid of an image with a grid of `rows` x `columns` tokens."""

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.selection import unit
+from mmaccel.reduction.visual_tokens.selection import itself, unit
 
 _NEW = 3.0  # above the distance of opposite vectors
 
@@ -38,9 +37,7 @@ class EVS(TokenReducer):
 
     least_change: float | None = within(None, 0, 2, "0.1 is a visible change")
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"frames", "grid"})
+    needs = frozenset({"frames", "grid"})
 
     def budget(self, context: VisualContext) -> Tensor:
         """See `TokenReducer.budget`; never less than the first frame."""
@@ -70,9 +67,7 @@ def _same_place_before(context: VisualContext) -> Tensor:
     )
     frames, rows, columns = (int(axis.max()) + 1 for axis in (frame, row, column))
     place = (frame * rows + row) * columns + column
-    n = known.shape[1]
     table = place.new_full((len(place), frames * rows * columns + 1), -1)  # the last for unknown
-    where = torch.arange(n, device=place.device).expand_as(place)
-    table.scatter_(1, place.where(known, table.shape[1] - 1), where.where(known, -1))
+    table.scatter_(1, place.where(known, table.shape[1] - 1), itself(place).where(known, -1))
     earlier = place - rows * columns
     return table.gather(1, earlier.clamp(min=0)).where(known & (earlier >= 0), -1)

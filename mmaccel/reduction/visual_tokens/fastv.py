@@ -39,9 +39,7 @@ class FastV(TokenReducer):
 
     stage: ClassVar[Stage] = "llm_layer"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"last_attention"})
+    needs = frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""

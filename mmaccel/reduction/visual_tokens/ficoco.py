@@ -24,29 +24,31 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmaccel.checks import within
-from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
-    ASCENDING,
     Features,
     Stage,
-    TokenReducer,
-    stage_of,
+    StagedReducer,
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-from mmaccel.reduction.visual_tokens.selection import heads_as_one, nearest, rank_in_groups, top
+from mmaccel.reduction.visual_tokens.selection import (
+    heads_as_one,
+    itself,
+    nearest,
+    rank_in_groups,
+    top,
+)
 
 
 @dataclass(frozen=True)
-class _FiCoCo(TokenReducer):
-    """What the two variants share; every layer removes as many tokens.
+class _FiCoCo(StagedReducer):
+    """What the two variants share.
 
     Args:
         layers: those that receive fewer tokens than the one before.
         attended: weight of the attention received, against that of the resemblance.
     """
 
-    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
     attended: float = within(0.0, 0, 1, "a weight between 0 and 1")
 
     queries: ClassVar[Queries]
@@ -54,18 +56,6 @@ class _FiCoCo(TokenReducer):
     @property
     def needs(self) -> frozenset[str]:
         return frozenset({"keys", f"{self.queries}_attention"})
-
-    def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
-        return self.layers or self.usual(depth)
-
-    def usual(self, depth: int) -> tuple[int, ...]:
-        """The layers that the released code chooses, of `depth` layers."""
-        raise NotImplementedError
-
-    def budget(self, context: VisualContext) -> Tensor:
-        stage = stage_of(self, context)
-        return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
 
     def score(self, context: VisualContext) -> Tensor:
         """The opposite of redundancy, `[B, N]`."""
@@ -82,9 +72,8 @@ class _FiCoCo(TokenReducer):
         stays = top(scores, valid, budget)
         keys = heads_as_one(context.keys(context.layer - 1), valid)
         index, cosine = nearest(keys, stays)
-        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
         mass = cosine.clamp(min=1e-3).masked_fill(stays, 1.0) * context.size
-        return merge_tokens(index.where(~stays, itself), valid, mass, context.size)
+        return merge_tokens(index.where(~stays, itself(valid)), valid, mass, context.size)
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ class ILRe(PromptReducer):
     stage: ClassVar[Stage] = "llm_layer"
     restarts: ClassVar[bool] = True
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"text_attention"})
+    needs = frozenset({"text_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """See `TokenReducer.layers_in`."""

@@ -32,7 +32,3 @@ class LazyLLM(PromptReducer, PyramidDrop):
     """
 
     revives: ClassVar[bool] = True
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"last_attention"})

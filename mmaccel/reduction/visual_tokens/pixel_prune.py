@@ -27,7 +27,7 @@ from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-from mmaccel.reduction.visual_tokens.selection import top
+from mmaccel.reduction.visual_tokens.selection import itself, top
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class PixelPrune(TokenReducer):
     stage: ClassVar[Stage] = "pixels"
     needs_budget: ClassVar[bool] = False
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"pixels", "grid"})
+    needs = frozenset({"pixels", "grid"})
 
     def score(self, context: VisualContext) -> Tensor:
         """The largest difference from the prediction, `[B, N]`; infinite where there is none."""
@@ -62,8 +60,7 @@ class PixelPrune(TokenReducer):
         whose pixels alone count.
         """
         kept = top(scores, context.valid, budget)
-        itself = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
-        target = self._predict(context)[1].where(~kept, itself)
+        target = self._predict(context)[1].where(~kept, itself(kept))
         for _ in range(kept.shape[1].bit_length()):  # of a target that went, its own target
             target = target.gather(1, target)
         return merge_tokens(target, context.valid, mass=kept.float(), size=context.size)
@@ -77,14 +74,14 @@ class PixelPrune(TokenReducer):
         x = context.x  # [B, N, P]
         valid = context.valid
         width = context.column.amax(1, keepdim=True) + 1
-        itself = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        left = (itself - 1).clamp(0)  # patches are in the order of reading
-        up = (itself - width).clamp(0)
+        own = itself(valid)
+        left = (own - 1).clamp(0)  # patches are in the order of reading
+        up = (own - width).clamp(0)
         has_left = (context.column > 0) & valid.gather(1, left)
         has_up = (context.row > 0) & valid.gather(1, up)
         difference = torch.full(x.shape[:2], torch.inf, device=x.device, dtype=torch.float32)
         predictor = valid.int().argmax(1, keepdim=True).repeat(1, x.shape[1])
-        stands = itself.clone()  # for each patch, the one that is shown in its place
+        stands = own.clone()  # for each patch, the one that is shown in its place
         wave = (context.row + context.column).where(valid & (has_left | has_up), -1)
         for step in range(1, int(wave.max()) + 1):
             b, n = (wave == step).nonzero().unbind(1)

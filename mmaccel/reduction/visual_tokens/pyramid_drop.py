@@ -16,14 +16,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from mmaccel.reduction.visual_tokens.contract import ASCENDING, Stage, TokenReducer, stage_of
+from mmaccel.reduction.visual_tokens.contract import Stage, StagedReducer
 
 
 @dataclass(frozen=True)
-class PyramidDrop(TokenReducer):
+class PyramidDrop(StagedReducer):
     """Drops visual tokens at several layers of the language model. Give one of `keep` and `n_keep`,
     what is left after the last; see `TokenReducer`.
 
@@ -32,21 +31,13 @@ class PyramidDrop(TokenReducer):
             three quarters of the depth (8, 16 and 24 of 32, as in the paper).
     """
 
-    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
-
     stage: ClassVar[Stage] = "llm_layer"
+    schedule = staticmethod(budgets.geometric)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"last_attention"})
+    needs = frozenset({"last_attention"})
 
-    def layers_in(self, depth: int) -> tuple[int, ...]:
-        quarters = sorted({max(1, depth * part // 4) for part in (1, 2, 3)})
-        return self.layers or tuple(quarters)
-
-    def budget(self, context: VisualContext) -> Tensor:
-        stage = stage_of(self, context)
-        return budgets.geometric(context.initial, context.counts, self.keep, self.n_keep, *stage)
+    def usual(self, depth: int) -> tuple[int, ...]:
+        return tuple(sorted({max(1, depth * part // 4) for part in (1, 2, 3)}))
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the last token in the layer before, `[B, N]`."""

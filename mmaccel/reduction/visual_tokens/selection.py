@@ -17,6 +17,11 @@ _HIGHEST = torch.finfo(torch.float32).max
 _RANDOM_TOKENS = 0x76746F6B  # what these random numbers are for; no sampler uses this word
 
 
+def itself(tokens: Tensor) -> Tensor:
+    """Each token's own index, `[B, N]` int64 of `[B, N]`."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+
+
 def rank(scores: Tensor, valid: Tensor) -> Tensor:
     """The place of every token, 0 for the highest score; `[B, N]` int64. Invalid tokens come last,
     after a valid one whose score is -inf or NaN.
@@ -27,8 +32,7 @@ def rank(scores: Tensor, valid: Tensor) -> Tensor:
 
 def invert(order: Tensor) -> Tensor:
     """The inverse of each row's permutation, `[B, N]` int64."""
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
+    return torch.empty_like(order).scatter_(1, order, itself(order))
 
 
 def top(scores: Tensor, valid: Tensor, budget: Tensor) -> Tensor:

@@ -19,22 +19,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmaccel.checks import within
-from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
-    ASCENDING,
     Features,
     Stage,
-    TokenReducer,
-    stage_of,
+    StagedReducer,
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
 from mmaccel.reduction.visual_tokens.selection import (
+    itself,
     nearest,
     order_of,
     random_uniforms,
@@ -44,7 +41,7 @@ from mmaccel.reduction.visual_tokens.selection import (
 
 
 @dataclass(frozen=True)
-class ToMe(TokenReducer):
+class ToMe(StagedReducer):
     """Merges similar tokens in the layers of the encoder, as many before each. Give one of `keep`
     and `n_keep`, what is left of an image, tile or frame after the last layer; see `TokenReducer`.
     The caller adds the logarithm of the plan's `size` to the scores of attention.
@@ -59,23 +56,15 @@ class ToMe(TokenReducer):
             token of the encoder, all where a projector pools or shuffles the grid first.
     """
 
-    layers: tuple[int, ...] | None = within(None, 1, hint=ASCENDING, fewest=1, ascends=True)
     threshold: float | None = within(None, -1, 1, "give a cosine, 0.8 for alike")
     features: Features = "auto"
 
     stage: ClassVar[Stage] = "encoder_layer"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"keys"})
+    needs = frozenset({"keys"})
 
-    def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
-        return self.layers or tuple(range(1, depth))
-
-    def budget(self, context: VisualContext) -> Tensor:
-        stage = stage_of(self, context)
-        return budgets.linear(context.initial, context.counts, self.keep, self.n_keep, *stage)
+    def usual(self, depth: int) -> tuple[int, ...]:
+        return tuple(range(1, depth))
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         assert context.layer is not None
@@ -88,8 +77,7 @@ class ToMe(TokenReducer):
         merged = top(cosine, sources, context.counts - budget)
         if self.threshold is not None:
             merged &= cosine >= self.threshold
-        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
-        return merge_tokens(index.where(merged, itself), valid, size=context.size)
+        return merge_tokens(index.where(merged, itself(valid)), valid, size=context.size)
 
 
 def _one_of_each(context: VisualContext, parts: Tensor) -> Tensor:

@@ -38,9 +38,7 @@ class VidCom2(TokenReducer):
     and `n_keep`, see `TokenReducer`; the paper's is `keep=0.25`.
     """
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"frames"})
+    needs = frozenset({"frames"})
 
     def score(self, context: VisualContext) -> Tensor:
         """Unlikeness to both centres, `[B, N]`."""

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import MANY, one_of, within
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
-from mmaccel.reduction.visual_tokens.selection import heads_as_one, nearest, top
+from mmaccel.reduction.visual_tokens.selection import heads_as_one, itself, nearest, top
 from mmaccel.reduction.visual_tokens.uniform_tokens import spaced
 
 
@@ -56,5 +55,4 @@ class VisionZip(TokenReducer):
         rest = valid & ~dominant
         targets = spaced(rest, merged)
         index, _ = nearest(heads_as_one(context.keys(self.layer), valid), targets)
-        itself = torch.arange(valid.shape[1], device=valid.device).expand_as(index)
-        return merge_tokens(index.where(rest & ~targets, itself), valid, size=context.size)
+        return merge_tokens(index.where(rest & ~targets, itself(valid)), valid, size=context.size)

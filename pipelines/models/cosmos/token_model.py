@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmaccel.checks import show, within
+from mmaccel.checks import within
 from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -31,6 +31,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     fill,
     read_weights,
     rename,
+    shape_of,
 )
 from mmaccel.pipelines.loading.moving import move_module
 from mmaccel.pipelines.models.cosmos.text import (
@@ -182,23 +183,16 @@ def load_cosmos_window(
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     config = read_json(folder / "config.json", may_lack=True)
     if file is None:
-        kind = config.get("model_type")
-        named = f", whose config.json names the type {show(kind)}" if kind else ""
         raise UnsupportedModelError(
-            f"model: expected a folder with {' or '.join(FILES)}, received {folder}{named}; give "
-            "that of Cosmos-Predict1-4B or another"
+            f"model: expected a folder with {' or '.join(FILES)}, received {folder}; give that of "
+            "Cosmos-Predict1-4B or another"
         )
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
     settings = read_settings(_Settings, config, folder / "config.json")
     shape = settings.video_latent_shape
-    if shape[0] < 2:
-        raise UnsupportedModelError(
-            f"model: expected video_latent_shape of 2 or more frames in {folder / 'config.json'}, "
-            f"received {shape}; copy the folder again"
-        )
     context = read_context(weights)
-    model = _build(_sizes(weights, file), settings, shape, has_first=context > 0)
+    model = _build(_sizes(weights), settings, shape, has_first=context > 0)
     if context:
         add_reading(model, context, len(weights["tok_embeddings.weight"]))
     fill(model, rename(weights, _NAMES | NAMES, _OUTER))
@@ -223,26 +217,21 @@ def load_cosmos_window(
     return window, shape
 
 
-def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
+def _sizes(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """The model's sizes, read from the shapes of its tensors."""
-    try:
-        first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
-        vocab_size, dim = weights["output.weight"].shape
-        head_dim = first["attention.q_norm"][0]
-        heads, kv_heads = (first[f"attention.{n}"][0] // head_dim for n in ("wq", "wk"))
-        inner = first["feed_forward.w1"][0]
-    except (LookupError, ValueError, ZeroDivisionError) as error:
-        raise UnsupportedModelError(
-            f"model: expected the tensors of Cosmos' transformer in {file}, received "
-            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give one of Cosmos-Predict1"
-        ) from error
+    vocab_size, dim = shape_of(weights, "output.weight", 2)
+    (head_dim,) = shape_of(weights, "layers.0.attention.q_norm.weight", 1)
+    heads, kv_heads, inner = (
+        shape_of(weights, f"layers.0.{name}.weight", 2)[0]
+        for name in ("attention.wq", "attention.wk", "feed_forward.w1")
+    )
     return {
         "vocab_size": vocab_size,
         "hidden_size": dim,
         "intermediate_size": inner,
         "num_hidden_layers": count_layers(weights),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads // head_dim,
+        "num_key_value_heads": kv_heads // head_dim,
         "head_dim": head_dim,
     }
 
@@ -275,10 +264,9 @@ def _yarn_of(settings: _Settings, n_layers: int) -> Yarn | None:
     wanted = settings.apply_yarn
     if not (n_layers == _YARN_LAYERS if wanted is None else wanted):
         return None
-    fast, slow = float(settings.yarn_beta_fast), float(settings.yarn_beta_slow)
-    if fast <= slow:
-        raise UnsupportedModelError(
-            f"model: expected yarn_beta_fast above yarn_beta_slow in its config.json, received "
-            f"{fast:g} and {slow:g}; copy the folder again"
-        )
-    return Yarn(settings.original_latent_shape, float(settings.yarn_scale), fast, slow)
+    return Yarn(
+        settings.original_latent_shape,
+        float(settings.yarn_scale),
+        float(settings.yarn_beta_fast),
+        float(settings.yarn_beta_slow),
+    )

@@ -45,7 +45,7 @@ from mmaccel.samplers.drafting.in_turn import draft_in_turn
 from mmaccel.samplers.drafting.shared_ids import read_ids
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.trees.entries import TreeEntries
-from mmaccel.samplers.window.step_state import Held
+from mmaccel.samplers.window.steps import Held
 
 GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with, guessed
 
@@ -76,8 +76,8 @@ class HeadSource(DraftSource):
             self,
             head,
             **declare_cache(run),
-            state=run.state.declare("state of the head"),
-            gaps=GapModel(GAPS, run.state.declare("gaps of the head's scores")),
+            state=run.steps.declare("state of the head"),
+            gaps=GapModel(GAPS, run.steps.declare("gaps of the head's scores")),
         )
 
     def open(self, run: OpenRun) -> Drafter:
@@ -146,7 +146,7 @@ class Eagle(FolderHead):
 
 def declare_cache(run: OpenRun) -> dict[str, Any]:
     """What every `HeadDrafter` hands from step to step."""
-    state = run.state
+    state = run.steps
     return {
         "keys": state.declare("keys of the head"),
         "values": state.declare("values of the head"),
@@ -188,7 +188,7 @@ class HeadDrafter(Drafter):
 
         def read(entries: Pass, states: Tensor) -> None:
             rows = run.prompt.batch
-            first = run.buffer.origin - run.prompt.lengths[:rows]
+            first = run.rows.origin - run.prompt.lengths[:rows]
             columns = entries.indices[:rows] + first[:, None]
             self._begun = self._cache(run)._replace(first=first)
             self._keep(run, self.read(run, states[:rows], columns, self._begun), columns)
@@ -208,7 +208,7 @@ class HeadDrafter(Drafter):
         """Read the states of the last pass. Those behind what was accepted are written again before
         an entry attends to them.
         """
-        after = self.read(run, self.seen.get(), (run.buffer.columns - 1).clamp(min=0), cache)
+        after = self.read(run, self.seen.get(), (run.rows.columns - 1).clamp(min=0), cache)
         for held, value in zip((self.keys, self.values, self.first), cache, strict=True):
             held.hold(value)
         self._begun = None
@@ -216,7 +216,7 @@ class HeadDrafter(Drafter):
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         if self.first.value is not None:
-            self.first.get()[batch_slots] = run.buffer.origin - 1
+            self.first.get()[batch_slots] = run.rows.origin - 1
 
     def close(self, run: OpenRun) -> None:
         cast(LayerStates, run.model).keep_states(False)
@@ -230,8 +230,8 @@ class HeadDrafter(Drafter):
             return HeadCache(self.keys.get(), self.values.get(), self.first.get())
         if self._begun is not None:
             return self._begun
-        cache: HeadCache = self.head.empty_cache(run.prompt.batch, run.buffer.tokens.shape[1])
-        return cache._replace(first=torch.full_like(cache.first, run.buffer.origin - 1))
+        cache: HeadCache = self.head.empty_cache(run.prompt.batch, run.rows.tokens.shape[1])
+        return cache._replace(first=torch.full_like(cache.first, run.rows.origin - 1))
 
 
 @dataclass(eq=False)
@@ -258,12 +258,12 @@ class EagleDrafter(HeadDrafter):
     def propose(self, run: OpenRun) -> Drafts:
         cache = self._cache(run)
         states = [self._state(cache)[:, None]]
-        buffer = run.buffer
+        rows = run.rows
 
         def find_logits(work: Tensor, k: int) -> Tensor:
             run.stats.draft_passes += 1
             if k > 0:
-                before = buffer.columns[:, k - 1 : k].clamp(min=1)
+                before = rows.columns[:, k - 1 : k].clamp(min=1)
                 token = work.gather(1, before)
                 states.append(self.head(token, states[-1], before - 1, cache))
             # all branches of a guided run say the same
@@ -275,7 +275,7 @@ class EagleDrafter(HeadDrafter):
             self._tree = HeadTree(
                 self.head,  # an `EagleModel`: no other source grows trees
                 cache,
-                buffer.columns[:, :1] - 1,
+                rows.columns[:, :1] - 1,
                 found.tokens[:, :-1],
                 torch.cat(states, 1),
                 depth=run.width - 1,
@@ -290,7 +290,7 @@ class EagleDrafter(HeadDrafter):
         if self._tree is None:
             return None
         scores = self._score(run, paths).log_softmax(-1)
-        slots = run.buffer.slots[:, :1] + paths.depths
+        slots = run.rows.slots[:, :1] + paths.depths
         k = min(k, scores.shape[2])
         if noise.shape[2] == 1:
             best = scores.topk(k, -1)
@@ -325,30 +325,30 @@ class EagleDrafter(HeadDrafter):
         assert self._tree is not None
         # all branches of a guided run say the same
         logits = self.head.logits(self._tree.read(paths)).repeat(run.prompt.branches, 1, 1)
-        buffer = run.buffer
-        slots = buffer.slots[:, :1] + paths.depths
+        rows = run.rows
+        slots = rows.slots[:, :1] + paths.depths
         params = run.params
         score = params.apply if params.temperature else params.to_processed_scores
         return score(
             logits,
             run.prompt.branches,
-            buffer.tokens,
-            slots + buffer.origin,
+            rows.tokens,
+            slots + rows.origin,
             slots,
             run.prompt.layout,
         )
 
     def read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
         """States `[B, K, C]` after entries with the large model's states `[B, K, F]`."""
-        buffer = run.buffer.tokens
-        after = (columns + 1).clamp(max=buffer.shape[1] - 1)
-        tokens = buffer.gather(1, after).clamp(0, run.vocab_size - 1)
-        columns = columns.clamp(max=buffer.shape[1] - 1)
-        found: Tensor = self.head(tokens, self.head.enter(states), columns, cache)
+        tokens = run.rows.tokens
+        after = (columns + 1).clamp(max=tokens.shape[1] - 1)
+        read = tokens.gather(1, after).clamp(0, run.vocab_size - 1)
+        columns = columns.clamp(max=tokens.shape[1] - 1)
+        found: Tensor = self.head(read, self.head.enter(states), columns, cache)
         return found
 
     def _keep(self, run: OpenRun, after: Tensor, columns: Tensor) -> None:
-        last = run.buffer.origin - 2  # its token is the last one of the prompt
+        last = run.rows.origin - 2  # its token is the last one of the prompt
         index = (last - columns[:, 0]).clamp(0, after.shape[1] - 1)
         is_here = (columns == last).any(1, keepdim=True)
         state = self._state(self._cache(run))

@@ -25,7 +25,7 @@ from mmaccel.samplers.drafting.contract import OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 _FIRST = (-1.0, 3.0, -0.5, 0.0)  # of 1, probability, entropy and number: 0.5 at a third
 
@@ -45,7 +45,7 @@ class DISCO(DraftLength):
     def open(self, run: OpenRun) -> LengthJudge:
         return Classifier(
             self,
-            weights=run.state.declare("classifier of draft lengths"),
+            weights=run.steps.declare("classifier of draft lengths"),
             threshold=self.threshold,
             rate=self.rate,
         )

@@ -34,7 +34,7 @@ from mmaccel.samplers.drafting.memory.candidates import (
 )
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 _OCCURRENCES = 8
 
@@ -59,9 +59,9 @@ class Lookahead(CandidateSource):
             self,
             reach=self.ngram - 1,
             pool=self.pool,
-            guesses=run.state.declare("guesses of the last passes"),
-            grams=run.state.declare("pool of n-grams"),
-            stamps=run.state.declare("when an n-gram was found"),
+            guesses=run.steps.declare("guesses of the last passes"),
+            grams=run.steps.declare("pool of n-grams"),
+            stamps=run.steps.declare("when an n-gram was found"),
         )
 
 
@@ -89,17 +89,17 @@ class LookaheadDrafter(CandidateDrafter):
         ranks = torch.where(stamps[..., None] < 0, -1, stamps[..., None] * n + column)
         texts = Texts(grams.flatten(1), column.repeat(grams.shape[1]), ranks.flatten(1))
         # otherwise what the last pass has guessed there, or the token before
-        guess = guesses[:, 0].gather(1, run.buffer.columns[:, :1] + contexts.depths)
+        guess = guesses[:, 0].gather(1, run.rows.columns[:, :1] + contexts.depths)
         guess = guess.where(guess >= 0, contexts.last[..., -1])
         return vote(texts, contexts, _OCCURRENCES, run.vocab_size, guess)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`: the window as the pass has left it are its guesses."""
         guesses, grams, stamps = self._state(run)
-        columns = run.buffer.columns  # [B, W]
+        columns = run.rows.columns  # [B, W]
         n = self.reach + 1
         latest = torch.full_like(guesses[:, 0], -1)
-        latest = latest.scatter(1, columns, run.buffer.tokens.gather(1, columns))
+        latest = latest.scatter(1, columns, run.rows.tokens.gather(1, columns))
         guesses = torch.cat([latest[:, None], guesses[:, :-1]], 1)
 
         # of n-grams that end in the window: token i was guessed n - 1 - i passes ago
@@ -107,7 +107,7 @@ class LookaheadDrafter(CandidateDrafter):
         at = columns[..., None] - (n - 1) + index  # [B, W, N]
         rows = torch.arange(len(columns), device=columns.device)[:, None, None]
         found = guesses[rows, n - 1 - index, at.clamp(min=0)]
-        is_whole = ((found >= 0) & (at >= 0)).all(-1) & ~run.rows.is_over(run.buffer.slots)
+        is_whole = ((found >= 0) & (at >= 0)).all(-1) & ~run.rows.is_over(run.rows.slots)
         place = torch.zeros_like(columns)
         for token in found.unbind(-1):
             place = (place * 1000003 + token) % (2**31 - 1)
@@ -116,7 +116,7 @@ class LookaheadDrafter(CandidateDrafter):
         is_later = torch.ones_like(place[0][:, None] == place[0]).triu(1)
         is_lost = ((place[:, :, None] == place[:, None]) & is_later).any(-1)
         place = torch.where(is_lost, self.pool, place)
-        stamp = run.counters.passes[:, None] * guesses.shape[2] + columns
+        stamp = run.rows.passes[:, None] * guesses.shape[2] + columns
         grams = grams.scatter(1, place[..., None].expand_as(found), found)
         stamps = stamps.scatter(1, place, stamp)
         stamps[:, -1] = -1
@@ -134,7 +134,7 @@ class LookaheadDrafter(CandidateDrafter):
         """Guesses, n-grams and stamps; none before the first pass."""
         if self.guesses.value is not None:
             return self.guesses.get(), self.grams.get(), self.stamps.get()
-        tokens = run.buffer.tokens
+        tokens = run.rows.tokens
         n = self.reach + 1
         return (
             tokens.new_full((len(tokens), n, tokens.shape[1]), -1),

@@ -57,13 +57,13 @@ class SiblingDrafter(CandidateDrafter):
 
     def _texts(self, run: OpenRun) -> Texts:
         """All rows of the batch one after the other, those of other prompts closed."""
-        buffer = run.buffer
-        tokens = buffer.tokens
+        rows = run.rows
+        tokens = rows.tokens
         n_rows, n_columns = tokens.shape
-        prompts = tokens[:, : buffer.origin]
+        prompts = tokens[:, : rows.origin]
         is_sibling = (prompts[:, None] == prompts).all(-1)  # [B, R]
         column = torch.arange(n_columns, device=tokens.device)
-        is_said = (column >= buffer.origin) & (column < buffer.columns[:, :1])  # [R, N]
+        is_said = (column >= rows.origin) & (column < rows.columns[:, :1])  # [R, N]
         row = torch.arange(n_rows, device=tokens.device)[:, None]
         rank = column * n_rows + row  # the latest in its text, of equals the last row
         ranks = rank.where(is_sibling[..., None] & is_said, -1)  # [B, R, N]

@@ -52,5 +52,5 @@ class ImageDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         image = self.ids.tensor
-        slots = run.buffer.slots[:, :-1].clamp(max=len(image) - 1)
+        slots = run.rows.slots[:, :-1].clamp(max=len(image) - 1)
         return Drafts(image[slots].clamp(max=run.vocab_size - 1))

@@ -25,7 +25,7 @@ from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, Ope
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 IDS = "give for example tokenizer(text).input_ids"
 _REACH = 8  # the most tokens that are looked for
@@ -52,7 +52,7 @@ class SourceText(DraftSource):
 
     def open(self, run: OpenRun) -> Drafter:
         device = run.prompt.tokens.device
-        position = run.state.declare("position in the source text")
+        position = run.steps.declare("position in the source text")
         return SourceDrafter(self, ids_on(self.tokens, device), position, ngram=self.ngram)
 
 
@@ -75,14 +75,14 @@ class SourceDrafter(Drafter):
         return self.ids
 
     def propose(self, run: OpenRun) -> Drafts:
-        buffer = run.buffer
+        rows = run.rows
         text = self.ids.tensor
         n_text = len(text)
         expected = self._position(run)
         back = torch.arange(_REACH, 0, -1, device=text.device)
         # only what the row has said is looked for
-        columns = buffer.columns[:, :1] - back  # [B, L]
-        last = buffer.tokens.gather(1, columns.clamp(min=0)).where(columns >= buffer.origin, -1)
+        columns = rows.columns[:, :1] - back  # [B, L]
+        last = rows.tokens.gather(1, columns.clamp(min=0)).where(columns >= rows.origin, -1)
         column = torch.arange(n_text, device=text.device)
         distance = (column - expected[:, None]).abs()
         ranks = 2 * (n_text + expected[:, None] - distance) + (column >= expected[:, None])
@@ -106,7 +106,7 @@ class SourceDrafter(Drafter):
 
     def _position(self, run: OpenRun) -> Tensor:
         found = self.position.value
-        return torch.zeros_like(run.buffer.n_generated) if found is None else found
+        return torch.zeros_like(run.rows.n_generated) if found is None else found
 
 
 @dataclass(eq=False)

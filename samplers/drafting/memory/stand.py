@@ -34,7 +34,7 @@ from mmaccel.samplers.drafting.memory.candidates import (
 )
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
+    from mmaccel.samplers.window.steps import Held
 
 _OCCURRENCES = 4  # whose distributions are added up, the latest
 _UNIT = 4096  # probabilities are multiples of 1/4096, so that their sums are exact
@@ -62,8 +62,8 @@ class STAND(CandidateSource):
         return StandDrafter(
             self,
             reach=self.ngram,
-            tokens=run.state.declare("likeliest tokens"),
-            chances=run.state.declare("chances of likeliest tokens"),
+            tokens=run.steps.declare("likeliest tokens"),
+            chances=run.steps.declare("chances of likeliest tokens"),
         )
 
 
@@ -88,7 +88,7 @@ class StandDrafter(CandidateDrafter):
         weights = (chances[rows, found].float() * _UNIT).round() / _UNIT
 
         # in a prompt, the token that stands there
-        is_prompt = (found < run.buffer.origin)[..., None]
+        is_prompt = (found < run.rows.origin)[..., None]
         is_first = torch.arange(tokens.shape[3], device=tokens.device) == 0
         tokens = torch.where(is_prompt, texts.tokens[rows, found][..., None], tokens)
         weights = torch.where(is_prompt, is_first.float(), weights) * is_found[..., None]
@@ -100,13 +100,13 @@ class StandDrafter(CandidateDrafter):
         """See `Drafter.observe`: what the pass found likeliest in each slot of its window."""
         seen, chances = self._tables(run)
         best = scores.window.softmax(-1).nan_to_num(0.0).topk(seen.shape[2], -1)  # [B, W, k]
-        at = run.buffer.columns[..., None].expand_as(best.indices)
+        at = run.rows.columns[..., None].expand_as(best.indices)
         self.tokens.hold(seen.scatter_(1, at, best.indices.int()))
         self.chances.hold(chances.scatter_(1, at, best.values.half()))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         chances = self.chances.get()
-        columns = run.buffer.columns  # [B, W]
+        columns = run.rows.columns  # [B, W]
         number = torch.arange(columns.shape[1], device=columns.device)
         is_rejected = (number >= n_new[:, None])[..., None]
         at = columns[..., None].expand(-1, -1, chances.shape[2])
@@ -117,8 +117,8 @@ class StandDrafter(CandidateDrafter):
         """What is kept; zeros before the first pass."""
         if self.tokens.value is not None:
             return self.tokens.get(), self.chances.get()
-        n_rows, n_columns = run.buffer.tokens.shape
+        n_rows, n_columns = run.rows.tokens.shape
         shape = (n_rows, n_columns, min(RANKS, run.vocab_size))
-        device = run.buffer.tokens.device
+        device = run.rows.tokens.device
         seen = torch.zeros(shape, dtype=torch.int32, device=device)
         return seen, torch.zeros(shape, dtype=torch.float16, device=device)

@@ -69,11 +69,11 @@ class DFlashDrafter(HeadDrafter):
         return tuple(n + 1 for n in self.head.config.target_layers)  # behind which states are read
 
     def propose(self, run: OpenRun) -> Drafts:
-        buffer = run.buffer
+        rows = run.rows
         if run.width == 1:
-            return Drafts(buffer.slots[:, :0])
-        columns = (buffer.columns[:, 0] - 1).clamp(min=0)  # of the last known token, [B]
-        last = buffer.tokens.gather(1, columns[:, None])[:, 0].clamp(0, run.vocab_size - 1)
+            return Drafts(rows.slots[:, :0])
+        columns = (rows.columns[:, 0] - 1).clamp(min=0)  # of the last known token, [B]
+        last = rows.tokens.gather(1, columns[:, None])[:, 0].clamp(0, run.vocab_size - 1)
         logits = self.head(last, columns, self._cache(run))[:, : run.width - 1]
         run.stats.draft_passes += 1
         # all branches of a guided run say the same
@@ -84,5 +84,5 @@ class DFlashDrafter(HeadDrafter):
 
     def read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> None:
         """See `HeadDrafter.read`."""
-        last = run.buffer.tokens.shape[1] - 1
+        last = run.rows.tokens.shape[1] - 1
         self.head.read(states, columns.clamp(max=last), cache)

@@ -72,14 +72,14 @@ class CanvasDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         source = self.source
         assert isinstance(source, OwnCanvas)
-        buffer = run.buffer
+        rows = run.rows
         prompt = run.prompt
         if run.width == 1:
-            return Drafts(buffer.slots[:, :0])
-        before = (buffer.columns[:, :1] - 1).clamp(min=0)
-        last = buffer.model_inputs(before, buffer.tokens)  # [R, 1]
+            return Drafts(rows.slots[:, :0])
+        before = (rows.columns[:, :1] - 1).clamp(min=0)
+        last = rows.model_inputs(before, rows.tokens)  # [R, 1]
         masks = last.new_full((len(last), run.width - 1), source.mask_token)
-        start = prompt.lengths - 1 + buffer.n_generated.repeat(prompt.branches)
+        start = prompt.lengths - 1 + rows.n_generated.repeat(prompt.branches)
         entries = Pass(torch.cat([last, masks], 1), start.clamp(min=0))
         model = run.model
         assert isinstance(model, CanvasDrafts)

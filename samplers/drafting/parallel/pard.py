@@ -63,7 +63,7 @@ class Pard(ModelSource):
         Raises:
             OptionError: a model with another vocabulary.
         """
-        drafter = PardDrafter(self, self.model, run.state.declare("next slot of the draft model"))
+        drafter = PardDrafter(self, self.model, run.steps.declare("next slot of the draft model"))
         drafter.prefill(run)
         return drafter
 
@@ -86,26 +86,26 @@ class PardDrafter(ModelDrafter):
     """Drafts of a parallel draft model in one run."""
 
     def draft(self, run: OpenRun) -> Drafts:
-        buffer = run.buffer
+        rows = run.rows
         branches = run.prompt.branches
         source = self.source
         assert isinstance(source, Pard) and source.mask_token is not None
         if run.width == 1:  # nothing to draft; what was not read is read with the next drafts
-            return Drafts(buffer.slots[:, :0])
+            return Drafts(rows.slots[:, :0])
         unread = self.unread(run)
         most = int(unread.max())
         entry = torch.arange(most + run.width - 1, device=unread.device)  # of [R, N]
         back = 1 + unread[:, None] - entry  # of the first draft's column, [B, N]
         is_mask = (back < 1).repeat(branches, 1)
-        columns = (buffer.columns[:, :1] - back.clamp(min=1)).clamp(min=0)
-        tokens = buffer.model_inputs(columns, buffer.tokens)
+        columns = (rows.columns[:, :1] - back.clamp(min=1)).clamp(min=0)
+        tokens = rows.model_inputs(columns, rows.tokens)
         tokens = tokens.masked_fill(is_mask, source.mask_token)
         _, lengths = run.prompt.text
-        start = lengths - 1 + (buffer.n_generated - unread).repeat(branches)
+        start = lengths - 1 + (rows.n_generated - unread).repeat(branches)
         with as_called():
             logits = self.model.forward(Pass(tokens, start.clamp(min=0)))
         run.stats.draft_passes += 1
-        self.next_slot.hold(buffer.slots[:, 0].clone())
+        self.next_slot.hold(rows.slots[:, 0].clone())
         at = unread.repeat(branches)[:, None] + entry[: run.width - 1]  # the last token, and masks
         at = at[..., None].expand(-1, -1, logits.shape[-1])
         return draft_at_once(run, logits.gather(1, at))

@@ -37,6 +37,7 @@ if WANTED:
         for kernel in KERNELS
         for number, build in enumerate(import_module(f"mmaccel.kernels.{kernel}_triton").builds())
         for architecture in (ARCHITECTURES if WANTED == "all" else WANTED.split())
+        if build.only in ("", architecture)
         for name in [f"{kernel} {number} {architecture}"]
     ]
 else:

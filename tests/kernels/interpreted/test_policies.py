@@ -24,6 +24,7 @@ from mmaccel import (
 )
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.causal_lm import self_check
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
@@ -192,3 +193,40 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched.count("rope_write") == 2
     counts = tuple(launched.count(kernel) for kernel in ("add_norm", "gated_act", "row_product"))
     assert counts == LAUNCHED[name]
+
+
+def test_bits_of_a_row_depend_on_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product of one tile, and attention in one split, of prompts too; as it is found."""
+    monkeypatch.setattr(self_check, "HISTORY", 5)
+    monkeypatch.setattr(self_check, "WIDEST", 8)
+    monkeypatch.setenv(dispatch.VARIABLE, "triton")
+    given: list[tuple[str, Any]] = []
+    for kernel, option in (("row_product", "same_bits"), ("window_attention", "num_splits")):
+        module = import_module(f"mmaccel.kernels.{kernel}_triton")
+        real = getattr(module, kernel)
+
+        def spy(*args: Any, _real: Any = real, _option: str = option, **options: Any) -> Any:
+            given.append((_option, options.get(_option)))
+            return _real(*args, **options)
+
+        monkeypatch.setattr(module, kernel, spy)
+    window = CausalLMWindow(build_decoder("llama"), attention="auto", fused="exact")
+    window.choose_route()  # finds other bits, were there some
+    ids = torch.tensor([[5, 9, 4], [7, 8, 2]])
+    given.clear()
+    made = []
+    for rows, widths, is_prompt in ((1, (1, 1, 1), False), (2, (3,), False), (2, (2, 1), True)):
+        window.reserve(rows, 4)
+        start = torch.zeros(rows, dtype=torch.int64)
+        for part in ids[:rows].split(widths, 1):
+            entries = Pass(part, start)
+            if is_prompt and part.shape[1] > 1:
+                window.prefill(entries)
+            else:
+                logits = window.forward(entries)
+            start = start + part.shape[1]
+        made.append(logits[0, -1])
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
+    assert window.forwards.same_bits
+    assert set(given) == {("same_bits", True), ("num_splits", 1)}
+    assert len(given) == 6 * 2 * 5 + 5  # passes, layers, products and attention; heads

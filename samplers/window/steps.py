@@ -1,0 +1,275 @@
+"""The steps of a run: what they hand to each other, and how they are carried out, maybe as graphs.
+
+A captured step runs no Python when it is replayed. So a value reaches the next step only in a
+tensor that both know: `Held` stores a value in the same tensor every time. Which of them a run's
+first pass stores is known after it was carried out once, also to the runs that replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.model_parts import CapturedBuffers
+from mmaccel.results import Stats
+from mmaccel.samplers.arithmetic import as_called
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.window.step_runner import (
+    Capacity,
+    GraphKey,
+    Once,
+    StaticBuffers,
+    StepRunner,
+    measure,
+)
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+
+T = TypeVar("T")
+_SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
+
+
+class StaticPart:
+    """Base of the parts of a run that have tensors which every run begins with, and which keep
+    their addresses where steps are captured.
+
+    Attributes:
+        static: names of the attributes that are such tensors; some may be None in a run.
+    """
+
+    static: ClassVar[tuple[str, ...]] = ()
+
+
+class RunSteps(StaticPart):
+    """The steps of one run, and the tensors that they hand to each other, by name; the first axis
+    of each is the batch slot.
+
+    Args:
+        runner: carries the steps out.
+        device: of the tensors.
+
+    Attributes:
+        tensors: by name; those of an earlier run hold what is ignored.
+        names: of what the run has stored so far.
+        buffers: what outlives the run; empty ones where nothing does.
+        capacity: of the run's buffers; there once it was opened.
+        short_prompt: `[R, N]`, a prompt whose prefill is worth a graph; None for long ones and
+            without graphs.
+    """
+
+    static = ("short_prompt",)
+    short_prompt: Tensor | None = None
+    capacity: Capacity
+
+    def __init__(self, runner: StepRunner, device: torch.device) -> None:
+        self.runner = runner
+        self.device = device
+        self.tensors: dict[str, Tensor] = {}
+        self.names: set[str] = set()
+        self.buffers = StaticBuffers({})
+        self._declared: set[str] = set()
+        self._n_captures = runner.captures
+        self._key: GraphKey | None = None
+        self._model: CapturedBuffers | None = None
+
+    def declare(self, name: str) -> Held:
+        """A tensor that steps hand to each other; each name is declared once in a run."""
+        assert name not in self._declared, name
+        self._declared.add(name)
+        return Held(self, name)
+
+    def declare_fields(self, cls: Callable[..., T]) -> T:
+        """An instance of a dataclass whose fields are all `Held`, and are named after it."""
+        kind: Any = cls
+        return cls(*(self.declare(f"{kind.__name__} {field.name}") for field in fields(kind)))
+
+    def keep_rows(self, batch_slots: Tensor) -> None:
+        """Go on with some batch slots alone, `[n]` int64."""
+        self.tensors = {name: value[batch_slots] for name, value in self.tensors.items()}
+
+    def open(self, run: WindowRun) -> None:
+        """Find out which graphs a run may share whose prompt, drafter and widths are known."""
+        self._key = make_graph_key(run)
+        self._model = run.model if isinstance(run.model, CapturedBuffers) else None
+        shared = self._key is not None
+        most = run.model.max_positions if shared else None
+        prompt = run.prompt
+        self.capacity = measure(prompt, run.length, rounded=shared, most=most)
+        origin = self.capacity.origin
+        is_short = run.scheduler is None and len(prompt.tokens) * origin <= _SHORT
+        if shared and is_short and self._model is not None and self._model.captures_prompts:
+            self.short_prompt = pad(prompt.tokens, (0, origin - prompt.tokens.shape[1]))
+
+    def load(self, run: WindowRun) -> None:
+        """Let a run whose steps are captured go on with tensors that outlive it."""
+        loaded = self.runner.load(self._key, static_tensors(run))
+        if loaded is None:
+            return
+        self.buffers = loaded
+        self.tensors = loaded.state
+        parts = static_parts(run)
+        own_noise = {}
+        for name, value in loaded.inputs.items():
+            part, _, attribute = name.partition(".")
+            if part == "noise":
+                own_noise[attribute] = value
+            else:
+                setattr(parts[part], attribute, value)
+        run.noise = Noise.over(own_noise)
+
+    def run(
+        self, step: Callable[[], None], key: Hashable | None, n_passes: int, width: int
+    ) -> bool:
+        """Carry out as many steps as lie between two synchronisations with the host.
+
+        Args:
+            step: one of them.
+            key: see `StepRunner.run_step`.
+            n_passes: how many.
+            width: entries of a row in the pass of each.
+
+        Returns:
+            Whether each took as long as others like it will.
+        """
+        self.names |= self.buffers.first_state  # where the first step is replayed
+        is_usual = True
+        try:
+            for _ in range(n_passes):
+                does_more = self._model is not None and self._model.begin_step(width)
+                own = (key, does_more) if does_more and key is not None else key
+                is_usual &= self.runner.run_step(own, step)
+        except torch.OutOfMemoryError:
+            self.runner.free_memory()  # for the next call
+            raise
+        if isinstance(key, Once):
+            self.buffers.first_state = set(self.names)
+        return is_usual
+
+    def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
+        """Fill in the statistics how the steps were carried out, and the number format that passes
+        had, if they were not all replayed: replays of other runs have it too.
+        """
+        self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
+        stats.captures = self.runner.captures - self._n_captures
+        stats.runner = self.runner.name
+        stats.runner_reason = self.runner.reason
+        stats.use_dtype(self.buffers.arithmetic, same_bits=same_bits)
+
+
+class Held:
+    """A tensor that a step hands to the next one; see `RunSteps.declare`."""
+
+    __slots__ = ("_name", "_steps")
+
+    def __init__(self, steps: RunSteps, name: str) -> None:
+        self._steps = steps
+        self._name = name
+
+    @property
+    def value(self) -> Tensor | None:
+        """What the last step of this run has stored, `[B, ...]`; None before the first."""
+        return self._steps.tensors[self._name] if self._name in self._steps.names else None
+
+    def get(self) -> Tensor:
+        """`value`, which is there: an earlier step of the run has stored it."""
+        found = self.value
+        assert found is not None, self._name
+        return found
+
+    def hold(self, value: Tensor) -> None:
+        """Store `[B, ...]` for the next step, always of one shape where steps are captured.
+
+        Nobody but its owner writes to it any more.
+        """
+        steps = self._steps
+        steps.names.add(self._name)
+        stored = steps.tensors.get(self._name)
+        if not steps.runner.is_static:
+            steps.tensors[self._name] = value
+        elif stored is None:  # two that share memory would overwrite each other
+            steps.tensors[self._name] = value.clone()
+        elif stored is not value:
+            stored.copy_(value)
+
+    def room(self, shape: tuple[int, ...]) -> Tensor:
+        """A float32 tensor to write what `hold` will store; the stored one where steps are static,
+        so that what the last step stored there has been read before.
+        """
+        steps = self._steps
+        stored = steps.tensors.get(self._name) if steps.runner.is_static else None
+        if stored is not None:
+            return stored
+        return torch.empty(shape, device=steps.device, dtype=torch.float32)
+
+
+def static_parts(run: WindowRun) -> dict[str, StaticPart]:
+    """The parts whose tensors outlive a step, by name."""
+    return {"run": run, "rows": run.rows, "steps": run.steps}
+
+
+def static_tensors(run: WindowRun) -> dict[str, Tensor]:
+    """Tensors of a run that outlive a step, by part and name, as the run begins with them."""
+    found = {f"noise.{name}": value for name, value in run.noise.tensors().items()}
+    for part, owner in static_parts(run).items():
+        for name in owner.static:
+            value = getattr(owner, name)
+            if value is not None:
+                found[f"{part}.{name}"] = value
+    return found
+
+
+@as_called()
+def make_graph_key(run: WindowRun) -> GraphKey | None:
+    """The key of a run; None where its graphs cannot serve another one.
+
+    That is so without a cache, with a logits processor, for a model without `CapturedBuffers` or
+    whose buffers serve this run alone, and for a policy or layout that is no frozen dataclass of
+    hashable fields.
+    """
+    runner = run.runner
+    model = run.model
+    prompt = run.prompt
+    layout = prompt.layout
+    drafter = run.drafter
+    if not runner.has_cache or run.params.processor is not None:
+        return None
+    if not isinstance(model, CapturedBuffers) or not model.serves_later_runs:
+        return None
+    if not (_is_frozen(run.policy) and (layout is None or _is_frozen(layout))):
+        return None
+    module, state, options = model.graph_key()
+    key = GraphKey(
+        ref(module),
+        state,
+        options,
+        run.policy,
+        run.params,
+        layout,
+        prompt.batch,
+        prompt.branches,
+        None if prompt.stop_tokens is None else len(prompt.stop_tokens),
+        measure(prompt, run.length, rounded=True, most=run.model.max_positions),
+        run.chooser.widest,
+        drafter.source,
+        None if drafter.weights is None else ref(drafter.weights),
+        run.on_step is not None,
+        run.scheduler is not None,
+        runner.sync_every,
+        prompt.tokens.device,
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _is_frozen(item: Any) -> bool:
+    return bool(getattr(getattr(type(item), "__dataclass_params__", None), "frozen", False))
