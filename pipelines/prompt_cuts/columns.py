@@ -6,7 +6,9 @@ on the left again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,26 +66,25 @@ class ChosenColumns:
 
     def take(self, values: Tensor) -> Tensor:
         """`[B, N, ...]` of `[B, T, ...]`."""
-        index = self.index.view(*self.index.shape, *[1] * (values.ndim - 2))
-        return values.gather(1, index.expand(*self.index.shape, *values.shape[2:]))
+        return take_states(values, self.index)
+
+    def slots(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the tokens that stand for a plan's slots, `[n]` int64 each."""
+        rows, slot = plan.valid.nonzero().unbind(1)
+        return rows, self.index[rows, plan.keep[rows, slot]]
 
     def mark(self, others: Tensor, plan: Plan) -> Tensor:
         """`[B, T]` bool: `others`, and the columns that a plan keeps."""
         stays = others.clone()
-        kept = self.index.gather(1, plan.keep.clamp(0))
-        rows = torch.arange(len(kept), device=kept.device)[:, None].expand_as(kept)
-        stays[rows[plan.valid], kept[plan.valid]] = True
+        stays[self.slots(plan)] = True
         return stays
 
     def put(self, hidden: Tensor, x: Tensor, plan: Plan) -> Tensor:
         """The states `[B, T, D]` with those of merged slots at the columns that stand for them."""
         if not plan.merges:
             return hidden
-        made = reduce(x, plan)
-        at = self.index.gather(1, plan.keep.clamp(0))
-        rows = torch.arange(len(at), device=at.device)[:, None].expand_as(at)
         hidden = hidden.clone()
-        hidden[rows[plan.valid], at[plan.valid]] = made[plan.valid]
+        hidden[self.slots(plan)] = reduce(x, plan)[plan.valid]
         return hidden
 
 
@@ -100,8 +101,21 @@ def take_columns(values: Tensor, order: Tensor) -> Tensor:
 
 
 def take_states(states: Tensor, order: Tensor) -> Tensor:
-    """`[B, T', D]` of `[B, T, D]`, in an order `[B, T']`."""
-    return states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
+    """`[B, T', ...]` of `[B, T, ...]`, in an order `[B, T']`."""
+    index = order.view(*order.shape, *[1] * (states.ndim - 2))
+    return states.gather(1, index.expand(*order.shape, *states.shape[2:]))
+
+
+def take_places(given: Mapping[str, Any], order: Tensor) -> dict[str, Any]:
+    """Of a layer's arguments positions and what was computed of them, in an order `[B, T']`."""
+    found: dict[str, Any] = {}
+    embeddings, ids = given.get("position_embeddings"), given.get("position_ids")
+    if embeddings is not None:  # [B or 1, T, D] each
+        wide = [values.expand(len(order), -1, -1) for values in embeddings]
+        found["position_embeddings"] = tuple(take_states(values, order) for values in wide)
+    if isinstance(ids, Tensor):
+        found["position_ids"] = take_columns(ids, order)
+    return found
 
 
 def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
@@ -111,19 +125,17 @@ def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
 
 def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor | None:
     """A mask `[B, 1, T', T']` of numbers for the columns `order` `[B, T']`; None: causal alone."""
-    if mask is None and bool(is_real.all()):
-        return None
-    batch, width = order.shape
-    hidden = ~is_real[:, None, None, :]
+    width = order.shape[1]
     if mask is None:
-        causal = torch.ones(width, width, dtype=torch.bool, device=order.device).tril()
-        hidden = hidden | ~causal
+        if bool(is_real.all()):
+            return None
+        seen = torch.ones(1, width, width, dtype=torch.bool, device=order.device).tril()
     else:
-        mask = mask.expand(batch, -1, -1, -1)
-        mask = mask.gather(2, order[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
-        mask = mask.gather(3, order[:, None, None, :].expand(-1, mask.shape[1], width, -1))
-        hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= HIDDEN)
+        seen = mask.expand(len(order), -1, -1, -1)[:, 0]
+        seen = take_states(take_states(seen, order).mT, order).mT
+        seen = seen if mask.dtype == torch.bool else seen > HIDDEN
+    seen = seen & is_real[:, None]
     # the diagonal stays, so that padding has no NaN
-    hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(hidden.shape, device=order.device, dtype=torch.float32)
-    return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
+    seen = seen | torch.eye(width, dtype=torch.bool, device=order.device)
+    made = torch.zeros(seen.shape, device=order.device, dtype=torch.float32)
+    return made.masked_fill_(~seen, torch.finfo(torch.float32).min / 4)[:, None]

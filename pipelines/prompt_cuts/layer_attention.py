@@ -59,14 +59,11 @@ class NotedLayers:
         """`[B, N, Hkv, D]`, the keys of a layer, of these columns."""
         return leaving.take(self.layers[layer].key.transpose(1, 2))
 
-    def mass(
-        self, layer: int, leaving: ChosenColumns, asking: Tensor, last: int | None, per_head: bool
-    ) -> Tensor:
+    def mass(self, layer: int, leaving: ChosenColumns, asking: Tensor, per_head: bool) -> Tensor:
         """`[B, N]` or `[B, Hq, N]`, the attention that columns received in a layer.
 
         Args:
             asking: `[B, T']` bool, columns of all of which it is added up.
-            last: the one column whose attention it is; None: those of `asking`.
         """
         q, k, mask, scale = self.layers[layer]
         width, length = q.shape[2], k.shape[2]
@@ -75,22 +72,13 @@ class NotedLayers:
             seen = seen.tril(length - width)
         else:  # of bools, or of numbers that are added
             seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > HIDDEN
-        seen = seen.expand(len(q), -1, -1)
-        weights = None
-        if last is not None:
-            q = q[:, :, last, None]
-            seen = seen[:, last, None]
-        else:
-            text = ChosenColumns.of(asking)
-            q = text.take(q.transpose(1, 2)).transpose(1, 2)
-            seen = text.take(seen)
-            weights = text.valid
+        queries = ChosenColumns.of(asking)
         return attention_mass(
-            q,
+            queries.take(q.transpose(1, 2)).transpose(1, 2),
             k,
             leaving.index.where(leaving.valid, -1),
             scale=scale,
-            seen=seen,
-            weights=weights,
+            seen=queries.take(seen.expand(len(q), -1, -1)),
+            weights=queries.valid,
             per_head=per_head,
         )

@@ -3,7 +3,7 @@
 `DecoderLayers` owns the hooks in front of the decoder's layers. In front of a method's layer it
 hands a pass's `LayerAnswer` the states that the layer would receive; what the answer returns goes
 on. The answers are: later layers compute fewer columns of a prompt (`PromptCuts`), the pass ends
-here (`recall`), a step computes tokens that earlier ones dropped (`revival`). What methods ask of
+here (`FirstRun`), a step computes tokens that earlier ones dropped (`revival`). What methods ask of
 attention is computed from the queries and keys of the layer before, for the queries they ask for.
 Visual tokens and words differ in which columns of a prompt may leave it, and in nothing else.
 
@@ -13,6 +13,7 @@ the left again; kept tokens stay in order, at the positions they had.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -31,10 +32,11 @@ from mmaccel.pipelines.prompt_cuts.columns import (
     order_columns,
     shorten_mask,
     split_rows,
-    take_columns,
+    take_places,
     take_states,
 )
 from mmaccel.pipelines.prompt_cuts.layer_attention import NotedLayers
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import Queries, Text, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -175,8 +177,11 @@ class DecoderLayers:
             return index - 1 if layer < 0 else layer
 
         def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
-            own = last if queries == "last" else None
-            return noted.mass(find(layer), leaving, stays, own, per_head)
+            asking = stays
+            if queries == "last":
+                asking = torch.zeros_like(stays)
+                asking[:, last] = True
+            return noted.mass(find(layer), leaving, asking, per_head)
 
         def text() -> Text:
             before = noted.layers.get(index - 1)
@@ -283,16 +288,67 @@ class PromptCuts(LayerAnswer):
 
     def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
         """Masks and positions of the columns that stay."""
-        columns = self._columns
-        found = dict(given)
-        mask = shorten_mask(given.get("attention_mask"), columns, self._mask)
-        found["attention_mask"] = None if mask is None else mask.to(hidden.dtype)
-        positions = given.get("position_embeddings")
-        if positions is not None:  # [B or 1, T, D] each
-            found["position_embeddings"] = tuple(
-                take_states(values.expand(len(columns), -1, -1), columns) for values in positions
-            )
-        ids = given.get("position_ids")
-        if isinstance(ids, Tensor):
-            found["position_ids"] = take_columns(ids, columns)
-        return found
+        mask = shorten_mask(given.get("attention_mask"), self._columns, self._mask)
+        return {
+            **given,
+            **take_places(given, self._columns),
+            "attention_mask": None if mask is None else mask.to(hidden.dtype),
+        }
+
+
+class FirstRun(LayerAnswer):
+    """A pass over a prompt that ends in front of the method's layer, for methods that restart.
+
+    It has all columns, stops in front of the layer, and leaves nothing: no cache, no logits. What
+    the method does not choose then leaves the prompt: its columns go, the others have the positions
+    they had (M. Liang et al., "ILRe", arXiv:2508.17892, section 3).
+
+    Args:
+        layers: of the call.
+
+    Attributes:
+        stays: `[B, T]` bool, the columns of the second run.
+        seconds: that it took.
+    """
+
+    def __init__(self, layers: DecoderLayers) -> None:
+        self.layers = layers
+        self.stays = layers.mask
+        self.seconds = 0.0
+
+    def run(self, call: GenerateCall) -> None:
+        """Choose. Cost: a pass of the prompt through the layers before the method's."""
+        began = time.perf_counter()
+        others = {**call.others, CACHE: None, "use_cache": False}
+        others.pop("tokenizer", None)  # stopping criteria have it
+        with self.layers.passing(self):
+            call.model._prefill(call.ids, call.whole_config, others)
+        self.seconds = time.perf_counter() - began
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Choose columns, and end the pass."""
+        leaving = ChosenColumns.of(layers.may_leave)
+        others = layers.mask & ~layers.may_leave
+        plan = layers.plan(index, leaving, others, leaving.take(hidden), hidden)
+        self.stays = leaving.mark(others, plan)
+        raise PassEndedError
+
+    def kept(self) -> list[Tensor]:
+        """Which tokens that may leave stay in each row: `[n]` bool, in their order."""
+        return split_rows(self.stays, self.layers.may_leave)
+
+    def describe(self) -> str:
+        """How many stay."""
+        before = int(self.layers.n_leaving.sum())
+        after = int((self.stays & self.layers.may_leave).sum())
+        counts = f"{after} of {before} {self.layers.leaving.noun}"
+        return f"{counts} recalled in front of layer {self.layers.before[0]}"
+
+    def record(self, stats: Stats) -> None:
+        """Add this pass to the statistics of the call."""
+        stats.prefill_passes += 1
+        stats.tokens_processed += self.layers.mask.numel()
+        stats.seconds += self.seconds
+        stats.forward_seconds += self.seconds

@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 
 from mmaccel.pipelines.causal_lm.own_prompt import count_columns
 from mmaccel.pipelines.layers.store import KVCacheLayout
-from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, take_columns
+from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, take_places, take_states
 from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, LayerAnswer, PromptCuts
 from mmaccel.results import Stats
 
@@ -55,16 +55,14 @@ class AuxiliaryCache:
             was not. Whoever is computed behind a layer was so behind those before it.
         states: of each of the method's layers, `[B, N + 1, D]`, the states of tokens in front of
             it, of those that the layers before it have computed.
-        places: embeddings of positions, `[B, N + 1, D]` each.
-        position_ids: `[..., B, N + 1]`; None where layers take none.
+        places: positions of the N + 1 tokens, see `take_places`.
     """
 
     def __init__(self, index: Tensor, valid: Tensor, stages: int) -> None:
         self.index, self.valid = index, valid
         self.since = torch.full_like(index, _NEVER).repeat(stages, 1, 1)
         self.states: list[Tensor] = []
-        self.places: tuple[Tensor, ...] = ()
-        self.position_ids: Tensor | None = None
+        self.places: dict[str, Any] = {}
 
     @property
     def n_tokens(self) -> int:
@@ -146,13 +144,7 @@ class RevivingCuts(PromptCuts):
         stage = layers.before.index(index)
         leaving = ChosenColumns.of(self._may_leave)
         if stage == 0:
-            tokens.places = tuple(
-                pad(self._prompt.take(values.expand(len(hidden), -1, -1)), (0, 0, 0, 1))
-                for values in given.get("position_embeddings") or ()
-            )
-            ids = given.get("position_ids")
-            if ids is not None:
-                tokens.position_ids = pad(take_columns(ids, self._prompt.index), (0, 1))
+            tokens.places = take_places(given, pad(self._prompt.index, (0, 1)))
         tokens.hold(stage, self._find_numbers(leaving), leaving.take(hidden))
         hidden = super().choose(layers, index, hidden, given)
         tokens.note_prompt(stage, self._find_numbers(ChosenColumns.of(self._may_leave)))
@@ -181,14 +173,13 @@ class RevivingCuts(PromptCuts):
         n_tokens = int(layers.mask.sum())
         n_stay = n_tokens - int(layers.n_leaving.sum())
         whole = n_tokens * layers.depth
-        computed = n_tokens * layers.before[0]
-        revived = 0
-        ends = [*layers.before[1:], layers.depth]
-        counts = self._tokens.is_computed.sum((1, 2)).tolist()
-        later = self._tokens.is_revived.sum((1, 2)).tolist()
-        for count, late, first, end in zip(counts, later, layers.before, ends, strict=True):
-            computed += (n_stay + count) * (end - first)
-            revived += late * (end - first)
+        first = torch.tensor([*layers.before, layers.depth], dtype=torch.int64)
+        counts, later = (
+            int((own.sum((1, 2)).cpu() * first.diff()).sum())  # tokens times layers
+            for own in (self._tokens.is_computed, self._tokens.is_revived)
+        )
+        whole_layers = n_tokens * layers.before[0] + n_stay * (layers.depth - layers.before[0])
+        computed, revived = whole_layers + counts, later
         n_revived = int(self._tokens.is_revived.any(0).sum())
         stats.notes.append(
             f"{layers.leaving.slot}: {n_revived} tokens were revived by later steps; {computed} of "
@@ -254,11 +245,6 @@ class _Step(LayerAnswer):
         self.active = chosen
         self.revived, entry = tokens.note_choices(stage, chosen, self._positions)
 
-        def beside(values: Tensor, own: Tensor) -> Tensor:
-            """`[B, n + W, D]`: of revived tokens, then of the entries."""
-            index = self.revived[..., None].expand(-1, -1, values.shape[2])
-            return torch.cat([values.gather(1, index), own.expand(len(values), -1, -1)], 1)
-
         scratch = layout.max_length - 1  # where padding writes
         at = pad(tokens.index, (0, 1), value=scratch).gather(1, self.revived)
         at = torch.cat([at, self._positions], 1)
@@ -266,15 +252,19 @@ class _Step(LayerAnswer):
         for_entry = chosen.gather(1, entry[..., None].expand(-1, -1, tokens.n_tokens))
         sees = torch.cat([for_entry, chosen], 1)  # [B, n + W, N]
         self.given = {"attention_mask": self._make_mask(at, sees, own.dtype)}
-        places = given.get("position_embeddings")
-        if places is not None:
-            self.given["position_embeddings"] = tuple(map(beside, tokens.places, places))
-        ids = given.get("position_ids")
-        if ids is not None and tokens.position_ids is not None:
-            back = take_columns(tokens.position_ids, self.revived)
-            ids = torch.cat([back, ids.expand(*back.shape[:-1], -1)], -1)
+        back = take_places(tokens.places, self.revived)
+        ids = given.get("position_ids")  # some models give none in a step
+        if ids is not None and "position_ids" in back:
+            old = back["position_ids"]
+            ids = torch.cat([old, ids.expand(*old.shape[:-1], -1)], -1)
         self.given["position_ids"] = ids
-        return beside(tokens.states[stage], own)
+        if "position_embeddings" in back:
+            self.given["position_embeddings"] = tuple(
+                torch.cat([old, new.expand(len(old), -1, -1)], 1)
+                for old, new in zip(back["position_embeddings"], given["position_embeddings"])
+            )
+        old = take_states(tokens.states[stage], self.revived)
+        return torch.cat([old, own], 1)
 
     def _make_mask(self, at: Tensor, sees: Tensor, dtype: torch.dtype) -> Tensor:
         """`[B, 1, n + W, S]`: cache indices up to a token's own, but those that it dropped."""

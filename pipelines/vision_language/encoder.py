@@ -31,7 +31,7 @@ from mmaccel.pipelines.layers.attention_name import attention_named, find_config
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, take_states
 from mmaccel.pipelines.vision_language.patches import prune_pack, prune_rows
 from mmaccel.pipelines.vision_language.pixels import shrink_pack, shrink_rows
-from mmaccel.pipelines.vision_language.places import count_features
+from mmaccel.pipelines.vision_language.places import find_rows
 from mmaccel.pipelines.vision_language.tower_run import TowerRun, find_targets, join_targets
 from mmaccel.pipelines.vision_language.towers import (
     VisionTower,
@@ -186,11 +186,12 @@ class EncoderCall:
                     'features="auto"'
                 )
             target = run.target.to(is_place.device)
-            stands = target[places.source.clamp(0)]
+            source = places.source.where(is_place, 0)
+            stands = target[source]
             size = target.bincount(minlength=len(target)).float()[stands]
             # of the features of one place its own is left or, where that was cut off, the first
             n = len(stands)
-            rank = torch.arange(n, device=stands.device) + n * (stands != places.source)
+            rank = torch.arange(n, device=stands.device) + n * (stands != source)
             rank = rank.where(is_place, 2 * n)
             first = rank.new_full(target.shape, 2 * n).scatter_reduce(0, stands, rank, "amin")
             found.append(((rank == first[stands]) | ~is_place, size.where(is_place, 1.0)))
@@ -229,7 +230,12 @@ class EncoderCall:
                 seen[:, n_special:] = mask.flatten(1)
             seeds = [0] * len(pixels)
             if self._method is not None:
-                rows = find_rows(self._model, self.inputs, modality, len(pixels))
+                ids = self.inputs.get("input_ids")
+                owners = list[int]()
+                if ids is not None:
+                    placeholder = find_placeholder(self._model, modality)
+                    owners = (ids == placeholder).nonzero()[:, 0].tolist()
+                rows = find_rows(self._model, self.inputs, modality, len(pixels), owners)
                 seeds = find_seeds(rows, self._seeds)
         numbers = torch.tensor(seeds, device=pixels.device, dtype=torch.int64)
         weighs = self._stage is None
@@ -329,19 +335,3 @@ class EncoderCall:
                 for index, states in enumerate(hidden)
             )
         return output
-
-
-def find_rows(model: Any, inputs: Mapping[str, Any], modality: str, n: int) -> list[int]:
-    """The prompt's row of each of n rows of the tower."""
-    ids = inputs.get("input_ids")
-    if ids is None:
-        ids = torch.zeros(1, 0, dtype=torch.int64)
-    left = (ids == find_placeholder(model, modality)).sum(1).tolist()
-    found = list[int]()
-    row = 0
-    for rows, tokens in count_features(model, inputs, modality, n, sum(left)):
-        while left[row] < tokens and row + 1 < len(left):
-            row += 1
-        left[row] -= tokens
-        found += [row] * rows
-    return found

@@ -87,25 +87,27 @@ def find_places(
     return found
 
 
-def count_features(
-    model: Any, inputs: Mapping[str, Any], modality: str, n: int, total: int
-) -> list[tuple[int, int]]:
-    """For each image or video of a call, before they are encoded: its rows of the tower (tiles,
-    frames), and its features.
+def find_rows(
+    model: Any, inputs: Mapping[str, Any], modality: str, n: int, owners: Sequence[int]
+) -> list[int]:
+    """The prompt's row of each of n rows of the tower, before they are encoded.
 
     Args:
         model, inputs, modality: as in `find_places`.
-        n: rows of the tower.
-        total: placeholders of the prompt.
+        owners: the row of each placeholder of the prompt.
     """
-    counts: list[int | None] = [total // n] * n
+    counts: list[int | None] = [len(owners) // n] * n
     if modality == "video":
         videos = len(inputs["pixel_values_videos"])
-        counts = [total // videos] * videos
+        counts = [len(owners) // videos] * videos
     elif describe_features(model).layout == "tiles":
         counts = [None] * len(inputs["image_sizes"])
-    places = find_places(model, modality, counts, inputs)
-    return [(place.tiles, len(place.source)) for place in places]
+    found = list[int]()
+    first = 0
+    for places in find_places(model, modality, counts, inputs):
+        found += [owners[first] if first < len(owners) else 0] * places.tiles
+        first += len(places.source)
+    return found
 
 
 def _find_places(

@@ -27,8 +27,7 @@ import torch
 
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns
-from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, PromptCuts
-from mmaccel.pipelines.prompt_cuts.recall import FirstRun
+from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, FirstRun, PromptCuts
 from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
 from mmaccel.pipelines.vision_language.columns import (
     find_visual_columns,

@@ -72,15 +72,11 @@ def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1)
         if not features:
             continue
         rows = [int(own[0]) for own in row.split(counts)]
-        index, n_given = list[int](), 0
-        for k, own in enumerate(rows):
-            copy = own % copies  # copies of a row follow it, each with all its images
-            if copy == 0:
-                index.append(n_given)
-                n_given += 1
-            else:
-                index.append(index[rows.index(own - copy) + rows[:k].count(own)])
-        lengths = [counts[index.index(k)] for k in range(n_given)]
+        # copies of a row have the images of the row that was given
+        keys = [(own // copies, rows[:k].count(own)) for k, own in enumerate(rows)]
+        given = sorted(set(keys))
+        index = [given.index(key) for key in keys]
+        lengths = [counts[keys.index(key)] for key in given]
         places = find_places(call.model, modality, lengths, inputs, features[0].device)
         parts = zip(index, rows, column.split(counts), features, strict=True)
         visuals += [Visual(modality, k, own, at, f, places[k]) for k, own, at, f in parts]
@@ -112,13 +108,10 @@ def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
     Args:
         rows: of each image.
     """
-    found = list[int]()
-    seen = dict[int, int]()
-    for row in rows:
-        place = seen.get(row, 0)
-        seen[row] = place + 1
-        found.append((seeds[row] + 0x9E3779B97F4A7C15 * place) % 2**63)
-    return found
+    return [
+        (seeds[row] + 0x9E3779B97F4A7C15 * rows[:k].count(row)) % 2**63
+        for k, row in enumerate(rows)
+    ]
 
 
 def split_features(pooled: Any) -> list[Tensor]:

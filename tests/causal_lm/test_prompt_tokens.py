@@ -254,7 +254,8 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
         def shift(self: Any, stage: int, numbers: Tensor) -> None:
             note(self, stage, numbers)
             if stage == 0:
-                self.places = tuple(values.roll(1, 1) for values in self.places)
+                own = self.places["position_embeddings"]
+                self.places["position_embeddings"] = tuple(v.roll(1, 1) for v in own)
 
         monkeypatch.setattr(cache, "note_prompt", shift)
     elif bug == "read where it was dropped":

@@ -31,7 +31,8 @@ def unit_of(name: str) -> int:
 def rows_of_tower(name: str, inputs: dict[str, Any]) -> list[tuple[Tensor, Any, int]]:
     """Pixels, patches that are real, and the row of the prompt, of each row of a tower."""
     if "pixel_values_videos" in inputs:
-        return [(frame, None, 0) for frame in inputs["pixel_values_videos"].flatten(0, 1)]
+        videos = inputs["pixel_values_videos"]
+        return [(frame, None, row) for row, own in enumerate(videos) for frame in own]
     pixels, found = inputs["pixel_values"], []
     per_row = [2, 0, 1][: len(inputs["input_ids"])]
     prompt = [row for row, n in enumerate(per_row) for _ in range(n)]

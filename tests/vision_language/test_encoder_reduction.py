@@ -23,7 +23,6 @@ from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.tiny_vlms import (
     IMAGE,
-    VIDEO,
     EncoderOutput,
     draw_prompts,
     draw_videos,
@@ -302,39 +301,48 @@ def test_states_of_any_layer(layer: Any) -> None:
 
 
 def test_videos_are_merged_frame_by_frame() -> None:
-    model = shared_looking("llava_onevision", DEPTH)
+    """Their features are means of several, and all stay."""
+    model, method = shared_looking("llava_onevision", DEPTH), ToMe(keep=0.5)
     inputs = draw_videos("llava_onevision", model, (2, 2))
-    made, stats = answer(model, ToMe(keep=0.5), inputs)
+    made, stats = answer(model, method, inputs)
     assert "32 of 64 tokens of its encoder" in stats.reference
-    assert "visual tokens" not in stats.reference  # its features are means of several
-    assert torch.equal(answer(model, ToMe(keep=0.5), inputs, mmaccel.Jacobi(4))[0], made)
-    assert int((inputs["input_ids"] == VIDEO).sum()) == 18
+    assert "visual tokens" not in stats.reference
+    rows = make_references(model, "llava_onevision", inputs, method, 5)
+    expected = reference_answer(model, "llava_onevision", inputs, method, rows, "video")
+    assert torch.equal(made, expected)
 
 
 def test_several_images_of_a_row_in_one_tile_each() -> None:
     """LLaVA-OneVision cuts an image that is not alone in its row into no tiles."""
     model = shared_looking("llava_onevision", DEPTH)
     pixels, sizes = torch.randn(3, 5, 3, 16, 16), torch.tensor([[16, 32], [32, 32], [20, 9]])
-    inputs = {
-        "pixel_values": pixels,
-        "image_sizes": sizes,
-        "batch_num_images": torch.tensor([2, 1]),
-    }
+    numbers = torch.tensor([2, 1])
+    inputs: dict[str, Any] = {
+        "pixel_values": pixels, "image_sizes": sizes, "batch_num_images": numbers,
+    }  # fmt: skip
     with torch.no_grad():
         pooled = model.base_model.get_image_features(**inputs, return_dict=True).pooler_output
     counts = [len(features) for features in pooled]
     assert counts[:2] == [17, 17]
     rows = [[5, *[IMAGE] * 17, 6, *[IMAGE] * 17], [7, *[IMAGE] * counts[2], 8]]
-    ids, mask = pad_left(rows)
-    inputs |= {"input_ids": ids, "attention_mask": mask}
+    inputs |= dict(zip(("input_ids", "attention_mask"), pad_left(rows)))
     made, stats = answer(model, ToMe(keep=0.5), inputs, seed=[3, 4])
     assert f"40 of {sum(counts)} visual tokens" in stats.reference  # of 5 tiles of 16
-    assert torch.equal(answer(model, ToMe(keep=0.5), inputs, mmaccel.Jacobi(4), [3, 4])[0], made)
-    alone = {k: v[2:] for k, v in inputs.items() if k in ("pixel_values", "image_sizes")}
-    alone |= {"input_ids": torch.tensor(rows[1:]), "batch_num_images": torch.tensor([1])}
-    assert torch.equal(
-        answer(model, ToMe(keep=0.5), alone, seed=[4])[0][0, -N_NEW:], made[1, -N_NEW:]
-    )
+    alone = {"pixel_values": pixels[2:], "image_sizes": sizes[2:], "batch_num_images": numbers[1:]}
+    alone |= {"input_ids": torch.tensor(rows[1:])}
+    own, _ = answer(model, ToMe(keep=0.5), alone, seed=[4])
+    assert torch.equal(own[0, -N_NEW:], made[1, -N_NEW:])
+
+
+def test_features_with_the_class_token_all_stay() -> None:
+    model = shared_looking("llava", DEPTH)
+    inputs = draw_prompts("llava", model, (1,)) | {"vision_feature_select_strategy": "full"}
+    ids = inputs["input_ids"]
+    at = int((ids == IMAGE).nonzero()[0, 1])
+    inputs["input_ids"] = torch.cat([ids[:, :at], ids[:, at : at + 1], ids[:, at:]], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    _, stats = answer(model, ToMe(keep=0.5), inputs)
+    assert "8 of 16 tokens of its encoder (" in stats.reference
 
 
 def test_several_answers_to_one_prompt() -> None:

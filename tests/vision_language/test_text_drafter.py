@@ -84,12 +84,3 @@ def test_the_drafter_goes_on_from_the_text_of_each_row(name: str, drafts: list[T
         text = torch.cat([text, made[row, : n_accepted + 1]])
         second = drafter.generate(text[None], max_new_tokens=WINDOW - 1, do_sample=False)
         assert torch.equal(drafts[1][row], second[0, len(text) :])
-
-
-def test_reduced_prompts_have_drafts_too() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model)
-    policy = policy_with(build_drafter())
-    for method in (mmaccel.DivPrune(keep=0.5), mmaccel.FastV(keep=0.5)):
-        plain, _ = answer(model, method, inputs)
-        assert torch.equal(answer(model, method, inputs, policy)[0], plain)
