@@ -15,6 +15,16 @@ from tests.fixtures.tiny_vlms import build_vlm
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7]])
 
 
+def test_a_depth_decoder_without_weights() -> None:
+    import transformers as hf
+
+    small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    with torch.device("meta"):
+        config = hf.CsmConfig(**small, depth_decoder_config=small)
+        model = hf.CsmForConditionalGeneration(config)
+    assert "meta device" in mmaccel.supports(model).reason
+
+
 def _pocket_tts() -> tuple[Any, dict[str, Any]]:
     """Pocket TTS and a call of it: its frames are drawn by a flow."""
     import transformers as hf
