@@ -151,6 +151,7 @@ class GenerateCall:
         arguments: the table of the model's family.
         placeholders: ids that stand for a part of an image or a video in a prompt.
         earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
+        window: its window, where nothing but such calls runs the model.
 
     Attributes:
         device: of the model.
@@ -185,6 +186,7 @@ class GenerateCall:
     arguments: Table = field(default_factory=lambda: SAMPLE)
     placeholders: frozenset[int] = frozenset()
     earlier: Tensor | None = None
+    window: Any = None
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)

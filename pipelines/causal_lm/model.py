@@ -36,7 +36,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     name_head,
     take_rows,
 )
-from mmaccel.pipelines.causal_lm.entries import find_positions, make_pass_masks, open_pass
+from mmaccel.pipelines.causal_lm.entries import find_positions, is_exact, make_pass_masks, open_pass
 from mmaccel.pipelines.causal_lm.lacks import find_lack
 from mmaccel.pipelines.causal_lm.other_passes import run_canvas, run_mixed
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
@@ -353,8 +353,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         stores.prepare(indices, entries.reads, self.find_stride(indices.device))
         this: WindowPass | None = None  # where the layers attend by themselves, under masks
         decoder = self.forwards.decoder
-        takes_own = not is_prompt or (decoder is not None and decoder.same_bits)
-        is_own = takes_own and (not self.attention_reason or stores.is_reduced)
+        by_kernel = not self.attention_reason and (is_exact(self) or not is_prompt)
+        is_own = by_kernel or (stores.is_reduced and not is_prompt)
         opens = entries.opens and decoder is not None and decoder.takes_causal
         opens = opens and tokens.shape[1] >= _CAUSAL_FROM
         asked = (entries.reads, entries.parents, watcher, sparse, stores.prefix)

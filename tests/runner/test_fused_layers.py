@@ -113,14 +113,6 @@ def test_layers_of_two_classes_are_refused() -> None:
     assert choose_route(model) == ("model", "layers of several classes in layers")
 
 
-def test_a_class_that_is_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As libraries do that bring kernels of their own."""
-    model = build_decoder("llama")
-    monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", lambda self, x: x)
-    route, reason = choose_route(model)
-    assert route == "model" and "layers.0.mlp" in reason
-
-
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"norm": NormSpec("layer")}),
     ("llama", {"interleaved": True}),
