@@ -25,7 +25,7 @@ from mmaccel.pipelines.attach.layout_processor import with_layout
 from mmaccel.pipelines.attach.sample_task import open_task
 from mmaccel.pipelines.attach.series import CallSeries
 from mmaccel.pipelines.attach.service import Methods, Service
-from mmaccel.pipelines.attach.unwrap import is_holder, is_pipeline, unwrap
+from mmaccel.pipelines.attach.unwrap import is_holder, unwrap
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.route import close_forwards
 from mmaccel.pipelines.generate_call import GenerateCall, Task, find_obstacles
@@ -111,8 +111,6 @@ class GenerateService(Service):
         own |= {name: partial(self._run_other, name) for name in _OTHER_LOOPS}
         own |= {name: partial(self._run_batches, name) for name in _BATCHES}
         found: list[tuple[Any, Methods]] = [(self.model, own)]
-        if is_pipeline(self.target, "diffusers"):
-            found.append((self.target, {"__call__": self.watch_pipeline}))
         holder = unwrap(self.target)
         if is_holder(holder):
             found.append((holder, {"generate": self.watch_calls}))
@@ -146,10 +144,18 @@ class GenerateService(Service):
             UnsupportedModelError, AttachError: the call cannot be served, and `strict`.
         """
         given = dict(zip(_SAMPLE, args)) | options
+        others = dict(given)
+        loop = [others.pop(name, None) for name in _SAMPLE]
+        ids, processors, criteria, config, synced, streamer = loop
         call = GenerateCall(
             model,
-            *[given.get(name) for name in _SAMPLE],
-            {name: value for name, value in given.items() if name not in _SAMPLE},
+            ids,
+            processors,
+            criteria,
+            config,
+            bool(synced),
+            streamer,
+            others,
             self.options.layout,
             self.options.assume_stateless,
             self.family.arguments,
@@ -210,16 +216,6 @@ class GenerateService(Service):
         if self.series.n_calls == n_before:  # `generate` reached no loop of `methods`
             self._refuse(_UNKNOWN_LOOP)
             self._record_fallback(reasons, began)
-        return out
-
-    def watch_pipeline(self, pipe: Any, *args: Any, **options: Any) -> Any:
-        """The call of a pipeline that holds the model: says so where it generated nothing."""
-        n_before = len(self.history)
-        began = time.perf_counter()
-        out = original(pipe, "__call__")(*args, **options)
-        if len(self.history) == n_before:
-            reason = f"a call of a {type(pipe).__name__} that never called generate of its model"
-            self._record_fallback([reason], began)
         return out
 
     def watch_calls(self, holder: Any, *args: Any, **options: Any) -> Any:

@@ -45,7 +45,7 @@ def find_generator(target: Any) -> Any:
     """
     target = unwrap(target)
     if is_holder(target):
-        return target.get_submodule(HOLDERS[type(target).__name__])
+        return _find_decoder(target)
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
@@ -66,6 +66,18 @@ def is_holder(target: Any) -> bool:
     """Whether an object is a model in `HOLDERS`, whose `generate` calls that of a part of it."""
     kind = type(target)
     return kind.__name__ in HOLDERS and kind.__module__.startswith(PACKAGES)
+
+
+def _find_decoder(target: Any) -> Any:
+    """The depth decoder of a model in `HOLDERS`, which may be loaded without it."""
+    path = HOLDERS[type(target).__name__]
+    try:
+        return target.get_submodule(path)
+    except AttributeError:
+        raise UnsupportedModelError(
+            f"attach: expected a {type(target).__name__} with {path}, received one without; load "
+            "it whole, or attach to the part that generates"
+        ) from None
 
 
 def is_pipeline(target: Any, module: str) -> bool:

@@ -21,10 +21,11 @@ from torch import Tensor
 from mmaccel.pipelines.attach.service import Methods
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.arguments import DENOISER, check_config, find_left_out
+from mmaccel.pipelines.diffusion_lm.canvas_call import read_canvas
 from mmaccel.pipelines.diffusion_lm.pipeline_service import PolicyService
 from mmaccel.pipelines.diffusion_lm.registry import open_denoiser
 from mmaccel.pipelines.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.generate_call import Task, read_canvas, refuse_arguments
+from mmaccel.pipelines.generate_call import Task, refuse_arguments
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.results import Generation
 from mmaccel.samplers.noise import Noise, draw_seed

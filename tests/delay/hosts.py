@@ -74,17 +74,17 @@ class Music(Host):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, input_ids=TEXT, attention_mask=MASK, max_length=9)
-        self._found: list[Tensor] = []
+        self.found: list[Tensor] = []
         model.audio_encoder.decode = self._decode
 
     def _decode(self, codes: Tensor, **_: Any) -> Any:
-        self._found.append(codes)
+        self.found.append(codes)
         return SimpleNamespace(audio_values=codes.float().flatten(1))
 
     def call(self, **options: Any) -> Tensor:
-        self._found.clear()
+        self.found.clear()
         self.generate(**options)
-        return torch.cat([codes[0] for codes in self._found], 1)  # both channels
+        return torch.cat([codes[0] for codes in self.found], 1)  # both channels
 
     def count_steps(self, made: Tensor) -> int:
         decoder = self.model.decoder

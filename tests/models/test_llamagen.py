@@ -88,20 +88,6 @@ def test_logits_are_those_of_the_published_network(kind: str, width: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_greedy_tokens_follow_full_passes(kind: str, scale: float) -> None:
-    window, prompt = open_llamagen(kind, scale != 1)
-    tokens = sample(window, prompt, mmaccel.Jacobi(5), temperature=0.0, guidance_scale=scale).tokens
-    assert len(set(tokens.flatten().tolist())) > 5
-    model, first, seen = conditions(kind, scale != 1)
-    logits = model(first, tokens.repeat(prompt.branches, 1), seen)
-    if scale != 1:
-        given, nothing = logits.chunk(2)
-        logits = nothing + scale * (given - nothing)
-    assert torch.equal(logits.argmax(-1), tokens)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> None:
     window, prompt = open_llamagen(kind, True)
     options: dict[str, Any] = dict(guidance_scale=2.0, top_k=8)
