@@ -144,7 +144,11 @@ class DepthDecoder(OwnPasses):
         return DepthWindow(self, model)
 
     def open(self, call: GenerateCall) -> Any:
-        return DepthWindow(self, call.model, call.others[self.given])
+        states = call.others[self.given]
+        if call.window is None:
+            return DepthWindow(self, call.model, states)
+        call.window.begin_frame(states)
+        return call.window
 
     def prompt(self, call: GenerateCall) -> Prompt:
         """See `CausalLM.prompt`: the frame's beginning, then the codes of the frame before."""

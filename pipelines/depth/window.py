@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass, Route, TokenModel
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class DepthWindow(CausalLMWindow):
         super().__init__(model, attention=attention, facts=kind.facts(model))
         self.max_positions = None  # of rows, whose prompts hold what the decoder never sees
         self.states = states
+        self.known_format = ""
         self._kind = kind
         self._most = kind.n_entries(model)
         self._first = 0  # entry of the frame with which the pass begins
@@ -69,8 +70,21 @@ class DepthWindow(CausalLMWindow):
     def keeping_states(self, is_prompt: bool) -> AbstractContextManager[None]:
         return nullcontext()  # `compute` has them
 
+    @property
+    def route(self) -> Route:
+        chosen = self.forwards
+        return Route(chosen.name, chosen.reason, self.attention_reason, same_bits=chosen.same_bits)
+
+    def begin_frame(self, states: Tensor) -> None:
+        """Go on with another frame of the same utterance, whose passes are like those before."""
+        self.states = states
+        self.pass_options = {}
+        self.setup.recorder = None
+
     def reserve(self, rows: int, positions: int) -> None:
-        super().reserve(rows, self._most)
+        stores = self.caches
+        if stores is None or stores.layout.rows != rows or not self.reads_back:
+            super().reserve(rows, self._most)
         shape = (rows, positions + 1)  # the last one is never read
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._n_prompt = self._tokens.new_full((), self._kind.n_before)

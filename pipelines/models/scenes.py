@@ -117,11 +117,6 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
         )
     tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, load_config)
     model = load_decoder(folder, load_config, words.vocab_size + 1)
-    if masked["mask"] > words.vocab_size:
-        raise UnsupportedModelError(
-            f"model: expected a mask in 0..{words.vocab_size} in {folder / FILE}, received "
-            f"{masked['mask']}; the files do not belong together"
-        )
     window = MaskedLM(
         model, masked["mask"], shift=masked["logit_shift"], vocab_size=tokenizer.vocab_size
     )

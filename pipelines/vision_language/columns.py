@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +13,8 @@ from mmaccel.errors import ShapeError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns, order_columns, take_columns
 from mmaccel.pipelines.vision_language.visuals import (
+    change_features,
     find_placeholder,
-    flatten_features,
-    join_features,
     split_features,
 )
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
@@ -33,29 +30,21 @@ def find_visual_columns(call: GenerateCall) -> LeavingColumns:
     return LeavingColumns("visual_tokens", "visual tokens", mask, is_visual)
 
 
-def put_merged(output: Any, plan: Plan, is_whole: Sequence[bool]) -> Any:
+def put_merged(output: Any, plan: Plan) -> Any:
     """An encoder's output with the features of merged slots where a plan keeps them.
 
     Args:
         plan: a row for each image, or for each video, of the call.
-        is_whole: those of which nothing is to change.
     """
 
-    def merge(features: Sequence[Tensor]) -> list[Tensor]:
-        made = reduce(pad_sequence(list(features), batch_first=True), plan)
+    def merge(features: list[Tensor]) -> list[Tensor]:
+        made = reduce(pad_sequence(features, batch_first=True), plan)
         merged = [own.clone() for own in features]
-        for k, own in enumerate(merged):
-            if not is_whole[k]:
-                own[plan.keep[k][plan.valid[k]]] = made[k][plan.valid[k]]
+        for own, kept, used, slots in zip(merged, plan.keep, plan.valid, made, strict=True):
+            own[kept[used]] = slots[used]
         return merged
 
-    changed = copy(output)
-    pooled = output.pooler_output
-    changed.pooler_output = join_features(merge(split_features(pooled)), pooled)
-    deep = getattr(output, "deepstack_features", None)
-    if deep is not None:
-        changed.deepstack_features = [merge(features) for features in deep]
-    return changed
+    return change_features(output, merge)
 
 
 def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
@@ -92,19 +81,13 @@ def take_features(model: Any, modality: str, output: Any, ids: Tensor, stays: Te
         ShapeError: features whose number is not that of the prompt's placeholders.
     """
     kept = stays[ids == find_placeholder(model, modality)]
-    features = flatten_features(output.pooler_output)
-    if len(kept) != len(features):
+    n_features = sum(map(len, split_features(output.pooler_output)))
+    if len(kept) != n_features:
         raise ShapeError(
-            f"{modality}: expected a placeholder for each of the {len(features)} features, "
+            f"{modality}: expected a placeholder for each of the {n_features} features, "
             f"received {len(kept)} in the prompt; pass the processor's ids as they are"
         )
-    made = copy(output)
-    own = features[kept]
-    made.pooler_output = join_features([own], output.pooler_output)
-    deep = getattr(output, "deepstack_features", None)
-    if deep is not None:
-        made.deepstack_features = [[flatten_features(layer)[kept]] for layer in deep]
-    return made
+    return change_features(output, lambda features: [torch.cat(features)[kept]])
 
 
 def _find_marks(call: GenerateCall) -> list[int]:

@@ -34,6 +34,7 @@ from mmaccel.pipelines.vision_language.pixels import shrink_pack, shrink_rows
 from mmaccel.pipelines.vision_language.places import count_features
 from mmaccel.pipelines.vision_language.tower_run import TowerRun, find_targets, join_targets
 from mmaccel.pipelines.vision_language.towers import (
+    VisionTower,
     describe_features,
     describe_tower,
     find_attentions,
@@ -46,6 +47,7 @@ from mmaccel.reduction.visual_tokens.context import Queries, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
+Stage = Callable[[TowerRun, Any, Tensor, dict[str, Any]], tuple[Tensor, dict[str, Any]]]
 _WITH_BIAS = {"sdpa", "eager"}
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -79,10 +81,8 @@ class EncoderCall:
 
     Attributes:
         inputs: see above.
-        has_features: whether the caller has encoded images.
-        runs: the tower's calls under a method, by modality.
-        heads: of the tower's attention.
-        noted: by layer, what its attention read of the images: "q" and "k", `[R, S', H, D]`.
+        runs: the tower's calls, by modality.
+        noted: by layer, what its attention read: "q" and "k", `[R, S', H, D]`.
         counts: patches of all images, and those that the tower computed last.
     """
 
@@ -95,33 +95,27 @@ class EncoderCall:
         records: bool = False,
     ) -> None:
         self.inputs = inputs
-        self.has_features = bool(inputs.get("mm_encoder_outputs"))
         self.runs: dict[str, TowerRun] = {}
         self.noted: dict[int, dict[str, Tensor]] = {}
         self.counts = (0, 0)
         self._model, self._method, self._seeds, self._records = model, method, seeds, records
         self._tower = find_tower(model)
+        self._known = describe_tower(model) or VisionTower()
         self._waiting = [name for name, key in _PIXELS.items() if inputs.get(key) is not None]
-        self._rows = 0  # of the tower's call that is noted
         self._run: TowerRun | None = None
         self._hooks = ExitStack()
         self._depth = 0
-        self._stage: Callable[..., tuple[Tensor, dict[str, Any]]] | None = None
-        self._before: tuple[int, ...] = ()
-        if method is None:
-            return
-        known = describe_tower(model)
-        assert known is not None  # see VisionModel
-        self._known = known
-        is_packed = known.patches == "packed"
-        if method.stage == "encoder_layer":
-            self._depth = find_depth(model, inputs)
-            self._before = method.layers_of(self._depth)
-        elif isinstance(method, DownsamplePixels):
+        self._stage: Stage | None = None
+        self._before: tuple[int, ...] = ()  # layers in front of which tokens go
+        is_packed = self._known.patches == "packed"
+        if isinstance(method, DownsamplePixels):
             self._stage = shrink_pack if is_packed else shrink_rows
-        else:
+        elif method is not None and method.stage == "pixels":
             self._stage = prune_pack if is_packed else prune_rows
             self._before = () if is_packed else (0,)
+        elif method is not None:
+            self._depth = find_depth(model, inputs)
+            self._before = method.layers_of(self._depth)
 
     def __enter__(self) -> EncoderCall:
         if self._method is None and not self._records:
@@ -184,41 +178,34 @@ class EncoderCall:
         found = list[tuple[Tensor, Tensor]]()
         for visual in visuals:
             places = visual.places
-            source = places.source
-            if not places.is_own:
-                self._check_pooled(visual)
-                source = torch.full_like(source, -1)
-            target = run.target.to(source.device)
-            stands = target[source.clamp(0)]
+            is_place = (places.source >= 0) & places.is_own
+            if not places.is_own and getattr(self._method, "features", "auto") == "merged":
+                raise UnsupportedModelError(
+                    f"{self._method!r}: expected {visual.modality} features that are tokens of "
+                    "the encoder, received features that were pooled or resized after it; give "
+                    'features="auto"'
+                )
+            target = run.target.to(is_place.device)
+            stands = target[places.source.clamp(0)]
             size = target.bincount(minlength=len(target)).float()[stands]
-            found.append((choose_left(source, stands), size.where(source >= 0, 1.0)))
+            # of the features of one place its own is left or, where that was cut off, the first
+            n = len(stands)
+            rank = torch.arange(n, device=stands.device) + n * (stands != places.source)
+            rank = rank.where(is_place, 2 * n)
+            first = rank.new_full(target.shape, 2 * n).scatter_reduce(0, stands, rank, "amin")
+            found.append(((rank == first[stands]) | ~is_place, size.where(is_place, 1.0)))
         return None if all(bool(left.all()) for left, _ in found) else found
-
-    def _check_pooled(self, visual: Visual) -> None:
-        """Refuse a method that drops features where they were pooled or resized."""
-        remedy = "use Downsample" if isinstance(self._method, DownsamplePixels) else ""
-        if getattr(self._method, "features", "auto") == "merged":
-            remedy = 'give features="auto"'
-        if remedy:
-            raise UnsupportedModelError(
-                f"{self._method!r}: expected {visual.modality} features that are tokens of the "
-                f"encoder, received features that were pooled or resized after it; {remedy}"
-            )
 
     # ------------------------------------------------------------------ the tower's hooks
 
     def _begin(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """In front of the tower: open its run, and change what it receives."""
         self._run = None
-        self._rows = 0
         if not self._waiting:  # a call inside the call, or whole images for a loop of transformers'
             return None
         modality = self._waiting.pop(0)
         given = dict(given)
         pixels = given.pop("pixel_values") if "pixel_values" in given else args[0]
-        self._rows = len(pixels) if modality == "image" or self._method is not None else 0
-        if self._method is None:
-            return None
         run = self._run = self.runs[modality] = self._open(modality, pixels, given)
         if self._stage is None:
             return None
@@ -228,7 +215,6 @@ class EncoderCall:
     def _open(self, modality: str, pixels: Tensor, given: Mapping[str, Any]) -> TowerRun:
         """The run of a tower's call."""
         unit = describe_features(self._model).unit(self._model.config)
-        weighs = self._stage is None
         if self._known.patches == "packed":
             grid = (1, len(pixels) // unit**2)  # of features
             seen = torch.ones(grid, dtype=torch.bool, device=pixels.device)
@@ -241,18 +227,21 @@ class EncoderCall:
             mask = given.get("patch_attention_mask")
             if mask is not None:
                 seen[:, n_special:] = mask.flatten(1)
-            rows = find_rows(self._model, self.inputs, modality, len(pixels))
-            seeds = find_seeds(rows, self._seeds)
+            seeds = [0] * len(pixels)
+            if self._method is not None:
+                rows = find_rows(self._model, self.inputs, modality, len(pixels))
+                seeds = find_seeds(rows, self._seeds)
         numbers = torch.tensor(seeds, device=pixels.device, dtype=torch.int64)
+        weighs = self._stage is None
         return TowerRun(self._tower, self._known, unit, numbers, grid, seen, weighs)
 
-    def _note(self, layer: int, name: str, attention: Any, *given: Any) -> None:
-        """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`."""
-        if self._rows:
-            made = (
-                given[-1].detach().reshape(self._rows, -1, attention.num_heads, attention.head_dim)
-            )
-            self.noted.setdefault(layer, {})[name] = made
+    def _note(
+        self, layer: int, name: str, attention: Any, _part: Any, _args: Any, made: Tensor
+    ) -> None:
+        """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`; of images before videos."""
+        if self._run is not None:
+            shape = len(self._run.is_seen), -1, attention.num_heads, attention.head_dim
+            self.noted.setdefault(layer, {}).setdefault(name, made.detach().reshape(shape))
 
     def _weigh(self, _attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """In front of attention: what its keys stand for, as its mask."""
@@ -307,31 +296,39 @@ class EncoderCall:
             attention=attention if run.n_special else None,
             queries=("cls",),
         )
-        assert self._method is not None
         plan = self._method.plan(context)
         run.merge(index, token, patches.valid, find_targets(plan))
         return patches.put(hidden, x, plan)
 
-    def _end(self, _tower: Any, _args: Any, output: Any) -> None:
+    def _end(self, _tower: Any, _args: Any, output: Any) -> Any:
         """Behind the tower: its states, or features, at all places."""
-        run = self._run
-        self._run = None
-        self._rows = 0
+        run, self._run = self._run, None
         if run is None:
-            return
-        block = run.unit**2 if self._known.patches == "packed" else 1
+            return None
+        is_packed = self._known.patches == "packed"
+        block = run.unit**2 if is_packed else 1
         before, after = (block * int(run.count(level).sum()) for level in (0, -1))
         self.counts = self.counts[0] + before, self.counts[1] + after
         if not run.merges:
-            return
-        if self._known.patches == "packed":
-            spread_features(output, run.levels[-1].column[0])
-        else:
-            depth = len(find_attentions(self._tower))
-            spread_states(output, depth, run.restore)
+            return None
+        if is_packed:
+            column = run.levels[-1].column[0]
+            output.pooler_output = output.pooler_output[column]
+            if getattr(output, "deepstack_features", None) is not None:
+                output.deepstack_features = [deep[column] for deep in output.deepstack_features]
+            return output
         wanted = getattr(self._method, "features", "auto")
         if self._stage is None and wanted != "all" and describe_features(self._model).are_tokens:
             run.target = join_targets(run.levels[-1].target[:, run.n_special :] - run.n_special)
+        depth = len(find_attentions(self._tower))
+        output.last_hidden_state = run.restore(output.last_hidden_state, depth)
+        hidden = getattr(output, "hidden_states", None)
+        if hidden is not None:  # the first is what entered layer 0; None for those not asked for
+            output.hidden_states = tuple(
+                None if states is None else run.restore(states, index - 1)
+                for index, states in enumerate(hidden)
+            )
+        return output
 
 
 def find_rows(model: Any, inputs: Mapping[str, Any], modality: str, n: int) -> list[int]:
@@ -348,49 +345,3 @@ def find_rows(model: Any, inputs: Mapping[str, Any], modality: str, n: int) -> l
         left[row] -= tokens
         found += [row] * rows
     return found
-
-
-def choose_left(source: Tensor, stands: Tensor) -> Tensor:
-    """One feature of each place that stands for some: its own or, where it was cut off, the first.
-
-    Args:
-        source: `[n]` int64, the place of each feature; negative for those that are none, all of
-            which are chosen.
-        stands: `[n]` int64, the place that stands for it.
-
-    Returns:
-        `[n]` bool.
-    """
-    is_place = source >= 0
-    key = (2 * stands + (stands != source).long()).where(is_place, -2)
-    order = key.argsort(stable=True)
-    group = key[order].div(2, rounding_mode="floor")
-    is_first = torch.ones_like(is_place)
-    is_first[1:] = group[1:] != group[:-1]
-    left = torch.empty_like(is_place)
-    left[order] = is_first
-    return left | ~is_place
-
-
-def spread_features(output: Any, column: Tensor) -> None:
-    """What a packed tower gives out, at all places."""
-    output.pooler_output = output.pooler_output[column]
-    deep = getattr(output, "deepstack_features", None)
-    if deep is not None:
-        output.deepstack_features = [features[column] for features in deep]
-
-
-def spread_states(output: Any, depth: int, spread: Callable[[Tensor, int], Tensor]) -> None:
-    """What a tower of rows gives out, at all places.
-
-    Args:
-        depth: of its layers.
-        spread: makes `[R, S, C]` of the states `[R, S', C]` that a layer gave out.
-    """
-    output.last_hidden_state = spread(output.last_hidden_state, depth)
-    hidden = getattr(output, "hidden_states", None)
-    if hidden is not None:  # the first is what entered layer 0; None for those not asked for
-        output.hidden_states = tuple(
-            None if states is None else spread(states, index - 1)
-            for index, states in enumerate(hidden)
-        )

@@ -37,7 +37,6 @@ def open_context(
         left: of each image, after merges in the encoder: `[n]` bool, which features count, and
             `[n]` float32, how many tokens each stands for.
     """
-    looks = describe_features(call.model).looks
     places = [visual.places for visual in visuals]
     is_image = visuals[0].modality == "image"
     source, group, row, column = (
@@ -53,7 +52,7 @@ def open_context(
     options: dict[str, Any] = {}
     if bool((row >= 0).any()):
         options = {"row": row, "column": column}
-        if is_image and "tiles" in looks:
+        if is_image and "tiles" in describe_features(call.model).looks:
             grids = [place.tile_grid for place in places]
             options["tile_grid"] = torch.tensor(grids, device=x.device, dtype=torch.int64)
     if encoder.noted and all(place.is_own for place in places):

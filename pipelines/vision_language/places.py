@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language.towers import describe_features, describe_tower
+from mmaccel.pipelines.vision_language.towers import describe_features
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,13 @@ def find_missing(model: Any, modality: str, inputs: Mapping[str, Any]) -> str | 
         modality: "image" or "video".
         inputs: what `generate` was called with.
     """
-    looks = describe_features(model).looks
-    wanted = None
-    if _is_packed(model):
-        wanted = f"{modality}_grid_thw"
-    elif "tiles" in looks and modality == "image":
-        wanted = "image_sizes"
-    elif "frames" in looks:
-        wanted = "pixel_values_videos"
+    layout = describe_features(model).layout
+    wanted = {
+        ("grid", "image"): "image_grid_thw",
+        ("grid", "video"): "video_grid_thw",
+        ("tiles", "image"): "image_sizes",
+        ("tiles", "video"): "pixel_values_videos",
+    }.get((layout, modality))
     return None if wanted is None or inputs.get(wanted) is not None else wanted
 
 
@@ -103,7 +102,7 @@ def count_features(
     if modality == "video":
         videos = len(inputs["pixel_values_videos"])
         counts = [total // videos] * videos
-    elif "tiles" in describe_features(model).looks:
+    elif describe_features(model).layout == "tiles":
         counts = [None] * len(inputs["image_sizes"])
     places = find_places(model, modality, counts, inputs)
     return [(place.tiles, len(place.source)) for place in places]
@@ -120,21 +119,25 @@ def _find_places(
 ) -> Places:
     """Those of one image or video, whose first place is number `first`."""
     known = describe_features(model)
-    is_image = modality == "image"
-    has_ends = "tiles" in known.looks  # a token ends the row of one tile, or the video
+    layout = known.layout
     if n is not None and find_missing(model, modality, inputs) is not None:
-        return _lay(torch.arange(n, device=device), first, n)
-    if _is_packed(model):
+        layout = "blocks"
+    if layout in ("grid", "blocks"):
         assert n is not None
-        _, height, width = inputs[f"{modality}_grid_thw"][index].tolist()
-        unit = known.unit(model.config)
-        return _lay(torch.arange(n, device=device), first, n, (height // unit, width // unit))
-    if not known.are_tokens:
-        assert n is not None
-        return _lay(torch.arange(n, device=device), first, n)
+        grid = (0, 0)
+        if layout == "grid":
+            unit = known.unit(model.config)
+            _, height, width = inputs[f"{modality}_grid_thw"][index].tolist()
+            grid = (height // unit, width // unit)
+        return _lay(torch.arange(n, device=device), first, n, grid)
     vision = model.config.vision_config
     side = vision.image_size // vision.patch_size
-    if is_image and has_ends and _is_tiled(model, inputs, index):
+    per_row = inputs.get("batch_num_images")
+    is_tiled = layout == "tiles" and modality == "image"
+    if per_row is not None and "frames" in known.looks:
+        # LLaVA-OneVision cuts images that are alone in a row
+        is_tiled &= [int(count) for count in per_row for _ in range(int(count))][index] == 1
+    if is_tiled:
         packed, tile_grid = _pack(model, inputs["image_sizes"][index], side, device)
         tiles = 1 + tile_grid[0] * tile_grid[1]
         place = packed.round().long()
@@ -143,17 +146,16 @@ def _find_places(
         # features that were resized after the tower: means of several tokens
         where = torch.arange(len(place) if n is None else n, device=device)
         return _lay(where, first, tiles * side**2, tiles=tiles, is_own=False)
-    n = side**2 + 1 if n is None else n
-    n_tokens = n - int(has_ends)
-    where = torch.arange(n, device=device)
-    ended = where.where(where < n_tokens, -1)
-    if not is_image:  # frames are pooled
+    ends = int(layout == "tiles")  # a token ends the row of one tile, or the video
+    n_tokens = side**2 if n is None else n - ends
+    where = torch.arange(n_tokens + ends, device=device)
+    where = where.where(where < n_tokens, -1)
+    if modality == "video":  # frames are pooled
         tiles = inputs["pixel_values_videos"].shape[1]
         pooled = isqrt(n_tokens // tiles)
-        return _lay(ended, first, tiles * side**2, (pooled, pooled), tiles, is_own=False)
-    if n_tokens != side**2:
-        return _lay(where, first, side**2, is_own=False)
-    return _lay(ended, first, side**2, (side, side))
+        return _lay(where, first, tiles * side**2, (pooled, pooled), tiles, is_own=False)
+    is_own = n_tokens == side**2
+    return _lay(where, first, side**2, (side, side) if is_own else (0, 0), is_own=is_own)
 
 
 def _lay(
@@ -173,27 +175,13 @@ def _lay(
     height, width = grid
     is_token = source >= 0
     group = torch.zeros_like(source)
-    row = column = torch.full_like(source, -1)
+    row = column = group - 1
     if width:
-        inside = source % (height * width)
         group = (source // (height * width)).where(is_token, 0)
-        row = (inside // width).where(is_token, -1)
-        column = (inside % width).where(is_token, -1)
+        row = (source // width % height).where(is_token, -1)
+        column = (source % width).where(is_token, -1)
     source = (source + first).where(is_token, -1)
     return Places(source, group, row, column, tiles, tile_grid, is_own, total)
-
-
-def _is_packed(model: Any) -> bool:
-    tower = describe_tower(model)
-    return tower is not None and tower.patches == "packed"
-
-
-def _is_tiled(model: Any, inputs: Mapping[str, Any], index: int) -> bool:
-    """Whether an image is cut into tiles: LLaVA-OneVision cuts those that are alone in a row."""
-    per_row = inputs.get("batch_num_images")
-    if per_row is None or "frames" not in describe_features(model).looks:
-        return True
-    return [int(count) for count in per_row for _ in range(int(count))][index] == 1
 
 
 def _pack(

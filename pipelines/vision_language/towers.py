@@ -58,15 +58,22 @@ class Features:
 
     Attributes:
         looks: what methods at the exit of the encoder may look at, beside text.
-        are_tokens: a feature is a token of the tower, no mean of several.
+        layout: "tokens", a feature is a token of the tower; "tiles", so it is, of tiles that are
+            packed side by side; "grid", the inputs have the grid of the features; "blocks", a
+            feature is made of several tokens.
         unit: patches of a feature along each side, from the model's configuration.
         unmerged: why patches are no plain rows; empty where they are.
     """
 
     looks: frozenset[str] = frozenset()
-    are_tokens: bool = False
+    layout: Literal["tokens", "tiles", "grid", "blocks"] = "blocks"
     unit: Callable[[Any], int] = lambda config: 1
     unmerged: str = ""
+
+    @property
+    def are_tokens(self) -> bool:
+        """Whether a feature is a token of the tower, no mean of several."""
+        return self.layout in ("tokens", "tiles")
 
 
 def _merged(config: Any) -> int:
@@ -87,13 +94,13 @@ _ON_A_GRID = frozenset({"grid", "frames"})
 _PACKED = "packs all images into one sequence and joins patches by 2 x 2 blocks of it"
 _IN_WINDOWS = "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it"
 FEATURES = {  # by the model's model_type
-    "llava": Features(_RECORDED, are_tokens=True),
-    "llava_next": Features(_RECORDED | {"tiles"}, are_tokens=True),
-    "llava_onevision": Features(_RECORDED | {"tiles", "frames"}, are_tokens=True),
-    "janus": Features(are_tokens=True),
-    "qwen2_vl": Features(_ON_A_GRID, unit=_merged, unmerged=_PACKED),
-    "qwen2_5_vl": Features(_ON_A_GRID, unit=_merged, unmerged=_IN_WINDOWS),
-    "qwen3_vl": Features(_ON_A_GRID, unit=_merged, unmerged=_PACKED),
+    "llava": Features(_RECORDED, "tokens"),
+    "llava_next": Features(_RECORDED | {"tiles"}, "tiles"),
+    "llava_onevision": Features(_RECORDED | {"tiles", "frames"}, "tiles"),
+    "janus": Features(layout="tokens"),
+    "qwen2_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_PACKED),
+    "qwen2_5_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_IN_WINDOWS),
+    "qwen3_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_PACKED),
     "internvl": Features(unit=lambda config: round(1 / config.downsample_ratio)),
     "idefics3": Features(unit=_shuffled),
     "smolvlm": Features(unit=_shuffled),

@@ -148,7 +148,7 @@ class VisualCall:
     def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
         """What features that the caller has encoded lack for methods up to the encoder's exit."""
         encoder = self.encoder
-        if encoder is None or not encoder.has_features:
+        if encoder is None or not encoder.inputs.get("mm_encoder_outputs"):
             return
         if self.reduction.in_encoder is not None:
             yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
@@ -214,22 +214,17 @@ class VisualCall:
                 continue
             seeded = find_seeds([visual.row for visual in own], seeds)
             context = open_context(call, encoder, own, seeded, left)
-            if method is None:
-                plan = keep_tokens(context.valid, context.valid)
-            else:
+            plan = keep_tokens(context.valid, context.valid)
+            if method is not None:
                 plan = method.plan(context)
-            is_whole = (plan.counts == context.counts).tolist()
-            if left is not None:
-                pairs = zip(is_whole, left, strict=True)
-                is_whole = [whole and bool(kept.all()) for whole, (kept, _) in pairs]
             if plan.merges:
-                encoded[modality] = put_merged(encoded[modality], plan, is_whole)
+                encoded[modality] = put_merged(encoded[modality], plan)
             for k, visual in enumerate(own):
-                total = len(visual.columns)
-                if is_whole[k]:
-                    self.counts.append((total, total))
-                    continue
                 kept = plan.keep[k][plan.valid[k]].to(stays.device)
+                total = len(visual.columns)
+                if len(kept) == int((visual.places.source >= 0).sum()):
+                    self.counts.append((total, total))  # nothing goes, nor do ends of its rows
+                    continue
                 self.counts.append((total, len(kept)))
                 stays[visual.row, visual.columns] = False
                 stays[visual.row, visual.columns[kept]] = True

@@ -10,7 +10,8 @@ Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,11 +129,20 @@ def split_features(pooled: Any) -> list[Tensor]:
     return [features for features in pooled if len(features)]
 
 
-def flatten_features(pooled: Any) -> Tensor:
-    """Features `[sum of n, D]` of all images, in order, from a model's."""
-    return pooled.flatten(0, -2) if isinstance(pooled, Tensor) else torch.cat(list(pooled))
+def change_features(output: Any, change: Callable[[list[Tensor]], list[Tensor]]) -> Any:
+    """An encoder's output whose features were changed, those of DeepStack too.
 
+    Args:
+        change: makes features of those `[n, D]` of each image.
+    """
 
-def join_features(features: list[Tensor], pooled: Any) -> Any:
-    """Features of each image in the form of `pooled`: a list, or one tensor `[sum of n, D]`."""
-    return torch.cat(features) if isinstance(pooled, Tensor) else features
+    def changed(pooled: Any) -> Any:
+        made = change(split_features(pooled))
+        return torch.cat(made)[None] if isinstance(pooled, Tensor) else made
+
+    made = copy(output)
+    made.pooler_output = changed(output.pooler_output)
+    deep = getattr(output, "deepstack_features", None)
+    if deep is not None:
+        made.deepstack_features = [changed(layer) for layer in deep]
+    return made

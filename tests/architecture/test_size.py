@@ -27,6 +27,7 @@ def test_a_folder_above_its_number_is_named(tmp_path: Path) -> None:
     budget = {"a": {"tokens": 3, "docstrings": 0}, "a/b": {"tokens": 4, "docstrings": 0}}
     (excess,) = find_excesses(sizes, budget)
     assert excess.startswith("a/b: expected at most 4 tokens, received 5; delete")
+    assert measure('x = f"{a:.{b}} {c}"\n')["tokens"] == 3  # of one kind, whichever Python counts
     assert make_table(sizes).endswith("| all | 8 | 0 |")
 
 

@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: images, clips, speech, words and the exit code of exactness."""
+"""`mmaccel evaluate`: images, clips, speech and the exit code of exactness."""
 
 from __future__ import annotations
 
@@ -191,16 +191,3 @@ def test_the_exit_code_of_exactness(
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
-
-
-def test_words(tmp_path: Path, capsys: Any) -> None:
-    reference, heard = tmp_path / "ref.txt", tmp_path / "hyp.txt"
-    reference.write_text("A red circle.\nOne\n")
-    heard.write_text("a red square\n\n")
-    files = ("--json", tmp_path / "w.json", "--items", tmp_path / "w.jsonl")
-    assert evaluate("words", reference, heard, *files) == 0
-    assert "word error rate: 75.00 % (2 substituted, 1 deleted" in capsys.readouterr().out
-    assert json.loads((tmp_path / "w.json").read_text())["rate"] == 0.75
-    assert len((tmp_path / "w.jsonl").read_text().splitlines()) == 2
-    assert evaluate("words", reference, heard, "--simplify") == 0
-    assert "simplified texts: 50.00 %" in capsys.readouterr().out

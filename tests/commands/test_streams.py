@@ -28,14 +28,14 @@ def command(tmp_path: Path) -> Command:
     return Command("images", tmp_path)
 
 
-def test_a_file_is_whole_whatever_is_closed(forker: Forker, tmp_path: Path) -> None:
+def test_a_file_is_whole_whatever_is_closed(forker: Forker, command: Command) -> None:
     """The file would get the number of a closed stream, and then what is printed."""
-    (tmp_path / "said.txt").write_text("a red fox\n")
-    file = tmp_path / "report.json"
-    words = ["evaluate", "words", *[str(tmp_path / "said.txt")] * 2, "--json", str(file)]
-    closed = ("stdout", "stderr")
-    child = forker.start(*words, before="import os; os.close(0)", closed=closed)
-    assert child.wait() == 0 and json.loads(file.read_bytes())["words"] == 3
+    assert command.make(1) == 0
+    made, closed = command.content, ("stdout", "stderr")
+    command.files[0].unlink()
+    arguments = command.arguments(command.inputs[0])
+    assert forker.start(*arguments, before="import os; os.close(0)", closed=closed).wait() == 0
+    assert command.content == made
 
 
 def test_a_full_stdout_is_said_and_no_traceback(forker: Forker, full: Path) -> None:

@@ -32,8 +32,6 @@ def build_world(folder: Path) -> None:
         "p.jsonl": "\n".join(rows),
         "p.txt": "\n".join(CAPTIONS),
         "p.csv": f"id,prompt,n\na,{CAPTIONS[0]},1\nb,{CAPTIONS[1]},2\n",
-        "ref.txt": "the cat sat on the mat\na b c\n",
-        "heard.txt": "a cat sat the mat now\na b\n",
         "empty.jsonl": "",
         "ui/custom_nodes/mmaccel-nodes/.mmaccel.json": "{}",
     }

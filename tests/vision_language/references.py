@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.vision_language.places import find_places
-from tests.fixtures.tiny_vlms import IMAGE, VIDEO
+from tests.fixtures.tiny_vlms import IMAGE, VIDEO, EncoderOutput
 from tests.vision_language.runs import GREEDY, position_ids
 
 PACKED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -95,6 +95,19 @@ def encode(model: Any, inputs: dict[str, Any], modality: str = "image", **option
     given = {key: inputs[key] for key in names if key in inputs}
     function = getattr(model.base_model, f"get_{modality}_features")
     return function(**given, **options, return_dict=True)
+
+
+def at_places(output: Any, index: Sequence[Any]) -> EncoderOutput:
+    """A packed tower's features at the places `index` of each image."""
+
+    def take(features: Any) -> list[Tensor]:
+        return [torch.cat(list(features))[own] for own in index]
+
+    made = EncoderOutput(pooler_output=take(output.pooler_output))
+    deep = getattr(output, "deepstack_features", None)
+    if deep is not None:
+        made.deepstack_features = [take(layer) for layer in deep]
+    return made
 
 
 def answer_to_features(

@@ -286,14 +286,6 @@ def test_later_layers_process_fewer_tokens(named: tuple[str, Any]) -> None:
     assert [states.shape[1] for states in seen] == [n + special for n in expected]
 
 
-def test_the_seed_decides() -> None:
-    model = shared_looking("llava", DEPTH)
-    inputs = draw_prompts("llava", model)
-    runs = [reduced_states(model, ToMe(keep=0.4), inputs, seed)[1] for seed in (1, 1, 2)]
-    columns = [run.levels[-1].target for run in runs]
-    assert torch.equal(columns[0], columns[1]) and not torch.equal(columns[0], columns[2])
-
-
 @pytest.mark.parametrize("layer", [-1, -2, -3, [-3, -1]])
 def test_states_of_any_layer(layer: Any) -> None:
     model = build_looking("llava", DEPTH)

@@ -1,4 +1,4 @@
-"""`mmaccel evaluate`: quality of images, clips, speech and words, exactness and speed of policies,
+"""`mmaccel evaluate`: quality of images, clips and speech, exactness and speed of policies,
 and what fewer visual tokens, smaller caches and sparse attention cost.
 """
 
@@ -10,7 +10,6 @@ from mmaccel.commands.evaluate.answers import cache, visual_tokens
 from mmaccel.commands.evaluate.export import export
 from mmaccel.commands.evaluate.policies import exactness, speed
 from mmaccel.commands.evaluate.quality import clips, pictures, speech
-from mmaccel.commands.evaluate.words import words
 
 evaluate = typer.Typer(
     name="evaluate",
@@ -18,7 +17,7 @@ evaluate = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for command in (pictures, clips, speech, exactness, speed, words, export):
+for command in (pictures, clips, speech, exactness, speed, export):
     evaluate.command()(command)
 evaluate.command("visual-tokens")(visual_tokens)
 evaluate.command("cache")(cache)

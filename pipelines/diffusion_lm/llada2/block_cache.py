@@ -13,8 +13,8 @@ its last step is not computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -28,7 +28,6 @@ from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
 from mmaccel.pipelines.generate_call import count_to_end
 from mmaccel.results import Exactness, Stats
-from mmaccel.samplers.arithmetic import PassFormats
 
 MASKS = ("pipeline", "blocks")
 
@@ -65,48 +64,6 @@ class CachedBlocks(Checked):
         if self.mask == "pipeline":
             return "the pipeline as it is, with its 2-D mask"
         return "the pipeline's decoder over the model's own 4-D block mask"
-
-
-@dataclass
-class BlockCall:
-    """Arguments of a call of the pipeline.
-
-    Attributes:
-        asked: those that the caller gave, by name.
-        arguments: all of them, with defaults.
-        block: `block_length`, or the scheduler's.
-        length: `gen_length`.
-        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
-        n_prompt: columns of the prompt; set when the pipeline has prepared it.
-        served: serves the model's calls while the pipeline's own decoder runs.
-    """
-
-    asked: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    block: int
-    length: int
-    mask_token: int
-    end_token: int
-    n_prompt: int = 0
-    served: CachedCalls | None = None
-
-    @classmethod
-    def of(
-        cls, pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]
-    ) -> BlockCall | None:
-        """The call; None where the pipeline itself says what is wrong with it."""
-        length, block = arguments.get("gen_length"), arguments.get("block_length")
-        block = pipe.scheduler.config.block_length if block is None else block
-        tokens = []
-        for name in ("mask_token_id", "eos_token_id"):
-            value = arguments.get(name)
-            value = getattr(pipe, name) if value is None else value
-            tokens.append(-1 if value is None else int(value))
-        mask_token, end_token = tokens
-        is_sound = all(isinstance(count, int) and count > 0 for count in (block, length))
-        if mask_token < 0 or not is_sound:
-            return None
-        return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
 
 
 class BlockCache:
@@ -152,61 +109,86 @@ class BlockCache:
         return self._model.run(entries)
 
 
-class CachedCalls:
-    """The model calls of one run of a pipeline.
-
-    Args:
-        own: the model's own call.
-        model: for statistics.
-        cache: serves the calls; None runs the model's own.
-        check: from whether a call's mask hides something to why it cannot be cached, or "".
-        call: the pipeline's.
+@dataclass
+class BlockCall:
+    """A call of the pipeline, and the model's calls that are served while its own decoder runs.
 
     Attributes:
+        asked: arguments that the caller gave, by name.
+        arguments: all of them, with defaults.
+        block: `block_length`, or the scheduler's.
+        length: `gen_length`.
+        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
+        n_prompt: columns of the prompt; set when the pipeline has prepared it.
+        is_served: whether the model's calls go to `run`.
+        own: the model's own call.
+        cache: serves the calls; None runs the model's own.
+        check: from whether a call's mask hides something to why it cannot be cached, or "".
+        formats: number formats of the passes.
         tokens: `[R, N]` int64, input of the last model call; the pipeline writes into it.
         stats: of the model calls.
     """
 
-    def __init__(
-        self,
-        own: Callable[..., Any],
-        model: CachedDenoiser,
-        cache: BlockCache | None,
-        check: Callable[[bool], str],
-        call: BlockCall,
-    ) -> None:
-        self._own, self._cache, self._check, self._call = own, cache, check, call
-        self.tokens: Tensor | None = None
-        self._formats = PassFormats(model)
-        self.stats = Stats()
+    asked: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    block: int
+    length: int
+    mask_token: int
+    end_token: int
+    n_prompt: int = 0
+    is_served: bool = False
+    own: Any = None
+    cache: BlockCache | None = None
+    check: Any = None
+    formats: Any = None
+    tokens: Tensor | None = None
+    stats: Stats = field(default_factory=Stats)
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    @classmethod
+    def of(
+        cls, pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> BlockCall | None:
+        """The call; None where the pipeline itself says what is wrong with it."""
+        length, block = arguments.get("gen_length"), arguments.get("block_length")
+        block = pipe.scheduler.config.block_length if block is None else block
+        tokens = []
+        for name in ("mask_token_id", "eos_token_id"):
+            value = arguments.get(name)
+            value = getattr(pipe, name) if value is None else value
+            tokens.append(-1 if value is None else int(value))
+        mask_token, end_token = tokens
+        is_sound = all(isinstance(count, int) and count > 0 for count in (block, length))
+        if mask_token < 0 or not is_sound:
+            return None
+        return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
+
+    def run(self, *args: Any, **options: Any) -> Any:
         """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
 
         Raises:
             NumericsError: NaN logits.
         """
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
-            return self._own(*args, **options)
+            return self.own(*args, **options)
         self.tokens = ids = args[0]
         visible = options["attention_mask"]
-        stats, block = self.stats, self._call.block
+        stats, block = self.stats, self.block
         if not stats.fallbacks:
-            reason = self._check(not bool(visible.all()))
+            reason = self.check(not bool(visible.all()))
             stats.fallbacks = [reason] if reason else []
         began = time.perf_counter()
-        if stats.fallbacks or self._cache is None:
-            out = self._own(ids, **options)
+        if stats.fallbacks or self.cache is None:
+            out = self.own(ids, **options)
             stats.positions += ids.numel()
         else:
-            with self._formats.passing():
-                logits = self._cache.run(ids, visible, options["position_ids"])
-            self._formats.note(logits)
+            with self.formats.passing():
+                logits = self.cache.run(ids, visible, options["position_ids"])
+            self.formats.note(logits)
             stats.positions += logits.shape[0] * logits.shape[1]
             out = SimpleNamespace(logits=logits)
         stats.passes += 1
         stats.row_passes += len(ids)
-        is_real = visible.bool() | (ids == self._call.mask_token)
+        is_real = visible.bool() | (ids == self.mask_token)
         if bool(out.logits[:, -block:][is_real[:, -block:]].isnan().any()):
             raise NumericsError(
                 "logits: expected numbers, received NaN; check the model's dtype and weights"
@@ -216,20 +198,19 @@ class CachedCalls:
 
     def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""
-        call = self._call
-        slots = tokens.new_full((tokens.shape[0], call.length), call.mask_token)
-        generated = tokens[:, call.n_prompt : call.n_prompt + call.length]
+        slots = tokens.new_full((tokens.shape[0], self.length), self.mask_token)
+        generated = tokens[:, self.n_prompt : self.n_prompt + self.length]
         slots[:, : generated.shape[1]] = generated
-        return slots, slots.ne(call.mask_token)
+        return slots, slots.ne(self.mask_token)
 
     def report(self, policy: Any, sequences: Tensor) -> Stats:
         """Statistics of a run that made `[B, L]` sequences, each up to its first end token."""
         index = torch.arange(sequences.shape[1], device=sequences.device)
-        is_row = index < count_to_end(sequences, self._call.end_token)[:, None]
+        is_row = index < count_to_end(sequences, self.end_token)[:, None]
         own = CachedBlocks().reference
         stats = self.stats
         stats.policy, stats.exactness = repr(policy), "bitwise"
-        stats.tokens = int((is_row & (sequences != self._call.mask_token)).sum())
+        stats.tokens = int((is_row & (sequences != self.mask_token)).sum())
         stats.reference = own if stats.fallbacks else getattr(policy, "reference", own)
-        stats.use_dtype(self._formats.name)
+        stats.use_dtype(self.formats.name)
         return stats

@@ -27,7 +27,6 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import (
     BlockCache,
     BlockCall,
     CachedBlocks,
-    CachedCalls,
 )
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
@@ -42,7 +41,7 @@ from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation, Stats
-from mmaccel.samplers.arithmetic import own_arithmetic
+from mmaccel.samplers.arithmetic import PassFormats, own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, same_logits
 from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -105,13 +104,13 @@ class LLaDA2Service(PolicyService):
 
     def _model_call(self, model: Any, *args: Any, **options: Any) -> Any:
         call = self.call
-        if call is None or call.served is None:
+        if call is None or not call.is_served:
             return self._own(*args, **options)
-        served, call.served = call.served, None  # passes and self-checks call the model itself
+        call.is_served = False  # passes and self-checks call the model itself
         try:
-            return served(*args, **options)
+            return call.run(*args, **options)
         finally:
-            call.served = served
+            call.is_served = True
 
     def _own(self, *args: Any, **options: Any) -> Any:
         return original(self._model, "__call__")(*args, **options)
@@ -155,23 +154,24 @@ class LLaDA2Service(PolicyService):
         reading: str | None,
         check: Callable[[int, bool], str],
     ) -> tuple[Any, Stats]:
-        """The pipeline's own decoder, whose calls of the model are served; see `CachedCalls`."""
+        """The pipeline's own decoder, whose calls of the model are served; see `BlockCall`."""
         model = self._open_model(call.block)
-        cache = None if reading is None else BlockCache(model, reading, call.block, call.length)
-        cached = CachedCalls(self._own, model, cache, partial(check, call.block), call)
-        call.served = cached
+        call.own, call.check = self._own, partial(check, call.block)
+        if reading is not None:
+            call.cache = BlockCache(model, reading, call.block, call.length)
+        call.formats, call.is_served = PassFormats(model), True
         try:
             out = run()
         except KeyboardInterrupt as stop:
-            if cached.tokens is None:
+            if call.tokens is None:
                 raise
-            tokens, is_committed = cached.canvas(cached.tokens)
-            stats = cached.report(self.policy, tokens)
+            tokens, is_committed = call.canvas(call.tokens)
+            stats = call.report(self.policy, tokens)
             stats.tokens = int(is_committed.sum())
             passes = torch.full_like(tokens[:, 0], stats.passes)
             generation = Generation(tokens, is_committed.sum(1), passes, stats)
             raise CanvasInterrupt(generation, is_committed) from stop
-        return out, cached.report(self.policy, out[0])
+        return out, call.report(self.policy, out[0])
 
     def _run_canvas(self, run: Callable[[], Any], call: BlockCall) -> tuple[Any, Stats]:
         """The call decoded by the canvas policy, or as it is where the policy cannot.
