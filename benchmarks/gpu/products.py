@@ -148,7 +148,7 @@ def measure_chain(device: torch.device, tiny: bool = False) -> Row:
 def _make_depth(device: torch.device, tiny: bool) -> Any:
     from transformers import CsmDepthDecoderConfig, CsmDepthDecoderForCausalLM
 
-    sizes = dict(
+    sizes: dict[str, Any] = dict(
         hidden_size=1024, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=2, vocab_size=2051, backbone_hidden_size=2048,
     )  # fmt: skip
@@ -158,7 +158,8 @@ def _make_depth(device: torch.device, tiny: bool) -> Any:
     config = CsmDepthDecoderConfig(num_codebooks=16, max_position_embeddings=17, **sizes)
     dtype = torch.float32 if tiny else torch.bfloat16
     torch.manual_seed(0)
-    return CsmDepthDecoderForCausalLM(config).to(device, dtype).eval()
+    model: Any = CsmDepthDecoderForCausalLM(config)
+    return model.to(device, dtype).eval()
 
 
 def _time_frames(model: Any, policy: Policy | None, n_frames: int, n_before: int) -> Row:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
-from weakref import WeakKeyDictionary
 
 import torch
 
 from mmaccel.capabilities import Option, Reason, explain, refuse
 from mmaccel.checks import check_fields, check_int, one_of, within
-from mmaccel.contracts import Pass, PrefixGroups, Prompt, TokenModel
+from mmaccel.contracts import PrefixGroups, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
-from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache, synchronising
+from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
 from mmaccel.policies import Policy
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
-from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -231,7 +228,7 @@ class Engine:
             return StepRunner(self.sync_every)
         reason: str | None = f"the model on {device}; CUDA graphs need a CUDA device"
         if device.type == "cuda":
-            reason = find_obstacle(window, prompt, policy, params)
+            reason = find_obstacle(window, policy, params)
         if reason is None:
             falls_back = self.cuda_graphs == "auto"
             return CudaGraphRunner(device, self.sync_every, falls_back, self.cache)
@@ -289,12 +286,9 @@ def is_capturable(policy: Policy) -> bool:
     return getattr(policy, "is_capturable", False) and not explain(policy, GRAPHS)
 
 
-def find_obstacle(
-    window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
-) -> str | None:
-    """Why the passes of a call on a CUDA device cannot be captured; None if they can.
-
-    Cost: at the first call for a model, two passes over two tokens.
+def find_obstacle(window: TokenModel, policy: Policy, params: SamplingParams) -> str | None:
+    """Why the passes of a call on a CUDA device cannot be captured; None if they can, unless they
+    synchronise with the host, which the runner tries.
     """
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
@@ -311,33 +305,4 @@ def find_obstacle(
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
         return f"a model spread over {len(devices)} devices"
-    return _check_sync(model, window, prompt)
-
-
-_CHECKED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
-
-
-@in_turn
-def _check_sync(model: Any, window: TokenModel, prompt: Prompt) -> str | None:
-    """Self-check of a model: why its forward pass cannot be captured; None if it can."""
-    options = getattr(window, "graph_options", None)  # another attention may synchronise
-    checked = _CHECKED.setdefault(model, {})
-    methods = repr(getattr(window, "methods", None))
-    state = (getattr(model, "dtype", None), methods, None if options is None else options())
-    if state in checked:
-        return checked[state]
-    rows = prompt.tokens.shape[0]
-    tokens = prompt.tokens[:, :1].clamp(min=0).expand(-1, 2)
-    start = prompt.lengths.new_zeros(rows)
-    window.reserve(rows, 3)
-    window.forward(Pass(tokens, start))  # the first call of a library may synchronise
-    reason = None
-    try:
-        with synchronising("error"):
-            window.forward(Pass(tokens, start))
-    except RuntimeError as error:
-        if "synchroniz" not in str(error):
-            raise
-        reason = f"a {type(model).__name__}, whose forward pass synchronises with the host"
-    checked[state] = reason
-    return reason
+    return None

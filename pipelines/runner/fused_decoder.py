@@ -378,6 +378,8 @@ class FusedDecoder:
             return False
         key = find_tile(n_rows), run.is_captured
         if key not in self.by_rows:
+            if torch.cuda.is_current_stream_capturing():
+                return False
             self.by_rows[key] = self._try_row_products(hidden, run.is_captured)
         return self.by_rows[key]
 

@@ -85,7 +85,12 @@ def test_few_rows_take_the_products_that_a_trial_found_faster(
     monkeypatch.setattr(fused_decoder, "find_gain", measure)
     monkeypatch.setattr(fused_decoder, "capture", lambda way, _: (captured.append(way), way)[1])
     monkeypatch.setattr(FusedDecoder, "_run_by_rows", run)
+    stream = SimpleNamespace(captures=True)  # inside a capture nothing can be tried
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream.captures)
     window = CausalLMWindow(build_decoder("llama"), fused=True)
+    run_passes(window)
+    assert not by_rows
+    stream.captures = False
     for is_static, taken in ((False, [18]), (True, [8, 2])):
         runner: Any = SimpleNamespace(is_static=is_static)
         window.setup.runner = runner
