@@ -38,7 +38,6 @@ class Compared:
     batch_size: ClassVar[int] = 1
     count: ClassVar[int | None] = None
     items_file: ClassVar[Path | None] = None
-    weights: ClassVar[Path | None] = None
     clip: ClassVar[str | None] = None
     kind: ClassVar[str]
     """Of `mmaccel.evaluation.quality.report`."""
@@ -65,7 +64,7 @@ class Compared:
             )
         report: dict[str, Any] = new_report(folder=str(self.folder), n=len(items))
         if self.against is not None:
-            extract = open_extractor(self.features, self.weights, kind.own)
+            extract = open_extractor(self.features, kind.own)
             if kind.judge is not None and self.against == kind.own:
                 n_others = self.count or len(items)
                 firsts = range(0, n_others, size)
@@ -138,8 +137,7 @@ class Pictures(Compared):
 
     folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")]
     against: str | None = option(None, "a folder, or scenes: drawn images no training saw")
-    features: str = option("scenes", "scenes, inception or module:function")
-    weights: Path | None = option(None, "of inception")  # type: ignore[misc]
+    features: str = option("scenes", "scenes or module:function")
     clip: str | None = option(None, "module:function; images and texts to two embeddings")  # type: ignore[misc]
     count: int | None = option(None, "images of --against scenes; by default as many")  # type: ignore[misc]
     batch_size: int = option(  # type: ignore[misc]
