@@ -125,7 +125,7 @@ class FileCommand(MediaFlags):
     )
     file: FileFlags
 
-    compare = play = stdout = False
+    compare = stdout = False
 
     def run(self) -> None:
         """Make the items."""
@@ -191,7 +191,6 @@ class Speak(CodecFlags):
         None, "cut longer ones; by default 30, or as long as the model can"
     )
     repetition_penalty: float | None = option(None, "1 is none")
-    play: bool = option(False, "play it while it is decoded, and write no files; needs sounddevice")
     stdout: bool = option(
         False, "write it to stdout as WAV while it is decoded, and no files: … --stdout | aplay"
     )
@@ -199,11 +198,9 @@ class Speak(CodecFlags):
     def check(self) -> None:
         from mmaccel.pipelines.text_to_speech.plan import check_call
 
-        self.check_together({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
-        if self.play and self.stdout:
-            raise OptionError("--play: expected it or --stdout, received both; leave one out")
-        if self.play or self.stdout:
-            where = f"with --{'play' if self.play else 'stdout'}, which takes one text at a time"
+        self.check_together({"text": self.texts, "--stdout": self.stdout})
+        if self.stdout:
+            where = "with --stdout, which takes one text at a time"
             refuse({"--batch-size": self.batch_size}, where)
         if not self.texts and self.file.prompt_file is None:
             raise OptionError(
