@@ -17,7 +17,6 @@ from mmaccel.catalog import CLIP_MODELS, MODELS
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import (
-    ImagePolicyFlags,
     LayerFlags,
     PolicyFlags,
     SizeFlags,
@@ -372,7 +371,6 @@ class Generate(FileCommand):
 
     prompts: list[str] | None = option(None, "without them, examples of the model", argument=True)
     model: str = option("scenes", "demo model, path or hub id")
-    method: ImagePolicyFlags
     count: int | None = option(
         None,
         "images of each prompt, by default one; without prompts, images in all",
