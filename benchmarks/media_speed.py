@@ -142,7 +142,10 @@ def list_policies(given: argparse.Namespace) -> list[Any]:
     """The plain loop, each source at each window, and trees over the first source."""
     found: list[Any] = ["chain", "generate"] if given.model == "voices-depth" else []
     found.append(mmaccel.Autoregressive())
-    for name, window in product(given.sources, given.windows):
+    windows: list[Any] = [*given.windows]
+    if given.model == "voices-depth":
+        windows.append("adaptive")
+    for name, window in product(given.sources, windows):
         found.append(mmaccel.Jacobi(window=window, drafts=parse_source(name)))
     trees = [read_method("tree", text) for text in given.trees]
     for tree, window in product(trees, given.windows):

@@ -308,6 +308,8 @@ class Model(Capable, ABC):
         vocab_size: V.
         max_positions: the most positions of a row, prompt included; None where there is no limit.
         model: the module that computes; None where there is none.
+        known_format: the number format of the passes of earlier runs, which those of later ones
+            have, too; empty before the first; None: each run finds its own.
     """
 
     slot = "model"
@@ -315,6 +317,7 @@ class Model(Capable, ABC):
     vocab_size: int
     max_positions: int | None = None
     model: Any = None
+    known_format: str | None = None
 
     @property
     @abstractmethod

@@ -156,6 +156,7 @@ class GenerateCall:
         arguments: the table of the model's family.
         placeholders: ids that stand for a part of an image or a video in a prompt.
         earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
+        window: its window, where nothing but such calls runs the model.
 
     Attributes:
         device: of the model.
@@ -190,6 +191,7 @@ class GenerateCall:
     arguments: Table = field(default_factory=lambda: SAMPLE)
     placeholders: frozenset[int] = frozenset()
     earlier: Tensor | None = None
+    window: Any = None
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
@@ -569,11 +571,6 @@ def read_canvas(
     scale = given["guidance_scale"]
     scale = 1.0 if scale is None else scale
     is_guided = given["negative_prompt_ids"] is not None
-    if given["negative_prompt_attention_mask"] is not None and not is_guided:
-        raise OptionError(
-            "negative_prompt_attention_mask: expected negative_prompt_ids with it, received none; "
-            "give both, or neither"
-        )
     if is_guided != (scale != 1):
         raise OptionError(
             "guidance_scale: expected one other than 1 with negative_prompt_ids, and none without "

@@ -74,11 +74,11 @@ class PassFormats(TorchDispatchMode):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.name = ""
+        self.name = model.known_format or ""
         self._model = model
         self._found: set[torch.dtype] = set()  # of operands of products
         self._has_run = False  # any operation
-        self._is_known = False
+        self._is_known = bool(self.name)
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -117,6 +117,8 @@ class PassFormats(TorchDispatchMode):
         if coarsest == torch.float32:
             found = find_product_format(logits.device.type)
         self.name = self._model.route.activations or found
+        if self._model.known_format is not None:
+            self._model.known_format = self.name
 
 
 def find_product_format(kind: str) -> str:

@@ -233,6 +233,8 @@ def keep(model: Any, conditions: Hashable, make: Callable[[], Any]) -> Any:
         known = _kept.setdefault(model if model.model is None else model.model, {})
     except TypeError:
         return make()
-    if conditions not in known and len(known) >= _MOST_KEPT:
-        del known[next(iter(known))]
-    return known.setdefault(conditions, make())
+    if conditions not in known:
+        if len(known) >= _MOST_KEPT:
+            del known[next(iter(known))]
+        known.setdefault(conditions, make())
+    return known[conditions]

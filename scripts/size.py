@@ -25,6 +25,11 @@ _LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
 }  # fmt: skip
+# from Python 3.12 on an f-string is many tokens; counted is its end, as the one that it was
+_STARTS, _ENDS = (
+    {getattr(tokenize, f"{kind}_{end}", None) for kind in ("FSTRING", "TSTRING")} - {None}
+    for end in ("START", "END")
+)
 
 Size = dict[str, int]
 
@@ -36,10 +41,10 @@ def measure(text: str) -> Size:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if isinstance(node.value.value, str):  # a string alone: a docstring, or a field's
                 lines.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    tokens = sum(
-        token.type not in _LAYOUT and token.start[0] not in lines
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-    )
+    tokens = depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        depth += (token.type in _STARTS) - (token.type in _ENDS)
+        tokens += depth == 0 and token.type not in _LAYOUT and token.start[0] not in lines
     return {"tokens": tokens, "docstrings": len(lines)}
 
 

@@ -155,6 +155,7 @@ class GenerateService(Service):
             self.family.arguments,
             self.family.placeholders(model),
             self.series.tokens,
+            self.series.window,
         )
         run_original = partial(self._fall_back, model, "_sample", given)
         try:
@@ -294,6 +295,8 @@ class GenerateService(Service):
         generation.stats.seed = seed if task.samples else self.options.seed
         self.record(generation.stats)
         self.series.tokens = generation.tokens
+        if self.series.parts is not None:
+            self.series.window = window
         return task.hand_over(generation)
 
     def _vary_seed(self) -> int | Sequence[int] | None:

@@ -151,11 +151,10 @@ def open_prompt(
         columns = (~mask).long().argsort(dim=1, stable=True)  # that each row attends to, first
         observer = Observer(methods.evictor, mask.sum(1), columns)
     inputs = dict[str, Tensor]()  # of every generated token, `[B, 1]` each
-    if call.others.get("token_type_ids") is not None:  # as the last of the prompt
-        inputs["token_type_ids"] = call.others["token_type_ids"][:, -1:].to(device)
-    if call.others.get("mm_token_type_ids") is not None:  # text
-        inputs["mm_token_type_ids"] = call.others["mm_token_type_ids"][:, -1:].to(device) * 0
-
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        if call.others.get(name) is not None:  # as the last of the prompt, and text
+            last = call.others[name][:, -1:].to(device)
+            inputs[name] = last if name == "token_type_ids" else last * 0
     whole_reason = _find_whole(call, layers, methods)
 
     def process(sparse: SparseBlocks | None, size: int | None) -> PromptStates:
@@ -168,7 +167,6 @@ def open_prompt(
 
             cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
         others |= {CACHE: cache, "use_cache": True}
-        n_new = call.mask.numel() - call.mask.shape[0] * call.n_cached
         tiles = None
         if sparse is not None and sparse.method.chooses_prompts:
             tiles = PromptTiles(sparse, call.mask)
@@ -179,13 +177,14 @@ def open_prompt(
             served = number_served(find_facts(call.model).windows)
             watching = watched(call.model, watchers, tiles, served)
         with watching:
-            output, n_passes = Prefill(call, others).run(None if whole_reason else size)
+            prefill = Prefill(call, others)
+            output, n_passes = prefill.run(None if whole_reason else size)
         if outputs is not None:
             outputs.take_prompt(output, None if call.is_uncached else cache)
         return PromptStates(
             read_layers(cache),
             output.logits[:, -1],
-            n_new,
+            prefill.n_new * len(call.mask),
             n_passes,
             () if layers is None else layers.cuts,
             None if layers is None else layers.steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class CallSeries(threading.local):
     Attributes:
         visuals: what reducers do in the call that runs.
         tokens: `[B, L]` int64, of the last call; None before the first.
+        window: of the last call of a watched series; None of any other.
         n_calls: how many there were.
         parts: their statistics, of a watched series; None of any other.
     """
@@ -33,6 +35,7 @@ class CallSeries(threading.local):
     def reset(self) -> None:
         """The next call of this thread is the first one of a series."""
         self.tokens: Tensor | None = None
+        self.window: Any = None
         self.n_calls = 0
         self.parts: list[Stats] | None = None
 

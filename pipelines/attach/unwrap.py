@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import find_remedy
 from mmaccel.pipelines.depth.holders import HOLDERS, PACKAGES
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
@@ -81,12 +82,9 @@ def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
     names = [GENERATORS[k.__name__] for k in type(pipe).__mro__ if k.__name__ in GENERATORS]
     if names:
         return names[0]
-    cached = next((name for name, part in parts.items() if hasattr(part, "enable_cache")), None)
-    remedy = "fewer num_inference_steps are what makes it faster"
-    if cached is not None:
-        remedy = f"pipe.{cached}.enable_cache(...) makes it faster, or the package cache-dit"
+    cached = [part for part in parts.values() if hasattr(part, "enable_cache")]
     raise UnsupportedModelError(
         "attach: expected a pipeline that generates tokens (GlmImagePipeline, AmusedPipeline, "
         f"LLaDA2Pipeline, DiffusionGemmaPipeline), received a {type(pipe).__name__}, none of "
-        f"whose passes a policy can save; {remedy}"
+        f"whose passes a policy can save; {find_remedy(cached[0] if cached else pipe)}"
     )

@@ -27,6 +27,7 @@ from mmaccel.errors import ShapeError
 from mmaccel.model_parts import CanvasDrafts, LayerCounts, MixedPasses, PromptPiece
 from mmaccel.pipelines.causal_lm.caches import count_step_bytes, open_stores, take_prompt
 from mmaccel.pipelines.causal_lm.compatibility import (
+    ModelFacts,
     check_capacity,
     check_mode,
     check_options,
@@ -35,7 +36,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     name_head,
     take_rows,
 )
-from mmaccel.pipelines.causal_lm.entries import find_positions, make_pass_masks, open_pass
+from mmaccel.pipelines.causal_lm.entries import find_positions, is_exact, make_pass_masks, open_pass
 from mmaccel.pipelines.causal_lm.lacks import find_lack
 from mmaccel.pipelines.causal_lm.other_passes import run_canvas, run_mixed
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
@@ -77,6 +78,7 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             that is a Triton kernel. A prompt is always prefilled under the model's own attention.
         fused, compile: see `mmaccel.pipelines.runner.engine.Engine`, which sets what callers ask
             for. The fused decoder packs the model's weights, and a window does not unpack them.
+        facts: of the model; None: those of `find_facts`.
 
     Attributes:
         facts: see `ModelFacts`.
@@ -110,8 +112,9 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         attention: Literal["auto", "model", "kernel"] = "auto",
         fused: UseFused = False,
         compile: UseCompile = False,
+        facts: ModelFacts | None = None,
     ) -> None:
-        self.facts = find_facts(model)
+        self.facts = find_facts(model) if facts is None else facts
         check_options(vocab_size, self.facts.n_ids, stride, attention)
         self.model = model
         self.vocab_size = self.facts.n_ids if vocab_size is None else vocab_size
@@ -350,8 +353,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         stores.prepare(indices, entries.reads, self.find_stride(indices.device))
         this: WindowPass | None = None  # where the layers attend by themselves, under masks
         decoder = self.forwards.decoder
-        takes_own = not is_prompt or (decoder is not None and decoder.same_bits)
-        is_own = takes_own and (not self.attention_reason or stores.is_reduced)
+        by_kernel = not self.attention_reason and (is_exact(self) or not is_prompt)
+        is_own = by_kernel or (stores.is_reduced and not is_prompt)
         opens = entries.opens and decoder is not None and decoder.takes_causal
         opens = opens and tokens.shape[1] >= _CAUSAL_FROM
         asked = (entries.reads, entries.parents, watcher, sparse, stores.prefix)

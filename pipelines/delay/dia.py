@@ -42,6 +42,7 @@ from mmaccel.pipelines.delay.family import (
 from mmaccel.pipelines.delay.window import Cells, StepDecoder
 from mmaccel.pipelines.depth.decoders import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
+from mmaccel.pipelines.logits.processor_chain import take_warpers
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation
@@ -174,8 +175,7 @@ class DiaSteps(StepDecoder):
             n_layers, rows, n_steps, self._states.dtype, reads_back=self.reads_back
         )
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
         hidden = self._model.model.decoder(
             input_ids=codes,
             position_ids=at,
@@ -220,7 +220,6 @@ class Dia(CodeDecoder):
     def read(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config.decoder_config
-        samples = call.config.do_sample
         names = [type(processor).__name__ for processor in call.processors]
         guidance = call.processors[0] if names[:1] == [_GUIDANCE] else None
         own = (_GUIDANCE, _FILTER, _END)
@@ -230,7 +229,7 @@ class Dia(CodeDecoder):
             reasons.append("logits processors in another order than Dia's")
         else:
             behind = call.kinds[names.index(_FILTER) + 1 : -1]
-            if read_warpers(behind, True, call.ids[:, :0])[0] is not None:
+            if take_warpers(behind, True)[0]:
                 reasons.append("processors behind Dia's filter other than top-k, top-p and min-p")
         n_guided = None if guidance is None else guidance.guidance_top_k
         n_never = self.vocab_size(model) - config.eos_token_id
@@ -251,7 +250,7 @@ class Dia(CodeDecoder):
             reasons.append(OTHER_PATTERNS)
         if reasons or cells is None:
             return Task(reasons)
-        chain, chosen = read_warpers(kinds, samples, call.ids[:, :0])
+        chain, chosen = read_warpers(call, kinds)
         delays = torch.tensor(model.config.delay_pattern, device=given.device, dtype=torch.int64)
         last_begin = given.shape[1] - int(delays.max()) - 1
         assert call.pad is not None  # as there is an end token

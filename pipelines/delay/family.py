@@ -65,9 +65,9 @@ class CodeDecoder(OwnPasses):
         steps, codes, expected = self.example(model)
         rows, n_steps, _ = codes.shape
         steps.reserve(rows, n_steps)
-        first = torch.zeros(rows, dtype=torch.int64, device=codes.device)
-        steps.forward(codes.roll(1, 2)[:, :3], first)
-        parts = [steps.forward(codes[:, :2], first), steps.forward(codes[:, 2:], first + 2)]
+        at = torch.arange(n_steps, device=codes.device).expand(rows, -1)
+        steps.forward(codes.roll(1, 2)[:, :3], at[:, :3])
+        parts = [steps.forward(codes[:, part], at[:, part]) for part in (slice(2), slice(2, None))]
         return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
@@ -131,11 +131,12 @@ def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
 
 
 def read_warpers(
-    kinds: list[tuple[Any, str]], samples: bool, ids: Tensor
+    call: GenerateCall, kinds: list[tuple[Any, str]]
 ) -> tuple[LogitsChain | None, dict[str, Any]]:
-    """The flat processors of a call as a logits chain (None: there are none) and as settings."""
+    """Flat processors of a call as a logits chain (None: there are none) and as settings."""
+    samples = call.config.do_sample
     rest, warpers = take_warpers(kinds, samples)
-    chain = LogitsChain(rest, ids, 1) if rest else None
+    chain = LogitsChain(rest, call.ids[:, :0], 1) if rest else None
     return chain, {"temperature": 1.0 if samples else 0.0} | warpers
 
 

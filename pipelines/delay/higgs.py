@@ -131,13 +131,12 @@ class HiggsSteps(StepDecoder):
         positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
         self._first = self._run(index, positions, **self._prompt)[:, -1:]  # [R, 1, K, V]
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        step = first[:, None] + torch.arange(codes.shape[1], device=first.device)
-        is_prompt = step == 0
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
+        is_prompt = at == 0
         # the prompt's last entry is cached, and its logits are known
-        at = torch.where(is_prompt, self._scratch, step + self._n_before)
-        positions = step + self._lengths[:, None] - 1
-        logits = self._run(at.clamp(max=self._scratch), positions, audio_input_ids=codes)
+        index = torch.where(is_prompt, self._scratch, at + self._n_before)
+        positions = at + self._lengths[:, None] - 1
+        logits = self._run(index.clamp(max=self._scratch), positions, audio_input_ids=codes)
         return torch.where(is_prompt[..., None, None], self._first, logits)
 
     def _run(self, at: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
@@ -184,8 +183,7 @@ class Higgs(CodeDecoder):
         model = call.model
         config = model.config
         n_books = self.n_books(model)
-        samples = call.config.do_sample
-        rest, chosen = read_warpers(call.kinds[1:], samples, call.ids[:, :0])
+        rest, chosen = read_warpers(call, call.kinds[1:])
         names = [type(processor).__name__ for processor in call.processors]
         ends = {end for stop in call.stops for end in stop.flatten().tolist()}
         flat = {config.audio_token_id, config.audio_delay_token_id}
@@ -218,7 +216,6 @@ class Higgs(CodeDecoder):
         reasons = [text for is_refused, text in checks if is_refused]
         if reasons:
             return Task(reasons)
-        rows = len(call.ids)
         device = call.ids.device
         begun = int(begins[0])
         book = torch.arange(n_books, device=device)
@@ -226,10 +223,8 @@ class Higgs(CodeDecoder):
         last_begin = book + 2 - begun if begun else torch.ones_like(book)
         step = torch.arange(call.length + 1, device=device)[:, None]
         free = (step > last_begin) & (step > 0)
-        given = torch.full(
-            (rows, call.length + 1, n_books), config.audio_stream_bos_id, dtype=torch.int64
-        )
-        given = given.to(device)
+        shape = (len(call.ids), call.length + 1, n_books)
+        given = call.ids.new_full(shape, config.audio_stream_bos_id)
         cells = list_cells(free)
         end = config.audio_stream_eos_id
         rules = HiggsRules(cells, n_books, end=end, stop=self.vocab_size(model))

@@ -75,8 +75,7 @@ class MusicgenSteps(StepDecoder):
         every = torch.zeros(1, 1, n_steps + 1, dtype=torch.int64, device=states.device)
         self._positions = body.embed_positions(every)  # [S + 1, D]
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
         tables = self._body.embed_tokens
         embedded = sum(table(codes[..., book]) for book, table in enumerate(tables))
         assert isinstance(embedded, Tensor)  # of one book at least
@@ -119,8 +118,8 @@ class MelodySteps(MusicgenSteps):
         with torch.no_grad():
             self._run(states, index.expand(rows, -1))
 
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
-        return super().forward(codes, first + self._states.shape[1])
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
+        return super().forward(codes, at + self._states.shape[1])
 
     def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
         made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
@@ -185,7 +184,7 @@ class Musicgen(CodeDecoder):
         if not len(cells.step):
             return Task(["a pattern in which nothing is generated"])
         branches = 2 if is_guided else 1
-        chain, chosen = read_warpers(kinds, call.config.do_sample, call.ids[:, :0])
+        chain, chosen = read_warpers(call, kinds)
         scale = float(call.processors[0].guidance_scale) if is_guided else 1.0
 
         def hand_over(made: Generation) -> Any:

@@ -50,13 +50,14 @@ class StepDecoder(ABC):
         """Clear the cache, and reserve `n_steps` steps for each of `rows` rows."""
 
     @abstractmethod
-    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
+    def forward(self, codes: Tensor, at: Tensor) -> Tensor:
         """One pass over steps, which are cached.
 
         Args:
             codes: `[R, n, K]` int64.
-            first: `[R]` int64, the first step of each row. What the cache holds from there on is
-                overwritten; what is written beyond the reserved steps is never read.
+            at: `[R, n]` int64, the steps, one after the other in each row. What the cache holds
+                from the first on is overwritten; what is written beyond the reserved steps is never
+                read.
 
         Returns:
             Logits `[R, n, K, V]` of the codes of the steps that follow.
@@ -120,8 +121,8 @@ class DelayWindow(TokenModel):
         if n_steps < 1:
             return None
         rows = len(self._codes)
-        first = torch.zeros(rows, dtype=torch.int64, device=self._codes.device)
-        self._steps.forward(self._codes[:, :n_steps], first)
+        at = torch.arange(n_steps, device=self._codes.device).expand(rows, -1)
+        self._steps.forward(self._codes[:, :n_steps], at)
         return PromptCost(rows * n_steps, 1)
 
     @torch.no_grad()
@@ -139,7 +140,7 @@ class DelayWindow(TokenModel):
         at = first[:, None] + torch.arange(n_steps, device=first.device)
         row = torch.arange(len(at), device=at.device)[:, None]
         codes = self._codes[row, at.clamp(max=self._codes.shape[1] - 1)]  # [R, n, K]
-        logits = self._steps.forward(codes, first)
+        logits = self._steps.forward(codes, at)
         scores = logits[row, source - first[:, None], self._book[slot + 1]]
         return scores if self._end is None else pad(scores, (0, 1))
 

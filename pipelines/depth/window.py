@@ -2,86 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, TokenModel
-from mmaccel.model_parts import CapturedBuffers
-from mmaccel.pipelines.causal_lm.compatibility import find_device
-from mmaccel.pipelines.runner.static_buffers import model_state, reads_back, torch_settings
+from mmaccel.contracts import Pass, Route, TokenModel
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.depth.family import DepthDecoder
 
 
-class DepthWindow(TokenModel, CapturedBuffers):
+class DepthWindow(CausalLMWindow):
     """A depth decoder over one frame of each row, as a token model.
 
-    Passes are the decoder's own forward. Its heads, embeddings and even layers are those of a book,
-    so that an entry stands at one book in all rows: a pass over a cache goes from the first entry
-    that a row wants to the last one. What it begins before is dropped from the cache.
-
-    Where the host does not know the entries (on an accelerator), a pass is over the whole frame,
-    without a cache: the frame is as short as a window, and takes as long as a step.
+    Embeddings, heads and maybe layers are those of a book, so an entry of a pass stands at one book
+    in all rows: a pass goes from the first entry that a row wants to the last one. Where the host
+    does not know the entries (on an accelerator), it is over the whole frame, which is as short as
+    a window and takes as long as a step.
 
     A prompt is the P entries of the frame's beginning, and maybe codes of the frame before it,
-    which draft sources read and the decoder never sees.
+    which draft sources read and the decoder never sees. The first pass processes its entries, too.
 
     Args:
         kind: of the decoder.
         model: the decoder.
-        given: by name, what the frame is scored with.
-
-    Attributes:
-        own_prompt, pass_options: as in `CausalLMWindow`; a frame has none.
+        states: `[R, ...]`, the argument `given` of its `generate`.
+        attention: as in `CausalLMWindow`.
     """
 
-    own_prompt = None
-    offers = TokenModel.offers | {"captured steps"}
+    offers = TokenModel.offers | {"captured steps", "fused decoder"}
+    own_vocabulary = True
+    needs_head = False
     captures_prompts = False  # they are written, and no more
+    row_inputs = ("states",)
+    reserved = (*CausalLMWindow.reserved, "_tokens", "_n_prompt")
 
     def __init__(
-        self, kind: DepthDecoder, model: Any, given: Mapping[str, Any] | None = None
+        self,
+        kind: DepthDecoder,
+        model: Any,
+        states: Tensor | None = None,
+        attention: Literal["auto", "model", "kernel"] = "auto",
     ) -> None:
-        self.model = model
-        self.vocab_size = kind.vocab_size(model)
-        self.pass_options: dict[str, Any] = {}
+        super().__init__(model, attention=attention, facts=kind.facts(model))
+        self.max_positions = None  # of rows, whose prompts hold what the decoder never sees
+        self.states = states
+        self.known_format = ""
         self._kind = kind
-        self._given = {} if given is None else given
         self._most = kind.n_entries(model)
-        self._cache: Any = None
+        self._first = 0  # entry of the frame with which the pass begins
+        self._n_held = 0  # entries of it that were in passes
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
         self._n_prompt = torch.zeros((), dtype=torch.int64)  # tokens of the prompts
 
+    def plain(self) -> CausalLMWindow:
+        """As in `CausalLMWindow`, over random frames of two rows."""
+        kind = self._kind
+        return DepthWindow(kind, self.model, kind.example(self.model, 2)[kind.given], "model")
+
+    def lack(self, word: str, part: Any = None) -> str:
+        return TokenModel.lack(self, word, part)
+
+    def keeping_states(self, is_prompt: bool) -> AbstractContextManager[None]:
+        return nullcontext()  # `compute` has them
+
     @property
-    def device(self) -> torch.device:
-        return find_device(self.model)
+    def route(self) -> Route:
+        chosen = self.forwards
+        return Route(chosen.name, chosen.reason, self.attention_reason, same_bits=chosen.same_bits)
+
+    def begin_frame(self, states: Tensor) -> None:
+        """Go on with another frame of the same utterance, whose passes are like those before."""
+        self.states = states
+        self.pass_options = {}
+        self.setup.recorder = None
 
     def reserve(self, rows: int, positions: int) -> None:
-        from transformers import DynamicCache
-
-        self._cache = DynamicCache()
+        stores = self.caches
+        if stores is None or stores.layout.rows != rows or not self.reads_back:
+            super().reserve(rows, self._most)
         shape = (rows, positions + 1)  # the last one is never read
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._n_prompt = self._tokens.new_full((), self._kind.n_before)
-
-    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
-        given = tuple((name, value.shape, value.dtype) for name, value in self._given.items())
-        options = type(self._kind).__name__, given, *torch_settings(self.device)
-        return self.model, model_state(self.model), options
-
-    def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
-        self.reserve(rows, positions)
-        self._given = {name: value.clone() for name, value in self._given.items()}
-        return {"_tokens": self._tokens, "_n_prompt": self._n_prompt, "_given": self._given}
+        self._n_held = 0
 
     def load_static(self, buffers: dict[str, Any]) -> None:
-        for name, value in self._given.items():
-            buffers["_given"][name].copy_(value)
-        vars(self).update(buffers)
+        super().load_static(buffers)
         self._tokens.zero_()
         self._n_prompt.fill_(self._kind.n_before)
 
@@ -99,23 +109,27 @@ class DepthWindow(TokenModel, CapturedBuffers):
 
         Cost: on a CPU of the entries from the first wanted one to the last, else of a whole frame.
         """
-        kind = self._kind
-        n_before = kind.n_before
+        n_before = self._kind.n_before
         at = self._write(entries) - self._n_prompt + n_before  # [R, W], in the frame
         at = at.clamp(0, self._most - 1)
-        first, end, cache = 0, self._most, None
-        if reads_back(self):
-            cache = self._cache
-            n_held = cache.get_seq_length()
-            first = min(int(at.min()), n_held)
+        first, end = 0, self._most
+        if self.reads_back:
+            first = min(int(at.min()), self._n_held)
             end = int(at.max()) + 1
-            if first < n_held:
-                cache.crop(first - n_held)
+        self._first, self._n_held = first, end
         # the frame's beginning, and behind the whole prompt its codes
         entry = torch.arange(first, end, device=at.device)
         entry = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
         frame = self._tokens[:, entry.clamp(max=self._tokens.shape[1] - 1)]
-        return _take(kind.score(self.model, frame, self._given, cache), at - first)
+        start = at.new_full((1,), first).expand(len(at))
+        logits: Tensor = self.run_pass(Pass(frame, start)).logits
+        return logits.gather(1, (at - first)[..., None].expand(-1, -1, logits.shape[2]))
+
+    def compute(self, **inputs: Any) -> Any:
+        """As in `CausalLMWindow`, by embeddings and heads of each book."""
+        entries = inputs.pop("input_ids")
+        self.run_caches().layout.reported_length = self._first  # for forwards that count by it
+        return SimpleNamespace(logits=self._kind.run(self, entries, self._first, inputs))
 
     def _write(self, entries: Pass) -> Tensor:
         """Write the entries of a pass; their indices `[R, W]` int64."""
@@ -123,8 +137,3 @@ class DepthWindow(TokenModel, CapturedBuffers):
         at = indices.clamp(max=self._tokens.shape[1] - 1)
         self._tokens.scatter_(1, at, entries.tokens)
         return indices
-
-
-def _take(values: Tensor, at: Tensor) -> Tensor:
-    """Of `[R, n, V]` what stands at `at` `[R, W]`."""
-    return values.gather(1, at[..., None].expand(-1, -1, values.shape[2]))

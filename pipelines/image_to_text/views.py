@@ -40,12 +40,12 @@ def find_image_tokens(
         places = each.places
         pixels = None
         if bool((places.row >= 0).any()):
-            if places.tiles:
-                pixels = _read_tiles(processor, inputs["pixel_values"][each.index], places.tiles)
-            elif "image_grid_thw" in inputs:
+            if "image_grid_thw" in inputs:
                 patch = model.config.vision_config.patch_size
                 _, height, width = inputs["image_grid_thw"][each.index].tolist()
                 pixels = _scale(flat[each.index], (width * patch, height * patch))
+            elif places.is_own:
+                pixels = _read_tiles(processor, inputs["pixel_values"][each.index], places.tiles)
         found[each.row].append(
             ImageTokens(
                 each.kept, places.group.cpu(), places.row.cpu(), places.column.cpu(), pixels,

@@ -27,7 +27,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_processor,
 )
 from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
+from mmaccel.pipelines.text_to_image.model import ImageModel, restore_pixels
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -59,7 +59,6 @@ class Emu3Images(ImageModel):
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int]) -> None:
         self.model, self.processor = model, processor
-        self._mean, self._std = pixel_scale(processor.image_processor)
         names = model.model.vocabulary_mapping
         self.window = ImageTokenWindow(model, names.image_tokens, [names.eol_token_id])
         self.set_size(size)
@@ -95,8 +94,7 @@ class Emu3Images(ImageModel):
             )
             for row in ids
         ]
-        pixels = torch.cat(parts).float()  # [B, 3, H, W]
-        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
+        return restore_pixels(torch.cat(parts), self.processor.image_processor)
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size

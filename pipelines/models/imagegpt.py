@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mmaccel.checks import show
 from mmaccel.contracts import Pass
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.generate_call import GenerateCall
@@ -138,7 +138,7 @@ def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
 
     Raises:
         OptionError: another size than the model's.
-        UnsupportedModelError: files that are missing or do not fit, or a palette of another length.
+        UnsupportedModelError: files that are missing or do not fit.
     """
     from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
@@ -146,12 +146,5 @@ def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
     side = isqrt(model.config.n_positions)
     check_size(load_config.size, (side, side))
     clusters = load_processor(ImageGPTImageProcessor, folder, load_config).clusters
-    wanted = (model.config.vocab_size - 1, 3)
-    if clusters is None or torch.as_tensor(clusters).shape != wanted:
-        received = "none" if clusters is None else list(torch.as_tensor(clusters).shape)
-        raise UnsupportedModelError(
-            f"model: expected a palette {list(wanted)} in preprocessor_config.json, received "
-            f"{received}; copy the folder again"
-        )
     ImageGPT().check(model)
     return ImageGPTImages(model, torch.as_tensor(clusters).float())

@@ -46,7 +46,7 @@ from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.original_methods import original
-from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
+from mmaccel.pipelines.text_to_image.model import ImageModel, restore_pixels
 from mmaccel.pipelines.transformers_release import CACHE, find_cache
 from mmaccel.pipelines.vision_language.family import VisionLanguage
 from mmaccel.results import Generation
@@ -229,7 +229,6 @@ class JanusImages(ImageModel):
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self._mean, self._std = pixel_scale(processor.image_processor)
         window = JanusCodes(model)
         shape = model.model.vision_model.config
         side = isqrt(shape.num_image_tokens)
@@ -266,8 +265,8 @@ class JanusImages(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         ready(self.model)
-        pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
-        return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)
+        pixels = self.model.decode_image_tokens(tokens).permute(0, 3, 1, 2)
+        return restore_pixels(pixels, self.processor.image_processor)
 
 
 def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.scenes import WordPrompts, load_window
@@ -66,11 +66,4 @@ def load_moving_words(folder: Path, load_config: LoadConfig) -> WordClips:
             "text-to-video model"
         )
     window, tokenizer, words = load_window(folder, load_config)
-    clips = WordClips(window, tokenizer, words, content["n_frames"], content["fps"])
-    positions = len(words.unconditional()) + clips.length
-    if window.max_positions is not None and positions > window.max_positions:
-        raise UnsupportedModelError(
-            f"model: expected at most {window.max_positions} positions (config.json), received "
-            f"{positions} for {clips.n_frames} frames ({FILE}); the files do not belong together"
-        )
-    return clips
+    return WordClips(window, tokenizer, words, content["n_frames"], content["fps"])

@@ -90,7 +90,6 @@ def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
 def load_window(folder: Path, load_config: LoadConfig) -> tuple[CausalLMWindow, Any, CaptionWords]:
     """The window, the tokenizer and the words of a causal LM; see `load_words`."""
     tokenizer, words = load_vocabulary(folder, folder, load_config)
-    check_size(load_config.size, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
@@ -117,13 +116,7 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
             "leave the family out"
         )
     tokenizer, words = load_vocabulary(tokenizer_folder(folder), folder, load_config)
-    check_size(load_config.size, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, load_config, words.vocab_size + 1)
-    if masked["mask"] > words.vocab_size:
-        raise UnsupportedModelError(
-            f"model: expected a mask in 0..{words.vocab_size} in {folder / FILE}, received "
-            f"{masked['mask']}; the files do not belong together"
-        )
     window = MaskedLM(
         model, masked["mask"], shift=masked["logit_shift"], vocab_size=tokenizer.vocab_size
     )
@@ -135,6 +128,7 @@ def load_vocabulary(
 ) -> tuple[Any, CaptionWords]:
     """Load the image tokenizer of one folder and the word list of another."""
     tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
+    check_size(load_config.size, (tokenizer.size, tokenizer.size))
     return tokenizer, CaptionWords.load(folder, tokenizer.vocab_size)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import show, suggest
-from mmaccel.config_files import read_json, read_value
+from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
@@ -35,11 +36,24 @@ from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
 FILE = "voices.json"
 _SENTENCE_ENDS = re.compile(r"[.!?;:\n]+")
 _MOST_PARTS = 200
-_KEYS: dict[str, Any] = {
-    **dict.fromkeys(("longest", "sample_rate", "frame_samples"), int),
-    "speakers": tuple[str, ...],
-    "words": dict,
-}
+
+
+@dataclass(frozen=True)
+class VoicesFacts:
+    """What `voices.json` has.
+
+    Attributes:
+        longest: most words of a text.
+        sample_rate, frame_samples: of the codec.
+        speakers: their names, the usual one first.
+        words: the phonemes of each.
+    """
+
+    longest: int
+    sample_rate: int
+    frame_samples: int
+    speakers: tuple[str, ...]
+    words: dict[str, list[str]]
 
 
 class VoicesSpeech:
@@ -49,7 +63,7 @@ class VoicesSpeech:
         window: the language model.
         tokenizer: of transformers; a token for each code, phoneme and speaker.
         codec: turns codes into sound.
-        facts: content of `voices.json`.
+        facts: of `voices.json`.
 
     Raises:
         UnsupportedModelError: a tokenizer, a codec and facts that do not belong together.
@@ -60,18 +74,18 @@ class VoicesSpeech:
     float32_parts = ("codec",)
 
     def __init__(
-        self, window: CausalLMWindow, tokenizer: Any, codec: SpeechCodec, facts: dict[str, Any]
+        self, window: CausalLMWindow, tokenizer: Any, codec: SpeechCodec, facts: VoicesFacts
     ) -> None:
         self.window = window
         self.tokenizer = tokenizer
         self.codec = codec
-        self.voices: tuple[str, ...] = tuple(facts["speakers"])
-        self._words: dict[str, list[str]] = facts["words"]
-        self._longest: int = facts["longest"]
+        self.voices = facts.speakers
+        self._words = facts.words
+        self._longest = facts.longest
         self.sample_rate = codec.sample_rate
         self.frame_samples = codec.hop
         self.sound_context = SoundContext(codec.reach, step=2)
-        wanted = (facts["sample_rate"], facts["frame_samples"])
+        wanted = (facts.sample_rate, facts.frame_samples)
         if (self.sample_rate, self.frame_samples) != wanted:
             raise UnsupportedModelError(
                 f"codec: expected {wanted[0]} Hz and {wanted[1]} samples a code, as {FILE} says, "
@@ -158,22 +172,7 @@ def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConf
         UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
             together.
     """
-    facts = read_facts(source / FILE)
+    file = source / FILE
+    facts = read_settings(VoicesFacts, read_json(file), file)
     sound = load_codec(codec).to(load_config.device)
     return VoicesSpeech(load_window(source, load_config), tokenizer, sound, facts)
-
-
-def read_facts(file: Path) -> dict[str, Any]:
-    """Read `voices.json`.
-
-    Raises:
-        UnsupportedModelError: no such file, or one without an entry, or with another type of it.
-    """
-    facts = read_json(file)
-    for name, kind in _KEYS.items():
-        if not read_value(facts, name, kind, file):
-            raise UnsupportedModelError(
-                f"model: expected {name} in {file}, received {show(facts[name])}; copy the folder "
-                "again"
-            )
-    return facts

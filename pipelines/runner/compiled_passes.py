@@ -115,8 +115,15 @@ class CompiledPasses:
         Cost: of a trial: compiling if need be, and 16 passes.
         """
         kind = _find_kind(shape)
-        if shape not in self.gains and kind not in self.reasons and self._is_time(mode, shape):
-            self._try(shape, kind, given)
+        if shape not in self.gains and kind not in self.reasons:
+            if kind in self._compiled:
+                is_time = self.plain_passes[shape].total > _TRIAL_SECONDS
+            else:
+                timed = self.plain_passes.items()
+                total = sum(each.total for other, each in timed if _find_kind(other) == kind)
+                is_time = total > _COMPILE_SECONDS and not find_obstacle()
+            if mode is True or is_time:
+                self._try(shape, kind, given)
         if mode is True and kind in self.reasons:
             raise UnsupportedModelError(
                 "compile=True: expected layers that torch.compile takes, received "
@@ -124,16 +131,6 @@ class CompiledPasses:
             )
         is_faster = self.gains.get(shape, 0.0) > _GAIN
         return self._compiled[kind] if is_faster else self.plain
-
-    def _is_time(self, mode: UseCompile, shape: Shape) -> bool:
-        if mode is True:
-            return True
-        kind = _find_kind(shape)
-        if kind in self._compiled:
-            return self.plain_passes[shape].total > _TRIAL_SECONDS
-        timed = self.plain_passes.items()
-        total = sum(each.total for other, each in timed if _find_kind(other) == kind)
-        return total > _COMPILE_SECONDS and not find_obstacle()
 
     def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
         """Compile a kind if need be, compare, and measure."""
@@ -218,27 +215,19 @@ def find_obstacle() -> str:
     Cost: at the first call, one run of the compiler.
     """
     try:
-        obstacle = _find_cache_obstacle()
-        if obstacle:
-            return obstacle
+        try:
+            from torch._inductor.runtime.runtime_utils import cache_dir  # whose import makes it
+
+            with TemporaryFile(dir=cache_dir()):
+                pass
+        except OSError as error:
+            return (
+                f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); "
+                "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+            )
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
     except Exception as error:
         return f"torch finds no C++ compiler, but a {describe(error)}; install g++"
-    return ""
-
-
-def _find_cache_obstacle() -> str:
-    """Why torch cannot write what it compiles; empty where it can."""
-    try:
-        from torch._inductor.runtime.runtime_utils import cache_dir  # its import makes the folder
-
-        with TemporaryFile(dir=cache_dir()):
-            pass
-    except OSError as error:
-        return (
-            f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); set "
-            "TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
-        )
     return ""

@@ -22,10 +22,10 @@ nothing in it for one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -123,6 +123,19 @@ class GraphCache:
             found = bool(self._entries)
             self._entries.clear()
         return found
+
+
+@contextmanager
+def synchronising(mode: Literal["error", "default"]) -> Iterator[None]:
+    """Inside the block torch raises RuntimeError where it synchronises with the host, in every
+    thread ("error"), or does not ("default").
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class CudaGraphRunner(StepRunner):
@@ -311,15 +324,8 @@ class CudaGraphRunner(StepRunner):
             self._trials().add(_operations(self._key, kind))
         return ""
 
-    @contextmanager
-    def _refuse_sync(self) -> Iterator[None]:
-        """torch raises RuntimeError where it synchronises with the host, in every thread."""
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+    def _refuse_sync(self) -> AbstractContextManager[None]:
+        return synchronising("error")
 
     def _go_on(self, step: Callable[[], None], reason: str, error: Exception) -> bool:
         """Run a step, and all later ones, eagerly; or raise."""

@@ -17,7 +17,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
-from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache, synchronising
 from mmaccel.policies import Policy
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from mmaccel.samplers.run_lock import in_turn
@@ -331,16 +331,13 @@ def _check_sync(model: Any, window: TokenModel, prompt: Prompt) -> str | None:
     start = prompt.lengths.new_zeros(rows)
     window.reserve(rows, 3)
     window.forward(Pass(tokens, start))  # the first call of a library may synchronise
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    reason = None
     try:
-        window.forward(Pass(tokens, start))
-        reason = None
+        with synchronising("error"):
+            window.forward(Pass(tokens, start))
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
         reason = f"a {type(model).__name__}, whose forward pass synchronises with the host"
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     checked[state] = reason
     return reason

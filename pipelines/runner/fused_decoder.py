@@ -17,7 +17,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,19 +41,20 @@ from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun, takes
+from mmaccel.pipelines.runner.cuda_graphs import synchronising
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
     Head,
     Layer,
     Structure,
     UnknownDecoderError,
+    find_decoder,
     find_hook,
     read_structure,
 )
 from mmaccel.pipelines.runner.onednn import Faster, Products
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
-from mmaccel.pipelines.runner.trial import capture, find_gain, synchronising
+from mmaccel.pipelines.runner.trial import Way, capture, find_gain
 from mmaccel.samplers.compare_logits import Tolerance
 from mmaccel.samplers.run_lock import in_turn
 
@@ -95,7 +96,14 @@ class FusedDecoder:
         self.by_rows: dict[tuple[int, bool], bool] = {}
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.same_bits = False
-        self.products = Products(list(self._find_products()), _faster.setdefault(model, {}))
+        found = [
+            product
+            for layer in self._layers
+            for product in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+        ]
+        if self.head is not None:
+            found.append(self.head.product)
+        self.products = Products(found, _faster.setdefault(model, {}))
         try:
             for packed in self.products.linears:
                 packed.pack()
@@ -105,12 +113,6 @@ class FusedDecoder:
             raise
         if self._layers[0].attention.qkv.weight.device.type == "cuda":
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
-
-    def _find_products(self) -> Iterator[PackedLinear]:
-        for layer in self._layers:
-            yield from (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
-        if self.head is not None:
-            yield self.head.product
 
     def use_same_bits(self, same_bits: bool) -> None:
         """Set whether a row's states and logits have the same bits in passes of any width and any
@@ -391,11 +393,12 @@ class FusedDecoder:
             return qkv[:, :width].unflatten(0, hidden.shape[:2])
 
         norm, gate = (_choose(f, hidden) for f in (add_norm, gated_act))
-        ways = [
+        ways: list[Way] = [
             partial(self._run_layers, hidden, attend, norm, gate),
             partial(self._run_by_rows, hidden, attend, norm),
         ]
-        with synchronising(hidden.device):
+        is_cuda = hidden.device.type == "cuda"
+        with synchronising("default") if is_cuda else nullcontext():
             try:
                 if is_captured:
                     ways = [capture(way, hidden.device) for way in ways]
@@ -632,7 +635,7 @@ def close_fused(model: Any, *, forget: bool = True) -> None:
 
 
 def _read_state(model: Any) -> tuple[Any, ...]:
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     tensors: list[Any] = []
     for part in (decoder, model.get_output_embeddings()):
         for module in part.modules() if part is not None else ():

@@ -164,6 +164,7 @@ LAYERS: dict[str, LayerSpec] = {  # "FAMILY.CLASS" of transformers.models
     "cohere2.Cohere2DecoderLayer": replace(
         _COHERE, attention=AttentionSpec(turns_where_sliding=True)
     ),
+    "csm.CsmDecoderLayer": _LLAMA,
     "cwm.CwmDecoderLayer": _LLAMA,
     "emu3.Emu3DecoderLayer": _LLAMA,
     "ernie4_5.Ernie4_5DecoderLayer": _HELIUM,
@@ -214,6 +215,7 @@ LAYERS: dict[str, LayerSpec] = {  # "FAMILY.CLASS" of transformers.models
     "qwen2_vl.Qwen2VLDecoderLayer": _QWEN2_VL,
     "qwen2_5_vl.Qwen2_5_VLDecoderLayer": _QWEN2_VL,
     "qwen3.Qwen3DecoderLayer": _QWEN3,
+    "qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorDecoderLayer": _QWEN3,
     "qwen3_vl.Qwen3VLTextDecoderLayer": replace(_QWEN3, has_axes=True),
     "seed_oss.SeedOssDecoderLayer": _LLAMA,
     "smollm3.SmolLM3DecoderLayer": LayerSpec(attention=AttentionSpec(turns_if="use_rope")),

@@ -7,7 +7,7 @@ transformers', and one that something watches or wraps, has no structure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from mmaccel.pipelines.runner.fused_layers import (
     ACTIVATIONS,
     HEADS,
     LAYERS,
-    AttentionSpec,
     HeadSpec,
     LayerSpec,
     MLPSpec,
@@ -154,12 +153,17 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     found = find_hook(model)
     if found:
         raise UnknownDecoderError(found)
-    decoder = model.get_decoder()
+    decoder = find_decoder(model)
     config = decoder.config
     prefix, stack, spec = _find_layers(decoder)
     if len(stack) != len(windows):
         raise UnknownDecoderError(f"{len(stack)} layers, of which {len(windows)} are in use")
-    _check_options(spec.attention, config)
+    options = [spec.attention.unless]
+    if own_attention(config) == "eager":
+        options.append(spec.attention.unless_eager)
+    for option in options:
+        if _read_option(config, option, False):
+            raise UnknownDecoderError(f"attention with {option}")
     names = [prefix, spec.last_norm, spec.positions]
     names += ["project_in", "project_out"] if spec.has_projections else []
     named = {name: getattr(decoder, name) for name in names if name}
@@ -202,7 +206,14 @@ def find_hook(model: Any) -> str:
 
     Cost: one visit of each module.
     """
-    for name, module in _iterate_modules(model):
+    decoder = find_decoder(model)
+    head = model.get_output_embeddings()
+    parts = [(type(module).__name__, module) for module in (model, model.base_model)]
+    for name, module in decoder.named_modules():
+        parts.append((name or type(decoder).__name__, module))
+    if head is not None:
+        parts.append(("lm_head", head))
+    for name, module in parts:
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         if any(getattr(hook, "__module__", "") != _CAPTURING for hook in hooks):
             return f"a hook on {name}"
@@ -213,15 +224,10 @@ def find_hook(model: Any) -> str:
     return ""
 
 
-def _iterate_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
+def find_decoder(model: Any) -> Any:
+    """The part of a model that has its layers; a code predictor's `get_decoder` gives the whole."""
     decoder = model.get_decoder()
-    head = model.get_output_embeddings()
-    for module in (model, model.base_model):
-        yield type(module).__name__, module
-    for name, module in decoder.named_modules():
-        yield name or type(decoder).__name__, module
-    if head is not None:
-        yield "lm_head", head
+    return getattr(model, "model", model) if decoder is model else decoder
 
 
 def name_forward(module: nn.Module) -> str:
@@ -268,15 +274,6 @@ def _check_forwards(decoder: nn.Module, family: str, parts: dict[str, nn.Module]
             raise UnknownDecoderError(f"{name}, a {kind}")
 
 
-def _check_options(spec: AttentionSpec, config: Any) -> None:
-    options = [spec.unless]
-    if own_attention(config) == "eager":
-        options.append(spec.unless_eager)
-    for option in options:
-        if _read_option(config, option, False):
-            raise UnknownDecoderError(f"attention with {option}")
-
-
 def _read_option(config: Any, name: str, default: Any) -> Any:
     return getattr(config, name) if name else default
 
@@ -307,7 +304,11 @@ def _read_attention(module: Any, layer: LayerSpec, config: Any, kind: str) -> At
     head_dim = out.shape[1] // heads
     norms = None
     if spec.norm is not None and _read_option(config, spec.norm_if, True):
-        norms = _read_head_norms(module, spec.norm)
+        q, k = _read_norm(module.q_norm, spec.norm), _read_norm(module.k_norm, spec.norm)
+        assert q is not None and k is not None
+        if q.eps != k.eps:
+            raise UnknownDecoderError("norms of queries and keys that differ")
+        norms = HeadNorms(q.weight, k.weight, q.bias, k.bias, q.kind, q.offset, q.eps)
     turns = not layer.positions
     if spec.turns_if:
         turns = bool(getattr(module, spec.turns_if))
@@ -350,15 +351,6 @@ def _read_norm(module: Any, spec: NormSpec) -> Norm | None:
         return None
     bias = module.bias if spec.has_bias else None
     return Norm(module.weight, bias, spec.kind, spec.offset, float(getattr(module, spec.eps)))
-
-
-def _read_head_norms(module: Any, spec: NormSpec) -> HeadNorms:
-    q = _read_norm(module.q_norm, spec)
-    k = _read_norm(module.k_norm, spec)
-    assert q is not None and k is not None
-    if q.eps != k.eps:
-        raise UnknownDecoderError("norms of queries and keys that differ")
-    return HeadNorms(q.weight, k.weight, q.bias, k.bias, q.kind, q.offset, q.eps)
 
 
 def _read_head(model: Any) -> tuple[Head | None, str]:

@@ -155,7 +155,9 @@ class PackedLinear:
                 (linear.weight, self._address),
                 (linear.bias, self._bias_address),
             ):
-                if address is not None and _is_at(parameter, address):
+                if address is None or type(parameter) is not nn.Parameter:  # quantised since
+                    continue
+                if parameter.untyped_storage().data_ptr() == address:
                     with torch.inference_mode(False), torch.no_grad():
                         parameter.data = parameter.data.clone()
 
@@ -205,12 +207,6 @@ def _separate_storages(
             continue  # a parameter itself, or a device whose memory DLPack may not describe
         if tensor.untyped_storage().nbytes() > tensor.nbytes:
             state[name] = torch.from_dlpack(tensor)
-
-
-def _is_at(parameter: Tensor, address: int) -> bool:
-    if type(parameter) is not nn.Parameter:  # quantised since
-        return False
-    return parameter.untyped_storage().data_ptr() == address
 
 
 def find_unpackable(parts: Sequence[nn.Module]) -> str:

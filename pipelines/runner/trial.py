@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -54,17 +53,3 @@ def capture(way: Way, device: torch.device) -> Way:
         return made[0]
 
     return run
-
-
-@contextmanager
-def synchronising(device: torch.device) -> Iterator[None]:
-    """Inside the block torch may synchronise with the host, in a pass that else must not."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("default")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

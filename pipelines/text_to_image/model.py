@@ -337,13 +337,13 @@ def _check_ids(model: PromptedModel, encoded: Sequence[Any]) -> None:
         )
 
 
-def pixel_scale(image_processor: Any) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the pixels `[3, 1, 1]` that an image processor of transformers has."""
+def restore_pixels(pixels: Tensor, image_processor: Any) -> Tensor:
+    """Pixels `[B, 3, H, W]` in 0..1 of those that an image processor of transformers makes."""
     mean, deviation = (
-        torch.tensor(values, dtype=torch.float32).view(3, 1, 1)
+        torch.tensor(values, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
         for values in (image_processor.image_mean, image_processor.image_std)
     )
-    return mean, deviation
+    return pixels.float() * deviation + mean
 
 
 def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:

@@ -1,59 +1,55 @@
-"""Visual tokens merged inside the vision encoder: later layers of the tower process fewer tokens.
+"""The vision encoder in one call of `generate`: all of its hooks, which this class alone makes.
 
-While `generate` encodes its images, a hook in front of a tower's layer hands the patches' states to
-a reducer and merges them. The layers from there on run as they are, on fewer columns; a hook in
-front of their attention adds the logarithm of how many patches each key stands for, as its mask, so
-that a merged key attracts what its patches did (proportional attention: D. Bolya et al., "Token
-Merging: Your ViT But Faster", ICLR 2023, arXiv:2210.09461, section 3.2). The class token, and
-patches that the tower's own mask hides, are columns that stay.
+While `generate` encodes its images, the tower computes less: of smaller images (`pixels`), of fewer
+patches (`patches`), or of tokens that are merged in front of its layers. What each of these decides
+is a target of `mmaccel.pipelines.vision_language.tower_run`, which place stands for each. Behind
+the tower all places are there again; of the features that are then equal, one stays in the prompt.
 
-What leaves the tower has all its tokens again, each with the state of what it was merged into, also
-the hidden states of earlier layers (`vision_feature_layer`). So projectors that pool or shuffle the
-grid, and `pack_image_features`, work as they are. Where a feature is a token of the tower, one of
-those that are equal is then enough: `mmaccel.pipelines.vision_language.reduction` drops the columns
-of the others from the prompt.
-
-Each image, tile or frame is a row of the tower and is reduced alone. Only layers whose states the
-model uses count: with `vision_feature_layer=-2` the last one receives what the one before it had.
+Merged tokens: the layers from there on run as they are, on fewer columns; a hook in front of their
+attention adds the logarithm of how many patches each key stands for, as its mask, so that a merged
+key attracts what its patches did (proportional attention: D. Bolya et al., "Token Merging: Your ViT
+But Faster", ICLR 2023, arXiv:2210.09461, section 3.2). The class token, and patches that the
+tower's own mask hides, are columns that stay. Each row of the tower is reduced alone. Only layers
+whose states the model uses count: with `vision_feature_layer=-2` the last one receives what the one
+before it had.
 
 Departures: the attention of flash and flex kernels takes no bias; a reduced tower runs sdpa.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from math import isqrt
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
-from mmaccel.pipelines.layers.store import HIDDEN
 from mmaccel.pipelines.prompt_cuts.columns import ChosenColumns, take_states
-from mmaccel.pipelines.vision_language.tokens import (
-    count_tokens,
+from mmaccel.pipelines.vision_language.patches import prune_pack, prune_rows
+from mmaccel.pipelines.vision_language.pixels import shrink_pack, shrink_rows
+from mmaccel.pipelines.vision_language.places import count_features
+from mmaccel.pipelines.vision_language.tower_run import TowerRun, find_targets, join_targets
+from mmaccel.pipelines.vision_language.towers import (
+    VisionTower,
+    describe_features,
+    describe_tower,
     find_attentions,
-    has_class_token,
-    has_tower_tokens,
-    listen,
+    find_side,
+    find_tower,
 )
-from mmaccel.pipelines.vision_language.tower_reduction import (
-    TowerReduction,
-    find_targets,
-    join_targets,
-    spread_states,
-)
-from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
-from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
+from mmaccel.reduction.visual_tokens.context import Queries, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
+Stage = Callable[[TowerRun, Any, Tensor, dict[str, Any]], tuple[Tensor, dict[str, Any]]]
 _WITH_BIAS = {"sdpa", "eager"}
+_PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:
@@ -72,301 +68,280 @@ def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:
     return max(index if index >= 0 else depth + 1 + index for index in chosen)
 
 
-@dataclass(frozen=True)
-class Level:
-    """Which tokens of a tower are left from a layer on; S of them in all, S' at this level.
+class EncoderCall:
+    """The encoder of one call, inside `with`.
+
+    Args:
+        model: the model.
+        inputs: what `generate` was called with.
+        method: what it computes less by; None: nothing.
+        seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
+            a policy without a seed has those of seed 0 here.
+        records: whether a method behind it reads its keys and attention.
 
     Attributes:
-        first: the layer.
-        target: `[R, S]` int64, the token that stands for each; its own number where it is left.
-    """
-
-    first: int
-    target: Tensor
-
-    @cached_property
-    def kept(self) -> Tensor:
-        """`[R, S]` bool, the tokens that are left."""
-        return self.target == torch.arange(self.target.shape[1], device=self.target.device)
-
-    @cached_property
-    def columns(self) -> ChosenColumns:
-        """The tokens that stand in the columns of a row, S' at most."""
-        return ChosenColumns.of(self.kept)
-
-    @cached_property
-    def column(self) -> Tensor:
-        """`[R, S]` int64, where each token is now."""
-        return (self.kept.cumsum(1) - 1).gather(1, self.target)
-
-
-@dataclass
-class TowerRun:
-    """What was merged in one call of a tower.
-
-    Attributes:
-        seeds: `[R]` int64.
-        n_special: tokens in front of the patches, 1 or 0.
-        parts: rows of each image or video.
-        weighs: whether a column counts in attention as often as it stands for tokens.
-        levels: by their first layers; level 0 has all tokens.
-        is_patch, is_seen: `[R, S]` bool, which tokens may be merged, and are attended to.
-        noted: queries and keys `[R, S', H, D]` of the last layer that was asked for.
-    """
-
-    seeds: Tensor
-    n_special: int
-    parts: list[int]
-    weighs: bool
-    levels: list[Level] = field(default_factory=list)
-    is_patch: Tensor = field(default_factory=Tensor)
-    is_seen: Tensor = field(default_factory=Tensor)
-    noted: dict[str, Tensor] = field(default_factory=dict)
-
-    def begin(self, states: Tensor, mask: Tensor | None) -> None:
-        """Open level 0 of the states `[R, S, C]` under the tower's own mask, unless it is open."""
-        if self.levels:
-            return
-        rows, width = states.shape[:2]
-        token = torch.arange(width, device=states.device).repeat(rows, 1)
-        self.is_seen = torch.ones_like(token, dtype=torch.bool)
-        if mask is not None:  # of bools, or of numbers that are added: [R, 1, S, S]
-            seen = mask if mask.dtype == torch.bool else mask > HIDDEN
-            self.is_seen = seen.any(dim=2)[:, 0].expand(rows, -1)
-        self.is_patch = self.is_seen & (token >= self.n_special)
-        self.levels.append(Level(-1, token))
-
-    @property
-    def merges(self) -> bool:
-        """Whether some tokens were merged."""
-        return len(self.levels) > 1
-
-    @property
-    def targets(self) -> Tensor:
-        """`[R, N]` int64, the patch that stands for each patch at the end."""
-        return self.levels[-1].target[:, self.n_special :] - self.n_special
-
-    @property
-    def size(self) -> Tensor:
-        """`[R, S']` float32, how many tokens each column stands for."""
-        seen = self.is_seen.float()
-        return self.take(torch.zeros_like(seen).scatter_add(1, self.levels[-1].target, seen))
-
-    def counts(self, level: int) -> Tensor:
-        """`[R]` int64, patches at a level."""
-        return (self.is_patch & self.levels[level].kept).sum(1)
-
-    def take(self, known: Tensor) -> Tensor:
-        """What is known `[R, S]` of tokens, of those in the columns, `[R, S']`; 0 of padding."""
-        columns = self.levels[-1].columns
-        return columns.take(known).masked_fill(~columns.valid, 0)
-
-    def bias(self, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores of attention: `[R, S']`."""
-        size = self.size.clamp(min=1) if self.weighs else torch.ones_like(self.size)
-        least = torch.finfo(dtype).min / 4
-        return size.log().where(self.take(self.is_seen), least).to(dtype)
-
-    def merge(self, first: int, patches: ChosenColumns, target: Tensor) -> Tensor:
-        """The columns, `[R, S'']` int64, that are left at the next level.
-
-        Args:
-            first: its first layer.
-            patches: the columns of patches.
-            target: `[R, N]` int64, which of these stands for each.
-        """
-        last = self.levels[-1]
-        token = last.columns.index.gather(1, patches.index)
-        step = self.levels[0].target.clone()
-        row = torch.arange(len(step), device=step.device)[:, None].expand_as(token)[patches.valid]
-        step[row, token[patches.valid]] = token.gather(1, target)[patches.valid]
-        level = Level(first, step.gather(1, last.target))
-        self.levels.append(level)
-        return last.column.gather(1, level.columns.index)
-
-    def restore(self, states: Tensor, layer: int) -> Tensor:
-        """`[R, S, C]` of the states `[R, S', C]` that a layer gave out."""
-        column = next(level for level in reversed(self.levels) if level.first <= layer).column
-        return states.gather(1, column[..., None].expand(-1, -1, states.shape[-1]))
-
-
-class EncoderReduction(TowerReduction):
-    """The encoding of one `generate` call with a reducer inside the tower.
-
-    Attributes:
+        inputs: see above.
         runs: the tower's calls, by modality.
+        noted: by layer, what its attention read: "q" and "k", `[R, S', H, D]`.
+        counts: patches of all images, and those that the tower computed last.
     """
-
-    weighs = True  # see `TowerRun`
 
     def __init__(
-        self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        method: TokenReducer | None = None,
+        seeds: Sequence[int] = (),
+        records: bool = False,
     ) -> None:
-        super().__init__(model, method, inputs, seeds)
-        self._depth = find_depth(model, inputs)
-        self._before = method.layers_of(self._depth)
-        self._n_special = int(has_class_token(model))
-        if getattr(method, "features", "auto") == "merged":
-            self.remedy = 'give features="auto"'
-        self._run: TowerRun | None = None
+        self.inputs = inputs
         self.runs: dict[str, TowerRun] = {}
+        self.noted: dict[int, dict[str, Tensor]] = {}
+        self.counts = (0, 0)
+        self._model, self._method, self._seeds, self._records = model, method, seeds, records
+        self._tower = find_tower(model)
+        self._known = describe_tower(model) or VisionTower()
+        self._waiting = [name for name, key in _PIXELS.items() if inputs.get(key) is not None]
+        self._run: TowerRun | None = None
+        self._hooks = ExitStack()
+        self._depth = 0
+        self._stage: Stage | None = None
+        self._before: tuple[int, ...] = ()  # layers in front of which tokens go
+        is_packed = self._known.patches == "packed"
+        if isinstance(method, DownsamplePixels):
+            self._stage = shrink_pack if is_packed else shrink_rows
+        elif method is not None and method.stage == "pixels":
+            self._stage = prune_pack if is_packed else prune_rows
+            self._before = () if is_packed else (0,)
+        elif method is not None:
+            self._depth = find_depth(model, inputs)
+            self._before = method.layers_of(self._depth)
 
-    def hook(self) -> Sequence[Any]:
-        attentions = find_attentions(self._tower)
-        own = {id(attention) for attention in attentions}
-        layers = [
-            m for m in self._tower.modules() if any(id(child) in own for child in m.children())
-        ]
-        hooks = [
-            self._tower.register_forward_pre_hook(self._begin, with_kwargs=True),
-            self._tower.register_forward_hook(self._end),
+    def __enter__(self) -> EncoderCall:
+        if self._method is None and not self._records:
+            return self
+        tower = self._tower
+        attentions = find_attentions(tower)
+        layers = [m for m in tower.modules() if any(child in attentions for child in m.children())]
+        handles = [
+            tower.register_forward_pre_hook(self._begin, with_kwargs=True),
+            tower.register_forward_hook(self._end),
         ]
         for index, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
-            hooks.append(attention.register_forward_pre_hook(self._attend(), with_kwargs=True))
+            if self._records or index + 1 in self._before:
+                for name in ("q", "k"):
+                    part = getattr(attention, f"{name}_norm", None)
+                    part = getattr(attention, f"{name}_proj") if part is None else part
+                    hook = partial(self._note, index, name, attention)
+                    handles.append(part.register_forward_hook(hook))
             if index in self._before:
-                hook = self._merge(index)
-                hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-            if index + 1 in self._before:
-                hooks += listen(attention, partial(self._note, attention))
-        return hooks
+                hook = partial(self._shorten, index)
+                handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            if self._before:
+                handles.append(attention.register_forward_pre_hook(self._weigh, with_kwargs=True))
+        for handle in handles:
+            self._hooks.callback(handle.remove)
+        if self._before and own_attention(tower.config) not in _WITH_BIAS:
+            self._hooks.enter_context(attention_named(find_configs(tower), "sdpa"))
+        return self
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """See `TowerReduction.applied`; the tower's attention takes a bias there."""
-        takes_bias = own_attention(self._tower.config) in _WITH_BIAS
-        configs = [] if takes_bias else find_configs(self._tower)
-        with super().applied(), attention_named(configs, "sdpa"):
-            yield
+    def __exit__(self, *_: Any) -> None:
+        self._hooks.close()
 
-    def target(self, visual: Visual, visuals: Sequence[Visual]) -> Tensor | None:
-        run = self.runs.get(visual.modality)
-        wanted = getattr(self.method, "features", "auto")
-        if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):
-            return None
-        first = sum(run.parts[: visual.index])
-        return join_targets(list(run.targets[first : first + run.parts[visual.index]]))
+    @property
+    def changed(self) -> bool:
+        """Whether the tower computed less."""
+        return any(run.merges for run in self.runs.values())
 
-    def _begin(self, tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        self._run = None
-        if not self._is_paused and len(self.runs) < len(self._modalities):
-            pixels = given["pixel_values"] if "pixel_values" in given else args[0]
-            modality = self._modalities[len(self.runs)]
-            rows, parts = find_rows(self._model, self._inputs, modality, len(pixels))
-            seeds = torch.tensor(
-                find_seeds(rows, self._seeds), device=pixels.device, dtype=torch.int64
-            )
-            self._run = self.runs[modality] = TowerRun(seeds, self._n_special, parts, self.weighs)
-            self.ran = True
+    def copies(self, ids: Tensor) -> int:
+        """Copies of each row of the call's prompt in a batch `[B, T]` (`num_return_sequences`)."""
+        given = self.inputs.get("input_ids")
+        return 1 if given is None else len(ids) // len(given)
 
-    def _attend(self) -> Any:
-        def hook(attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            run = self._run
-            if run is None:
-                return None
-            states = given["hidden_states"] if "hidden_states" in given else args[0]
-            run.begin(states, given.get("attention_mask"))
-            if not run.merges:
-                return None
-            bias = run.bias(states.dtype)
-            mask = bias[:, None, None, :].expand(-1, 1, states.shape[1], -1)
-            return args, {**given, "attention_mask": mask}
+    def find_left(self, visuals: Sequence[Visual]) -> list[tuple[Tensor, Tensor]] | None:
+        """Which features are left in the prompt, and how many each stands for.
 
-        return hook
+        Args:
+            visuals: images, or videos, of one modality.
 
-    def _note(self, attention: Any, name: str, made: Tensor) -> None:
-        """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`."""
-        if self._run is not None:
-            shape = len(self._run.seeds), -1, attention.num_heads, attention.head_dim
-            self._run.noted[name] = made.reshape(shape)
+        Returns:
+            `[n]` bool, True for features that are no place, and `[n]` float32, of each image; None
+            where all features stay.
 
-    def _merge(self, index: int) -> Any:
-        def hook(_layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            run = self._run
-            if run is None:
-                return None
-            hidden = args[0]
-            run.begin(hidden, given.get("attention_mask", args[1] if len(args) > 1 else None))
-            patches = ChosenColumns.of(run.take(run.is_patch))
-            target, hidden = self._choose(run, index, patches, hidden)
-            itself = torch.arange(target.shape[1], device=target.device)
-            if bool(((target == itself) | ~patches.valid).all()):
-                return None
-            order = run.merge(index, patches, target)
-            return (take_states(hidden, order), *args[1:]), given
-
-        return hook
-
-    def _choose(
-        self, run: TowerRun, index: int, patches: ChosenColumns, hidden: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """In front of a layer: which patch stands for each, `[R, N]` int64, and the states
-        `[R, S', C]` with those of merged patches.
+        Raises:
+            UnsupportedModelError: features that were pooled or resized after the tower, if the
+                method asks to drop some.
         """
-        x = patches.take(hidden)
-        plan = self.method.plan(self._context(run, index, patches, x))
-        return find_targets(plan), patches.put(hidden, x, plan)
+        run = self.runs.get(visuals[0].modality)
+        if run is None or run.target is None:
+            return None
+        found = list[tuple[Tensor, Tensor]]()
+        for visual in visuals:
+            places = visual.places
+            is_place = (places.source >= 0) & places.is_own
+            if not places.is_own and getattr(self._method, "features", "auto") == "merged":
+                raise UnsupportedModelError(
+                    f"{self._method!r}: expected {visual.modality} features that are tokens of "
+                    "the encoder, received features that were pooled or resized after it; give "
+                    'features="auto"'
+                )
+            target = run.target.to(is_place.device)
+            stands = target[places.source.clamp(0)]
+            size = target.bincount(minlength=len(target)).float()[stands]
+            # of the features of one place its own is left or, where that was cut off, the first
+            n = len(stands)
+            rank = torch.arange(n, device=stands.device) + n * (stands != places.source)
+            rank = rank.where(is_place, 2 * n)
+            first = rank.new_full(target.shape, 2 * n).scatter_reduce(0, stands, rank, "amin")
+            found.append(((rank == first[stands]) | ~is_place, size.where(is_place, 1.0)))
+        return None if all(bool(left.all()) for left, _ in found) else found
 
-    def _context(
-        self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor
-    ) -> VisualContext:
-        """What a method may look at in front of a layer."""
+    # ------------------------------------------------------------------ the tower's hooks
+
+    def _begin(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        """In front of the tower: open its run, and change what it receives."""
+        self._run = None
+        if not self._waiting:  # a call inside the call, or whole images for a loop of transformers'
+            return None
+        modality = self._waiting.pop(0)
+        given = dict(given)
+        pixels = given.pop("pixel_values") if "pixel_values" in given else args[0]
+        run = self._run = self.runs[modality] = self._open(modality, pixels, given)
+        if self._stage is None:
+            return None
+        pixels, given = self._stage(run, self._method, pixels, given)
+        return (pixels, *args[1:]), given
+
+    def _open(self, modality: str, pixels: Tensor, given: Mapping[str, Any]) -> TowerRun:
+        """The run of a tower's call."""
+        unit = describe_features(self._model).unit(self._model.config)
+        if self._known.patches == "packed":
+            grid = (1, len(pixels) // unit**2)  # of features
+            seen = torch.ones(grid, dtype=torch.bool, device=pixels.device)
+            seeds = self._seeds[:1]
+        else:
+            side = find_side(self._tower)
+            grid = (pixels.shape[-2] // side, pixels.shape[-1] // side)
+            n_special = int(self._known.has_class_token)
+            seen = pixels.new_ones(len(pixels), n_special + grid[0] * grid[1], dtype=torch.bool)
+            mask = given.get("patch_attention_mask")
+            if mask is not None:
+                seen[:, n_special:] = mask.flatten(1)
+            seeds = [0] * len(pixels)
+            if self._method is not None:
+                rows = find_rows(self._model, self.inputs, modality, len(pixels))
+                seeds = find_seeds(rows, self._seeds)
+        numbers = torch.tensor(seeds, device=pixels.device, dtype=torch.int64)
+        weighs = self._stage is None
+        return TowerRun(self._tower, self._known, unit, numbers, grid, seen, weighs)
+
+    def _note(
+        self, layer: int, name: str, attention: Any, _part: Any, _args: Any, made: Tensor
+    ) -> None:
+        """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`; of images before videos."""
+        if self._run is not None:
+            shape = len(self._run.is_seen), -1, attention.num_heads, attention.head_dim
+            self.noted.setdefault(layer, {}).setdefault(name, made.detach().reshape(shape))
+
+    def _weigh(self, _attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        """In front of attention: what its keys stand for, as its mask."""
+        run = self._run
+        if run is None or run.mask is None:
+            return None
+        return args, {**given, "attention_mask": run.mask}
+
+    def _shorten(
+        self, index: int, _layer: Any, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> Any:
+        """In front of a layer: the columns of the tokens that are left."""
+        run = self._run
+        if run is None:
+            return None
+        hidden = args[0]
+        if self._stage is None:
+            hidden = self._merge(run, index, hidden)
+        level = run.levels[-1]
+        if level.first != index:
+            return None
+        columns = run.levels[-2].column.gather(1, level.columns.index)
+        run.mask = run.bias(hidden.dtype)[:, None, None].expand(-1, 1, columns.shape[1], -1)
+        return (take_states(hidden, columns), *args[1:]), given
+
+    def _merge(self, run: TowerRun, index: int, hidden: Tensor) -> Tensor:
+        """In front of a layer: the states `[R, S', C]` with those of merged tokens."""
+        patches = ChosenColumns.of(run.take(run.is_patch))
+        where = patches.index.where(patches.valid, -1)
+        token = run.levels[-1].columns.index.gather(1, patches.index)
+        place = token - run.n_special
+        noted = self.noted.pop(index - 1)
         bias = run.bias(torch.float32)
+        x = patches.take(hidden)
 
         def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
-            q, k = (run.noted[name].transpose(1, 2) for name in ("q", "k"))
-            where = patches.index.where(patches.valid, -1)
-            return attention_mass(
-                q[:, :, :1], k, where, scale=q.shape[-1] ** -0.5, bias=bias, per_head=per_head
-            )
+            q, k = noted["q"].transpose(1, 2), noted["k"].transpose(1, 2)
+            scale = q.shape[-1] ** -0.5
+            return attention_mass(q[:, :, :1], k, where, scale=scale, bias=bias, per_head=per_head)
 
-        token = run.levels[-1].columns.index.gather(1, patches.index) - run.n_special
-        n_patches = run.is_patch.shape[1] - run.n_special
-        side = isqrt(n_patches)
-        is_square = side * side == n_patches
-        return make_context(
+        context = make_context(
             x,
             patches.valid,
-            row=token.div(side, rounding_mode="floor") if is_square else None,
-            column=token % side if is_square else None,
+            row=place // run.grid[1],
+            column=place % run.grid[1],
             size=patches.take(run.size),
-            initial=run.counts(0),
+            initial=run.count(0),
             seed=run.seeds,
             layer=index,
             depth=self._depth,
-            keys=lambda layer: patches.take(run.noted["k"]),
+            keys=lambda layer: patches.take(noted["k"]),
             attention=attention if run.n_special else None,
             queries=("cls",),
         )
+        plan = self._method.plan(context)
+        run.merge(index, token, patches.valid, find_targets(plan))
+        return patches.put(hidden, x, plan)
 
-    def _end(self, _tower: Any, _args: Any, output: Any) -> None:
-        run = self._run
-        self._run = None
+    def _end(self, _tower: Any, _args: Any, output: Any) -> Any:
+        """Behind the tower: its states, or features, at all places."""
+        run, self._run = self._run, None
         if run is None:
-            return
-        run.noted.clear()
-        before, after = self.counts
-        self.counts = before + int(run.counts(0).sum()), after + int(run.counts(-1).sum())
-        if run.merges:
-            self.changed = True
-            spread_states(output, len(find_attentions(self._tower)), run.restore)
+            return None
+        is_packed = self._known.patches == "packed"
+        block = run.unit**2 if is_packed else 1
+        before, after = (block * int(run.count(level).sum()) for level in (0, -1))
+        self.counts = self.counts[0] + before, self.counts[1] + after
+        if not run.merges:
+            return None
+        if is_packed:
+            column = run.levels[-1].column[0]
+            output.pooler_output = output.pooler_output[column]
+            if getattr(output, "deepstack_features", None) is not None:
+                output.deepstack_features = [deep[column] for deep in output.deepstack_features]
+            return output
+        wanted = getattr(self._method, "features", "auto")
+        if self._stage is None and wanted != "all" and describe_features(self._model).are_tokens:
+            run.target = join_targets(run.levels[-1].target[:, run.n_special :] - run.n_special)
+        depth = len(find_attentions(self._tower))
+        output.last_hidden_state = run.restore(output.last_hidden_state, depth)
+        hidden = getattr(output, "hidden_states", None)
+        if hidden is not None:  # the first is what entered layer 0; None for those not asked for
+            output.hidden_states = tuple(
+                None if states is None else run.restore(states, index - 1)
+                for index, states in enumerate(hidden)
+            )
+        return output
 
 
-def find_rows(
-    model: Any, inputs: Mapping[str, Any], modality: str, n: int
-) -> tuple[list[int], list[int]]:
-    """The prompt's row of each of n rows of the tower, and how many of those each image or video
-    has: its tiles, its frames.
-    """
+def find_rows(model: Any, inputs: Mapping[str, Any], modality: str, n: int) -> list[int]:
+    """The prompt's row of each of n rows of the tower."""
     ids = inputs.get("input_ids")
     if ids is None:
         ids = torch.zeros(1, 0, dtype=torch.int64)
     left = (ids == find_placeholder(model, modality)).sum(1).tolist()
     found = list[int]()
     row = 0
-    counts = count_tokens(model, inputs, modality, n, sum(left))
-    for rows, tokens in counts:
+    for rows, tokens in count_features(model, inputs, modality, n, sum(left)):
         while left[row] < tokens and row + 1 < len(left):
             row += 1
         left[row] -= tokens
         found += [row] * rows
-    return found, [rows for rows, _ in counts]
+    return found

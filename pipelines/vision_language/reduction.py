@@ -12,8 +12,7 @@ from mmaccel.capabilities import GLOSSARY, Capable
 from mmaccel.pipelines.causal_lm.compatibility import find_facts, forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import find_depth
-from mmaccel.pipelines.vision_language.tokens import has_class_token, has_tower_tokens, offered
-from mmaccel.pipelines.vision_language.towers import JOINTS, UNMERGED, describe_tower
+from mmaccel.pipelines.vision_language.towers import describe_features, describe_tower
 from mmaccel.reduction.visual_tokens.contract import (
     Leaving,
     LeavingWords,
@@ -21,7 +20,6 @@ from mmaccel.reduction.visual_tokens.contract import (
     Stage,
     TokenReducer,
 )
-from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
 OF_TOWER = {"keys", "cls_attention", "all_attention"}  # what the encoder says while it runs
 LOOKS = OF_TOWER | {
@@ -106,13 +104,19 @@ class VisionModel(Capable):
         """What methods of a stage may look at."""
         if stage == "pixels":
             return frozenset({"pixels", "grid"})
-        if stage == "encoder_layer":
-            own = {"cls_attention"} if has_class_token(self.model) else set()
-            return frozenset({"keys", "grid"} | own)
         if stage == "llm_layer":
             return frozenset({"keys", "last_attention", "text_attention", "text"})
+        tower = describe_tower(self.model)
+        own = {"cls_attention"} if tower is not None and tower.has_class_token else set()
+        if stage == "encoder_layer":
+            return frozenset({"keys", "grid"} | own)
+        looks = describe_features(self.model).looks | {"text"}
         # layers of a reduced encoder have no keys and attention of all tokens
-        return offered(self.model) - (OF_TOWER if self._in_encoder is not None else set())
+        return (
+            looks - OF_TOWER
+            if self._in_encoder is not None
+            else looks | (own if "keys" in looks else set())
+        )
 
     def _lack_of_words(self, method: TokenReducer) -> str:
         """Why no word of a prompt can leave the model where a method works."""
@@ -131,24 +135,15 @@ class VisionModel(Capable):
         if "mm_encoder_outputs" not in forward_parameters(model):
             return "it encodes images in its first pass; install transformers 5.23 or newer"
         tower = describe_tower(model)
-        kind = model.config.model_type
+        features = describe_features(model)
         if method.stage == "pixels":
-            if tower is None:
-                return f"its encoder {UNMERGED.get(kind, 'is of a kind that is not known here')}"
-            joint = JOINTS.get(kind)
-            takes_sizes = has_tower_tokens(model) and tower.interpolates
-            if joint is not None:
-                takes_sizes = not joint.one_size
-            if tower.patches == "packed":
-                takes_sizes = True
-            if isinstance(method, DownsamplePixels) and not takes_sizes:
-                return "its projector pools a grid of one size; use Downsample"
-        elif method.stage == "encoder_layer":
-            if tower is None or tower.patches != "rows":
-                why = UNMERGED.get(kind, "is of a kind that is not known here")
-                return f"its encoder {why}; use a method after it, such as DivPrune or FastV"
+            return "" if tower is not None else f"its encoder {features.unmerged}"
+        if method.stage == "encoder_layer":
+            if features.unmerged:
+                remedy = "use a method after it, such as DivPrune or FastV"
+                return f"its encoder {features.unmerged}; {remedy}"
             method.layers_of(find_depth(model, {}))
-            if getattr(method, "features", "auto") == "merged" and not has_tower_tokens(model):
+            if getattr(method, "features", "auto") == "merged" and not features.are_tokens:
                 return 'its projector pools or shuffles the grid; give features="all"'
         elif method.stage == "llm_layer":
             vision = getattr(model.config, "vision_config", None)

@@ -1,4 +1,5 @@
-"""The vision towers that are known here: how patches lie in them, and what stands behind them.
+"""The vision towers and models that are known here: how patches lie in a tower, and what a model
+makes of them. All that differs by class is a row of one of the two tables.
 
 A tower is known by the `model_type` of its own configuration. Those with rows have a sequence for
 each image, tile or frame, and a table of positions from which a patch takes its own by index. Those
@@ -25,30 +26,26 @@ class VisionTower:
 
     Attributes:
         patches: "rows" or "packed".
+        has_class_token: in front of the patches of a row.
         interpolates: it takes images of other sizes with its `interpolate_pos_encoding`.
         has_windows: some layers attend in windows of the packed sequence.
         has_table: packed patches have a table of positions beside rotary ones.
     """
 
-    patches: Literal["rows", "packed"]
+    patches: Literal["rows", "packed"] = "rows"
+    has_class_token: bool = False
     interpolates: bool = False
     has_windows: bool = False
     has_table: bool = False
 
 
-UNMERGED = {  # by the model's model_type, why patches are no plain rows
-    "qwen2_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
-    "qwen2_5_vl": "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it",
-    "qwen3_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
-    "chameleon": "is a VQGAN, whose tokens are codes of places",
-}
 TOWERS = {
-    "clip_vision_model": VisionTower("rows", interpolates=True),
-    "siglip_vision_model": VisionTower("rows", interpolates=True),
-    "janus_vision_model": VisionTower("rows", interpolates=True),
-    "internvl_vision": VisionTower("rows"),
-    "idefics3_vision": VisionTower("rows"),
-    "smolvlm_vision": VisionTower("rows"),
+    "clip_vision_model": VisionTower(has_class_token=True, interpolates=True),
+    "siglip_vision_model": VisionTower(interpolates=True),
+    "janus_vision_model": VisionTower(interpolates=True),
+    "internvl_vision": VisionTower(has_class_token=True),
+    "idefics3_vision": VisionTower(),
+    "smolvlm_vision": VisionTower(),
     "qwen2_vl_vision": VisionTower("packed"),
     "qwen2_5_vl_vision": VisionTower("packed", has_windows=True),
     "qwen3_vl_vision": VisionTower("packed", has_table=True),
@@ -56,18 +53,35 @@ TOWERS = {
 
 
 @dataclass(frozen=True)
-class Joint:
-    """A projector behind the tower that makes one feature of a block of patches.
+class Features:
+    """How a model makes features of an image, of what its tower gives out.
 
     Attributes:
-        part: of the base model.
-        unit: patches of a block along each side, from the model's configuration.
-        one_size: it takes a grid of one size.
+        looks: what methods at the exit of the encoder may look at, beside text.
+        layout: "tokens", a feature is a token of the tower; "tiles", so it is, of tiles that are
+            packed side by side; "grid", the inputs have the grid of the features; "blocks", a
+            feature is made of several tokens.
+        unit: patches of a feature along each side, from the model's configuration.
+        unmerged: why patches are no plain rows; empty where they are.
     """
 
-    part: str
-    unit: Callable[[Any], int]
-    one_size: bool = False
+    looks: frozenset[str] = frozenset()
+    layout: Literal["tokens", "tiles", "grid", "blocks"] = "blocks"
+    unit: Callable[[Any], int] = lambda config: 1
+    unmerged: str = ""
+
+    @property
+    def are_tokens(self) -> bool:
+        """Whether a feature is a token of the tower, no mean of several."""
+        return self.layout in ("tokens", "tiles")
+
+
+def _merged(config: Any) -> int:
+    return int(config.vision_config.spatial_merge_size)
+
+
+def _shuffled(config: Any) -> int:
+    return int(config.scale_factor)
 
 
 def _pooled(config: Any) -> int:
@@ -75,11 +89,23 @@ def _pooled(config: Any) -> int:
     return int(vision.image_size // vision.patch_size // isqrt(config.mm_tokens_per_image))
 
 
-JOINTS = {  # by the model's model_type
-    "internvl": Joint("multi_modal_projector", lambda config: round(1 / config.downsample_ratio)),
-    "idefics3": Joint("connector", lambda config: int(config.scale_factor)),
-    "smolvlm": Joint("connector", lambda config: int(config.scale_factor)),
-    "gemma3": Joint("multi_modal_projector", _pooled, one_size=True),
+_RECORDED = frozenset({"grid", "keys", "all_attention"})
+_ON_A_GRID = frozenset({"grid", "frames"})
+_PACKED = "packs all images into one sequence and joins patches by 2 x 2 blocks of it"
+_IN_WINDOWS = "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it"
+FEATURES = {  # by the model's model_type
+    "llava": Features(_RECORDED, "tokens"),
+    "llava_next": Features(_RECORDED | {"tiles"}, "tiles"),
+    "llava_onevision": Features(_RECORDED | {"tiles", "frames"}, "tiles"),
+    "janus": Features(layout="tokens"),
+    "qwen2_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_PACKED),
+    "qwen2_5_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_IN_WINDOWS),
+    "qwen3_vl": Features(_ON_A_GRID, "grid", unit=_merged, unmerged=_PACKED),
+    "internvl": Features(unit=lambda config: round(1 / config.downsample_ratio)),
+    "idefics3": Features(unit=_shuffled),
+    "smolvlm": Features(unit=_shuffled),
+    "gemma3": Features(unit=_pooled),
+    "chameleon": Features(unmerged="is a VQGAN, whose tokens are codes of places"),
 }
 
 
@@ -95,16 +121,18 @@ def describe_tower(model: Any) -> VisionTower | None:
     return TOWERS.get(getattr(config, "model_type", ""))
 
 
-def find_unit(model: Any) -> int:
-    """Patches of a feature along each side; 1 where a feature is a patch."""
-    tower = describe_tower(model)
-    if tower is not None and tower.patches == "packed":
-        return int(model.config.vision_config.spatial_merge_size)
-    joint = JOINTS.get(model.config.model_type)
-    return 1 if joint is None else joint.unit(model.config)
+def describe_features(model: Any) -> Features:
+    """What is known of a model's features."""
+    return FEATURES.get(model.config.model_type, Features(unmerged="is of a kind not known here"))
 
 
 def find_side(tower: Any) -> int:
     """Pixels of a patch along each side."""
     side = tower.config.patch_size
     return side if isinstance(side, int) else int(side[0])
+
+
+def find_attentions(tower: Any) -> list[Any]:
+    """The attention modules of a tower's layers, in order; of those with `q_proj` and `k_proj`."""
+    modules = [m for m in tower.modules() if hasattr(m, "q_proj") and hasattr(m, "k_proj")]
+    return [m for m in modules if hasattr(m, "num_heads")]

@@ -18,11 +18,12 @@ alone, where it drops words.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import replace
 from inspect import signature
 from typing import Any
+
+import torch
 
 from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.prompt_cuts.columns import LeavingColumns
@@ -30,65 +31,19 @@ from mmaccel.pipelines.prompt_cuts.layers import DecoderLayers, PromptCuts
 from mmaccel.pipelines.prompt_cuts.recall import FirstRun
 from mmaccel.pipelines.prompt_cuts.revival import RevivingCuts
 from mmaccel.pipelines.vision_language.columns import (
-    find_kept,
     find_visual_columns,
     keep_columns,
-    reduce_visuals,
+    put_merged,
 )
-from mmaccel.pipelines.vision_language.encoder import EncoderReduction
-from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
-from mmaccel.pipelines.vision_language.patches import PrunedPack, PrunedRows
-from mmaccel.pipelines.vision_language.pixels import PixelReduction
+from mmaccel.pipelines.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.vision_language.exit_context import open_context
+from mmaccel.pipelines.vision_language.kept import KeptTokens, find_kept_tokens
+from mmaccel.pipelines.vision_language.places import find_missing
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
-from mmaccel.pipelines.vision_language.tokens import (
-    EncoderRecord,
-    find_missing,
-    find_places,
-    open_context,
-    read_text,
-    recorded_encoder,
-)
-from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
-from mmaccel.pipelines.vision_language.towers import describe_tower
-from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
+from mmaccel.pipelines.vision_language.visuals import Visual, find_seeds, find_visuals
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
-from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.reduction.visual_tokens.plan import keep_tokens
 from mmaccel.results import Stats
-
-
-@dataclass(frozen=True)
-class GivenInputs:
-    """What `generate` was called with, and what its encoder does.
-
-    Attributes:
-        inputs: its named arguments, the prompt's ids among them.
-        encoder: the reduction inside the encoder, or None.
-        record: of the encoder, where a method asks for it.
-        has_features: whether the caller has encoded images.
-    """
-
-    inputs: Mapping[str, Any]
-    encoder: TowerReduction | None
-    record: EncoderRecord | None
-    has_features: bool
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of its prompt."""
-        ids = self.inputs.get("input_ids")
-        return 0 if ids is None else len(ids)
-
-
-def _find_reduction(model: Any, method: TokenReducer) -> type[TowerReduction]:
-    """What carries out a method in or before the encoder."""
-    if isinstance(method, DownsamplePixels):
-        return PixelReduction
-    if method.stage == "encoder_layer":
-        return EncoderReduction
-    tower = describe_tower(model)
-    assert tower is not None  # see VisionModel
-    return PrunedPack if tower.patches == "packed" else PrunedRows
 
 
 class VisualCall:
@@ -98,24 +53,25 @@ class VisualCall:
         reduction: the reducers.
 
     Attributes:
-        given: None before the call and after it, so that nothing of its inputs is held.
-        encoded: (tokens before, tokens after) of the encoder, over all images.
+        encoder: None before the call and after it, so that nothing of its inputs is held.
+        encoded: (patches before, patches after) of the encoder, over all images.
         counts: (tokens before, tokens after) the encoder's exit, of each image.
         inside: the reduction inside the language model; None without.
     """
 
     def __init__(self, reduction: VisualReduction) -> None:
         self.reduction = reduction
-        self.given: GivenInputs | None = None
+        self.encoder: EncoderCall | None = None
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing was reduced: a call may run several loops."""
+        """Forget what an earlier loop of the call did."""
         self._methods = self.reduction.methods
         self.encoded = (0, 0)
         self.counts: list[tuple[int, int]] = []
         self.inside: FirstRun | PromptCuts | None = None
-        self._kept: KeptVisuals | None = None
+        self._visuals: list[Visual] = []
+        self._stays = torch.zeros(0, dtype=torch.bool)  # [B, T], columns that leave the encoder
 
     @contextmanager
     def running(
@@ -128,42 +84,34 @@ class VisualCall:
             seed: of the policy; None is 0 for the encoder.
         """
         at_exit = self.reduction.find("encoder_exit")
+        records = at_exit is not None and bool(at_exit.needs & OF_TOWER)
+        ids = inputs.get("input_ids")
+        first = 0 if seed is None else seed
+        rows = range(1 if ids is None else len(ids))
+        seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
         method = self.reduction.in_encoder
-        encoder: TowerReduction | None = None
-        if method is not None:
-            ids = inputs.get("input_ids")
-            first = 0 if seed is None else seed
-            rows = range(1 if ids is None else len(ids))
-            seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
-            encoder = _find_reduction(model, method)(model, method, inputs, seeds)
-        wanted = at_exit is not None and bool(at_exit.needs & OF_TOWER)
-        with (
-            recorded_encoder(model, wanted) as record,
-            nullcontext() if encoder is None else encoder.applied(),
-        ):
-            has_features = bool(inputs.get("mm_encoder_outputs"))
-            self.given = GivenInputs(dict(inputs), encoder, record, has_features)
+        with EncoderCall(model, dict(inputs), method, seeds, records) as encoder:
+            self.encoder = encoder
             try:
                 yield
             finally:
-                self.given = None
+                self.encoder = None
 
     def encode_whole(self, model: Any, others: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a decoding loop by name, with all tokens of images that were encoded
         with fewer: for calls that a policy does not serve.
         """
-        given = self.given
-        if given is None or given.encoder is None or not given.encoder.changed:
+        encoder = self.encoder
+        if encoder is None or not encoder.changed:
             return others
         encoded = {}
-        with given.encoder.paused():
-            for name in others["mm_encoder_outputs"]:
-                encode = getattr(model.base_model, f"get_{name}_features")
-                own = signature(encode).parameters
-                options = {key: value for key, value in given.inputs.items() if key in own}
-                encoded[name] = encode(**options, return_dict=True)
+        for name in others["mm_encoder_outputs"]:
+            encode = getattr(model.base_model, f"get_{name}_features")
+            own = signature(encode).parameters
+            options = {key: value for key, value in encoder.inputs.items() if key in own}
+            encoded[name] = encode(**options, return_dict=True)
         ids = others["input_ids"]
-        copies = len(ids) // given.n_rows if given.n_rows else 1
+        copies = encoder.copies(ids)
         if copies > 1:
             encoded = model._expand_multimodal_outputs(ids[::copies], encoded, expand_size=copies)
         return {**others, "mm_encoder_outputs": encoded}
@@ -199,19 +147,17 @@ class VisualCall:
 
     def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
         """What features that the caller has encoded lack for methods up to the encoder's exit."""
-        given = self.given
-        if given is None:
+        encoder = self.encoder
+        if encoder is None or not encoder.inputs.get("mm_encoder_outputs"):
             return
-        if given.encoder is not None and not given.encoder.ran:
+        if self.reduction.in_encoder is not None:
             yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
-        if not given.has_features:
-            return
         for method in self.reduction.methods:
             if method.needs & OF_TOWER and method.stage == "encoder_exit":
                 reads = f"{method.name}, which reads the encoder as it runs"
                 yield f"mm_encoder_outputs given by the caller with {reads}"
             for modality in call.others["mm_encoder_outputs"]:
-                missing = find_missing(call.model, modality, given.inputs)
+                missing = find_missing(call.model, modality, encoder.inputs)
                 if missing is not None and method.stage == "encoder_exit":
                     yield f"mm_encoder_outputs given by the caller without {missing}"
 
@@ -229,8 +175,8 @@ class VisualCall:
             self._methods = (self.reduction.words,)
             leaving = LeavingColumns.of_words(call, self.reduction.words)
         elif slot:
-            if self.given is not None:
-                call = self._leave_encoder(call, self.given, seeds)
+            if self.encoder is not None:
+                call = self._leave_encoder(call, self.encoder, seeds)
             method = self.reduction.find("llm_layer")
             leaving = find_visual_columns(call)
         if not slot or method is None:
@@ -252,59 +198,47 @@ class VisualCall:
         return self.inside if isinstance(self.inside, PromptCuts) else None
 
     def _leave_encoder(
-        self, call: GenerateCall, given: GivenInputs, seeds: Sequence[int]
+        self, call: GenerateCall, encoder: EncoderCall, seeds: Sequence[int]
     ) -> GenerateCall:
         """The call on the tokens that an encoder, or the method at its exit, leaves."""
         method = self.reduction.find("encoder_exit")
-        first = given.encoder
-        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
-        self._kept = KeptVisuals(call.model, visuals, given.inputs)
-        if first is not None and first.changed:
-            self.encoded = first.counts
-        elif method is None:
-            return call
-        for modality in dict.fromkeys(visual.modality for visual in visuals):
+        visuals = find_visuals(call, encoder.inputs, encoder.copies(call.ids))
+        self.encoded = encoder.counts
+        stays = self._stays = call.mask.to(call.ids.device).clone()
+        self._visuals = [replace(v, features=v.features.new_zeros(0)) for v in visuals]
+        encoded = dict(call.others.get("mm_encoder_outputs") or {})
+        for modality in encoded:
             own = [visual for visual in visuals if visual.modality == modality]
-            left = None
-            if first is not None:
-                left = first.find_left(own, find_places(call.model, own, given.inputs))
+            left = encoder.find_left(own)
             if left is None and method is None:
                 continue
             seeded = find_seeds([visual.row for visual in own], seeds)
-            context = open_context(
-                call.model,
-                own,
-                given.inputs,
-                seeded,
-                given.record,
-                left,
-                text=partial(read_text, call, own),
-            )
-            if method is None:
-                plan = keep_tokens(context.valid, context.valid)
-            else:
+            context = open_context(call, encoder, own, seeded, left)
+            plan = keep_tokens(context.valid, context.valid)
+            if method is not None:
                 plan = method.plan(context)
-            is_whole = (plan.counts == context.counts).tolist()
-            if left is not None:
-                pairs = zip(is_whole, left, strict=True)
-                is_whole = [whole and bool(kept.all()) for whole, (kept, _) in pairs]
-            for visual, n, whole in zip(own, plan.counts.tolist(), is_whole, strict=True):
-                total = len(visual.features)
-                self.counts.append((total, total if whole else n))
-            if not all(is_whole):
-                self._kept = self._kept.leave(own, find_kept(own, plan, is_whole))
-                call = reduce_visuals(call, own, plan, is_whole)
-        return call
+            if plan.merges:
+                encoded[modality] = put_merged(encoded[modality], plan)
+            for k, visual in enumerate(own):
+                kept = plan.keep[k][plan.valid[k]].to(stays.device)
+                total = len(visual.columns)
+                if len(kept) == int((visual.places.source >= 0).sum()):
+                    self.counts.append((total, total))  # nothing goes, nor do ends of its rows
+                    continue
+                self.counts.append((total, len(kept)))
+                stays[visual.row, visual.columns] = False
+                stays[visual.row, visual.columns[kept]] = True
+        if all(before == after for before, after in self.counts):
+            return call
+        others = {**call.others, "mm_encoder_outputs": encoded}
+        return keep_columns(replace(call, others=others), stays)
 
     def kept_tokens(self) -> list[KeptTokens]:
         """What the call kept of each image and video; empty where it had none, where no method was
         given, or where transformers' own loop ran.
         """
-        if self._kept is None:
-            return []
-        if self.inside is None:
-            return self._kept.find()
-        return self._kept.leave_of_rows(self.inside.kept()).find()
+        inside = None if self.inside is None else self.inside.kept()
+        return find_kept_tokens(self._visuals, self._stays, inside)
 
     def describe(self) -> str:
         """What the call kept, for its statistics; empty where nothing was to go."""

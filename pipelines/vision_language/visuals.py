@@ -10,7 +10,8 @@ Source: `_prepare_multimodal_encoder_kwargs_for_generation` of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.vision_language.places import Places, find_places
 
 _PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index"),
@@ -36,6 +38,7 @@ class Visual:
         row: of the batch.
         columns: `[n]` int64, of the row's prompt, ascending.
         features: `[n, D]`, as the model merges them with the text's embeddings.
+        places: where the features stand.
     """
 
     modality: str
@@ -43,20 +46,21 @@ class Visual:
     row: int
     columns: Tensor
     features: Tensor
+    places: Places
 
 
-def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
+def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1) -> list[Visual]:
     """All images, then all videos, of a call.
 
     Args:
-        copies: of each row that `generate` was called with (`num_return_sequences`).
+        inputs: what `generate` was called with.
+        copies: of each row that it was called with (`num_return_sequences`).
 
     Raises:
         UnsupportedModelError: features whose number is not that of the prompt's placeholders.
     """
-    encoded = call.others.get("mm_encoder_outputs") or {}
-    found: list[Visual] = []
-    for modality, output in encoded.items():
+    visuals = list[Visual]()
+    for modality, output in (call.others.get("mm_encoder_outputs") or {}).items():
         features = split_features(output.pooler_output)
         row, column = (call.ids == find_placeholder(call.model, modality)).nonzero().unbind(1)
         counts = [len(f) for f in features]
@@ -65,17 +69,22 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
                 f"visual_tokens: expected a placeholder for each of the {sum(counts)} {modality} "
                 f"features, received {len(row)}; use the model's own processor"
             )
-        parts = zip(features, row.split(counts), column.split(counts), strict=True)
-        firsts, seen = dict[int, int](), dict[int, int]()
-        for own, rows, columns in parts:
-            place = seen.get(int(rows[0]), 0)
-            seen[int(rows[0])] = place + 1
-            original, copy = divmod(int(rows[0]), copies)
+        if not features:
+            continue
+        rows = [int(own[0]) for own in row.split(counts)]
+        index, n_given = list[int](), 0
+        for k, own in enumerate(rows):
+            copy = own % copies  # copies of a row follow it, each with all its images
             if copy == 0:
-                firsts.setdefault(original, sum(seen[row] for row in seen if row % copies == 0) - 1)
-            index = firsts[original] + place
-            found.append(Visual(modality, index, int(rows[0]), columns, own))
-    return found
+                index.append(n_given)
+                n_given += 1
+            else:
+                index.append(index[rows.index(own - copy) + rows[:k].count(own)])
+        lengths = [counts[index.index(k)] for k in range(n_given)]
+        places = find_places(call.model, modality, lengths, inputs, features[0].device)
+        parts = zip(index, rows, column.split(counts), features, strict=True)
+        visuals += [Visual(modality, k, own, at, f, places[k]) for k, own, at, f in parts]
+    return visuals
 
 
 def find_placeholder(model: Any, modality: str) -> int:
@@ -120,11 +129,20 @@ def split_features(pooled: Any) -> list[Tensor]:
     return [features for features in pooled if len(features)]
 
 
-def flatten_features(pooled: Any) -> Tensor:
-    """Features `[sum of n, D]` of all images, in order, from a model's."""
-    return pooled.flatten(0, -2) if isinstance(pooled, Tensor) else torch.cat(list(pooled))
+def change_features(output: Any, change: Callable[[list[Tensor]], list[Tensor]]) -> Any:
+    """An encoder's output whose features were changed, those of DeepStack too.
 
+    Args:
+        change: makes features of those `[n, D]` of each image.
+    """
 
-def join_features(features: list[Tensor], pooled: Any) -> Any:
-    """Features of each image in the form of `pooled`: a list, or one tensor `[sum of n, D]`."""
-    return torch.cat(features) if isinstance(pooled, Tensor) else features
+    def changed(pooled: Any) -> Any:
+        made = change(split_features(pooled))
+        return torch.cat(made)[None] if isinstance(pooled, Tensor) else made
+
+    made = copy(output)
+    made.pooler_output = changed(output.pooler_output)
+    deep = getattr(output, "deepstack_features", None)
+    if deep is not None:
+        made.deepstack_features = [changed(layer) for layer in deep]
+    return made

@@ -20,6 +20,13 @@ def last_known(frontier: Frontier) -> Tensor:
     return tokens_at(frontier, frontier.filled[:, None] - 1)
 
 
+def copy_on(frontier: Frontier, first: Tensor) -> Tensor:
+    """`[B, K]`, the tokens from column `first` `[B, 1]` on; what is known ends, over again."""
+    filled = frontier.filled[:, None]
+    ahead = (frontier.columns - filled).clamp(min=0)  # [B, K], how far beyond what is known
+    return tokens_at(frontier, first + ahead % (filled - first))
+
+
 def copy_back(frontier: Frontier, period: int) -> Tensor:
     """`[B, K]`, the token one or more whole periods back that is known, as far as slots and what
     they continue go back; else the last known one.

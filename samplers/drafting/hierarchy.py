@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.copying import last_known
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts, tokens_before
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,18 @@ class HierarchyDrafting(DraftSource):
         # [B, R, N]: row b, and the token in column n of row r, with which its drafts would begin
         is_same_row = (row[:, None] == row)[..., None]
         is_generated = column >= frontier.origin
-        fits = self._follows_ngram(frontier) & (column < filled[:, None])
-        fits &= is_same_row | is_generated  # other rows' prompts are not read
+        # other rows' prompts are not read
+        is_read = (column < filled[:, None]) & (is_same_row | is_generated)
         # the source counts first, then the column; of equals the first row
         source = is_generated * (1 + is_same_row.long())
         rank = (source * n_columns + column) * n_rows + (n_rows - 1 - row)[:, None]
-        best = rank.where(fits, -1).flatten(1).amax(1, keepdim=True)  # [B, 1], -1: nothing fits
-        read = n_rows - 1 - best % n_rows
-        first = best // n_rows % n_columns
-        period = (filled[read] - first).clamp(min=1)
+        ranks = rank.where(is_read, -1).flatten(1)
+        texts = Texts(buffer.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks)
+        last = tokens_before(buffer, filled[:, None], self.ngram)
+        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
+        first = found[:, 0]  # [B, 1], in the text of all rows
+        end = first // n_columns * n_columns + filled[first // n_columns]
         ahead = (frontier.columns - filled[:, None]).clamp(min=0)  # [B, K]
-        tokens = buffer.flatten()[read * n_columns + first + ahead % period]
+        tokens = buffer.flatten()[first + ahead % (end - first).clamp(min=1)]
         tokens = tokens.clamp(0, frontier.vocab_size - 1)
-        return Drafts(tokens.where(best >= 0, last_known(frontier)))
-
-    def _follows_ngram(self, frontier: Frontier) -> Tensor:
-        """`[B, R, N]` bool, whether row b's last tokens stand before a column of row r."""
-        buffer = frontier.token_buffer
-        filled = frontier.filled
-        column = torch.arange(buffer.shape[1], device=buffer.device)
-        follows = (column >= self.ngram) & (filled >= self.ngram)[:, None, None]
-        for back in range(1, self.ngram + 1):
-            wanted = buffer.gather(1, (filled[:, None] - back).clamp(min=0))[..., None]
-            follows = follows & (buffer.roll(back, 1) == wanted) & (wanted >= 0)
-        return follows
+        return Drafts(tokens.where(is_found[:, 0], last_known(frontier)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
 CANDIDATES = (1, 8, 16, 32, 64)
+SHORT = (1, 4, 8, 16, 32)  # those of a short run, beside its length
 SPREAD = 0.7  # standard deviation of a row's tokens a pass, as a share of their mean
 _STAY = 8  # passes at a width before another is taken; the first continues the width before
 _FEW_PASSES = 16
@@ -91,9 +92,9 @@ class FixedWidth:
         """
 
 
-def make_tuner() -> Tuner:
+def make_tuner(candidates: tuple[int, ...] = CANDIDATES) -> Tuner:
     """Of the adaptive width."""
-    return Tuner(CANDIDATES, margin=1.04, spread=SPREAD, risk=0.02, loan=16.0)
+    return Tuner(candidates, margin=1.04, spread=SPREAD, risk=0.02, loan=16.0)
 
 
 class AdaptiveWidth(FixedWidth):
@@ -140,6 +141,39 @@ class AdaptiveWidth(FixedWidth):
         self._tuner.add(self._current, seconds, n_tokens / n_rows, self._stage)
 
 
+class RunWidth(FixedWidth):
+    """The width of a whole run, such as a frame of codes, that is shorter than a measurement of its
+    passes: they are narrow at its end, and the first one has no drafts of a pass before it. So what
+    is measured is the mean pass of a run, and what is learned serves the runs that follow.
+
+    Args:
+        tuner: of earlier runs.
+        length: slots per row.
+    """
+
+    def __init__(self, tuner: Tuner, length: int, *, is_cut: bool = True) -> None:
+        super().__init__(tuner.choose(length), is_cut=is_cut)
+        self._tuner = tuner
+        self._length = length
+        self._n_passes = 0
+        self._seconds = 0.0
+        self._is_usual = True
+
+    def begin(self, remaining: int) -> int:
+        if not remaining and self._is_usual:
+            gain = self._length / self._n_passes  # also where a row of several waits for others
+            self._tuner.learn(self.widest, self._length, self._n_passes)
+            self._tuner.add(self.widest, self._seconds / self._n_passes, gain)
+        return super().begin(remaining)
+
+    def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> float:
+        seconds = super().end(n_passes, n_tokens, is_usual=is_usual)
+        self._n_passes += n_passes
+        self._seconds += seconds * n_passes
+        self._is_usual &= is_usual
+        return seconds
+
+
 def lag_of_slowest(rows: int, length: int) -> float:
     """By how much the slowest of `rows` rows of `length` slots lags behind their mean, for one
     token a pass (Blom's approximation of the maximum of n normal values).
@@ -161,6 +195,10 @@ def open_chooser(run: WindowRun) -> FixedWidth:
     params = run.params
     guided = prompt.branches, params.guidance_scale
     conditions = (prompt.batch, *guided, source, params.temperature, params.rules)
+    if prompt.layout is not None and run.scheduler is None and run.length < _STRETCH:
+        candidates = (*(each for each in SHORT if each < run.length), run.length)
+        short: Tuner = keep(run.model, (candidates, *conditions), lambda: make_tuner(candidates))
+        return RunWidth(short, run.length, is_cut=is_cut)
     tuner: Tuner = keep(run.model, conditions, make_tuner)
     if run.model.is_text and prompt.layout is None:  # one text says little of another
         tuner.forget_gains()

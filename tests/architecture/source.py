@@ -16,11 +16,21 @@ TOP_FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the module it names, its line, whether importing its file runs it."""
+    """One import statement.
+
+    Attributes:
+        target: the module that it names.
+        line: its own.
+        at_import: whether importing its file runs it.
+        names: the module, or what is taken out of it, with dots.
+        for_types: whether type checkers alone read it.
+    """
 
     target: str
     line: int
     at_import: bool
+    names: tuple[str, ...]
+    for_types: bool
 
 
 def modules() -> dict[str, Path]:
@@ -44,19 +54,25 @@ def imports(source: str) -> list[Import]:
     """All imports of a module, those in functions and for type checkers included."""
     found: list[Import] = []
 
-    def walk(node: ast.AST, at_import: bool) -> None:
+    def walk(node: ast.AST, at_import: bool, for_types: bool) -> None:
         for child in ast.iter_child_nodes(node):
+            where = at_import, for_types
             if isinstance(child, ast.Import):
-                found.extend(Import(a.name, child.lineno, at_import) for a in child.names)
+                for alias in child.names:
+                    found.append(
+                        Import(alias.name, child.lineno, at_import, (alias.name,), for_types)
+                    )
             elif isinstance(child, ast.ImportFrom):
                 name = "." * child.level + (child.module or "")
-                found.append(Import(name, child.lineno, at_import))
-            runs = not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                runs = False
-            walk(child, at_import and runs)
+                taken = tuple(f"{name}.{alias.name}" for alias in child.names)
+                found.append(Import(name, child.lineno, at_import, taken, for_types))
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                where = False, for_types
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                where = False, True
+            walk(child, *where)
 
-    walk(parse(source), True)
+    walk(parse(source), True, False)
     return found
 
 
@@ -68,22 +84,8 @@ def resolved_imports(source: str, known: Collection[str]) -> set[str]:
 
     `from a import b` is module `a.b` where there is one, and else module `a`.
     """
-    found: set[str | None] = set()
-    tree = parse(source)
-    for_annotations = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if node in for_annotations:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {_module_of(alias.name, known) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {_module_of(f"{node.module}.{alias.name}", known) for alias in node.names}
+    taken = [name for each in imports(source) if not each.for_types for name in each.names]
+    found = {_module_of(name, known) for name in taken}
     return {name for name in found if name is not None}
 
 

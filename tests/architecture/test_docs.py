@@ -44,6 +44,8 @@ def test_local_links_exist(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
     local = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in local if not (page.parent / link).exists()] == []
+    scripts = re.findall(r"\bscripts/[\w/]+\.(?:sh|py)", text)
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -68,13 +70,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(shown) == sorted(set(mmaccel.__all__) - {"__version__"})
 
 
-@pytest.mark.parametrize("slot", ["kv_cache", "attention"])
-def test_every_method_for_layers_has_its_page_and_its_row(slot: str) -> None:
-    rows = (DOCS / "long-contexts.md").read_text("utf-8")
-    for short_name, entry in METHODS[slot].items():
-        page = f"layers/{short_name}.md"
-        assert (DOCS / page).exists()
-        assert f"| [`{entry.class_name}`]({page}) | `{slot}` |" in rows
+@pytest.mark.parametrize(
+    ("page", "slots"),
+    [("long-contexts.md", ("kv_cache", "attention")), ("visual-tokens.md", ("visual_tokens",))],
+)
+def test_every_method_has_its_page_and_its_row(page: str, slots: tuple[str, ...]) -> None:
+    text = (DOCS / page).read_text("utf-8")
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(([a-z]+/[\w-]+\.md)\)", text, re.MULTILINE))
+    assert {each.class_name for slot in slots for each in METHODS[slot].values()} <= set(rows)
+    assert all((DOCS / own).is_file() for own in rows.values())
 
 
 def test_the_page_about_drafts_names_every_source() -> None:

@@ -46,17 +46,6 @@ def test_what_is_made_from_the_catalog_is_up_to_date() -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse((ROOT / "mmaccel" / "__init__.pyi").read_text(encoding="utf-8"))
-    seen = {
-        alias.name: statement.module
-        for statement in tree.body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-    }
-    assert seen == {name: getattr(mmaccel, name).__module__ for name in NAMES}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_name_is_importable_and_documented(name: str) -> None:
     value = getattr(mmaccel, name)

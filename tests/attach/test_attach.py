@@ -84,7 +84,10 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
     "options",
     [
         {"visual_tokens": [mmaccel.VisionZip(keep=0.5), mmaccel.FastV(keep=0.5, layer=1)]},
-        {"kv_cache": mmaccel.SnapKV(budget=6, window=2), "attention": mmaccel.Quest(budget=0.5, block=4)},
+        {
+            "kv_cache": mmaccel.SnapKV(budget=6, window=2),
+            "attention": mmaccel.Quest(budget=0.5, block=4),
+        },
     ],
     ids=str,
 )

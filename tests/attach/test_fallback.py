@@ -21,27 +21,6 @@ from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm
 SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
 
 
-class _Counter:
-    """A processor whose result depends on earlier calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        return scores + torch.arange(scores.shape[1]) * (self.calls % 2)
-
-
-def _allow(row: int, ids: Tensor) -> list[int]:
-    return [5, 6, 7, int(ids[-1])]
-
-
-def _synthid() -> Any:
-    from transformers import SynthIDTextWatermarkingConfig
-
-    return SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3, context_history_size=8)
-
-
 def _holes(model: Any) -> dict[str, Any]:
     return {"attention_mask": torch.tensor([[0, 0, 1, 1], [1, 0, 1, 1], [0, 1, 1, 1]])}
 
@@ -72,15 +51,6 @@ CASES: dict[str, tuple[str, Make]] = {
         lambda m: {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])},
     ),
     "too long": ("more positions than the model's 96", lambda m: {"max_new_tokens": 94}),
-    "counter": (
-        r"processor of the caller's own \(_Counter\), which may remember",
-        lambda m: {"logits_processor": [_Counter()]},
-    ),
-    "prefix function": (
-        r"prefix_allowed_tokens_fn of the caller's own \(_allow\), which may remember",
-        lambda m: {"prefix_allowed_tokens_fn": _allow},
-    ),
-    "synthid": ("SynthIDText", lambda m: {"watermarking_config": _synthid()}),
 }
 
 

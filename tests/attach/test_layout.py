@@ -135,13 +135,6 @@ def test_a_fallback_counts_slots_from_the_first_generated_token() -> None:
         warnings.simplefilter("ignore")
         assert torch.equal(model.generate(**options), plain)
     assert run.stats is not None and run.stats.fallbacks
-    recurrent = build_lm("lfm2")
-    plain = recurrent.generate(**PROMPTS, **SHORT, prefix_allowed_tokens_fn=allow)
-    loop = mmaccel.decoder("jacobi", layout=FRAMES)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ours = recurrent.generate(**PROMPTS, **SHORT, custom_generate=loop)
-    assert loop.stats is not None and loop.stats.fallbacks and torch.equal(ours, plain)
 
 
 def test_a_forced_token_survives_every_processor() -> None:

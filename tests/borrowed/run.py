@@ -34,6 +34,8 @@ MODELS = (
     "nemotron", "olmo", "olmo2", "olmo3", "openai", "opt", "persimmon", "phi", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2", "xglm",
 )  # fmt: skip
+_WORKERS = 2  # processes at a time
+_BUDGET = 1800  # seconds of each
 GENERATION = ("test_utils", "test_streamers")
 
 
@@ -69,7 +71,7 @@ def find_files(checkout: Path, models: Sequence[str]) -> list[str]:
 
 
 def run_tests(
-    checkout: Path, tests: Iterable[str], budget: float, *, plain: bool = False
+    checkout: Path, tests: Iterable[str], *, plain: bool = False
 ) -> tuple[list[dict[str, Any]], str]:
     """Run files or single tests in one pytest process.
 
@@ -95,7 +97,7 @@ def run_tests(
         trouble = ""
         try:
             done = subprocess.run(
-                [*command, *tests], cwd=checkout, env=environment, timeout=budget,
+                [*command, *tests], cwd=checkout, env=environment, timeout=_BUDGET,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True,
@@ -103,26 +105,17 @@ def run_tests(
             if done.returncode not in (0, 1, 5):
                 trouble = f"pytest ended with {done.returncode}: {done.stdout[-2000:]}"
         except subprocess.TimeoutExpired:
-            trouble = f"not finished in {budget:.0f} s"
+            trouble = f"not finished in {_BUDGET} s"
         lines = out.read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines], trouble
 
 
-def run_all(
-    checkout: Path,
-    models: Sequence[str] = MODELS,
-    workers: int = 2,
-    budget: float = 600,
-    log: Path | None = None,
-) -> dict[str, Any]:
+def run_all(checkout: Path, models: Sequence[str] = MODELS) -> dict[str, Any]:
     """Run the tests of these models; the tests that failed run once more without a policy.
 
     Args:
         checkout: of transformers.
         models: names of folders in tests/models, or `["all"]`.
-        workers: processes at a time.
-        budget: seconds for each process.
-        log: file for what the plugin wrote, call by call.
 
     Returns:
         The summary, see `summarize`.
@@ -131,9 +124,9 @@ def run_all(
 
     began = time.perf_counter()
     files = find_files(checkout, models)
-    with ThreadPoolExecutor(workers) as pool:
-        shares = [files[start::workers] for start in range(workers)]
-        answers = list(pool.map(lambda share: run_tests(checkout, share, budget), shares))
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        shares = [files[start::_WORKERS] for start in range(_WORKERS)]
+        answers = list(pool.map(lambda share: run_tests(checkout, share), shares))
     records = [record for lines, _ in answers for record in lines]
     troubles = [trouble for _, trouble in answers if trouble]
     troubles += [
@@ -141,12 +134,10 @@ def run_all(
         for r in records
         if r.get("result") == "failed" and "::" not in r["test"]
     ]
-    if log is not None:
-        log.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     failed = [r["test"] for r in records if r.get("result") == "failed" and "::" in r["test"]]
     again: list[dict[str, Any]] = []
     if failed:
-        again, trouble = run_tests(checkout, failed, budget, plain=True)
+        again, trouble = run_tests(checkout, failed, plain=True)
         troubles += [trouble] if trouble else []
     summary = summarize(records, again)
     head = {
@@ -172,18 +163,13 @@ def summarize(records: list[dict[str, Any]], again: list[dict[str, Any]]) -> dic
         reasons: fallbacks of calls of text, by reason; a call may have several.
         differences: calls whose result was not the reference's.
         failures: tests that fail under the policy alone.
-        by_test, by_model: outcomes of calls of text, by test without its model, and by class.
     """
     calls = [record for record in records if "call" in record]
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    by_test: dict[str, Counter[str]] = defaultdict(Counter)
-    by_model: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: Counter[str] = Counter()
     for call in calls:
         kinds[call["kind"]][call["outcome"]] += 1
         if call["kind"] == "text":
-            by_test[short(call["call"]).partition("::")[2]][call["outcome"]] += 1
-            by_model[call["model"]][call["outcome"]] += 1
             reasons.update(call["reasons"])
     text = kinds["text"]
     counted = text["accelerated"] + text["fallback"]
@@ -204,8 +190,6 @@ def summarize(records: list[dict[str, Any]], again: list[dict[str, Any]]) -> dic
             for test in tests
             if test["result"] == "failed" and test["test"] in passed
         ],
-        "by_test": {name: dict(outcomes) for name, outcomes in sorted(by_test.items())},
-        "by_model": {name: dict(outcomes) for name, outcomes in sorted(by_model.items())},
     }
 
 
@@ -215,41 +199,22 @@ def short(test: str) -> str:
     return f"{Path(file).stem.removeprefix('test_modeling_')}::{rest.rpartition('::')[2]}"
 
 
-def as_table(summary: dict[str, Any]) -> str:
-    """The counts as a page of docs shows them."""
-    lines = ["| calls | accelerated | original loop | raised, as without a policy |"]
-    lines += ["| --- | --- | --- | --- |"]
-    for kind, outcomes in summary["calls"].items():
-        counts = [str(outcomes.get(name, 0)) for name in ("accelerated", "fallback", "raised")]
-        lines.append(f"| {kind} | {' | '.join(counts)} |")
-    lines += ["", "| reason for the original loop (text) | calls |", "| --- | --- |"]
-    lines += [f"| {reason} | {count} |" for reason, count in summary["reasons"].items()]
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Print the summary; returns 1 for a difference or a failure, 2 without a checkout."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--checkout", help="of transformers; by default TRANSFORMERS_TESTS")
     parser.add_argument("--models", default=",".join(MODELS), help="names, or all")
-    parser.add_argument("--workers", type=int, default=2, help="processes at a time")
-    parser.add_argument("--budget", type=float, default=600, help="seconds for a process")
     parser.add_argument("--json", type=Path, help="write the summary to this file")
-    parser.add_argument("--log", type=Path, help="write every call and test to this file")
     options = parser.parse_args()
     checkout, reason = find_checkout(options.checkout)
     if checkout is None:
         print(reason, file=sys.stderr)
         return 2
-    models = options.models.split(",")
-    summary = run_all(checkout, models, options.workers, options.budget, options.log)
+    text = json.dumps(run_all(checkout, options.models.split(",")), indent=1)
+    print(text)
     if options.json:
-        options.json.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    print(as_table(summary))
-    rest = {
-        name: summary[name] for name in summary if not name.startswith(("calls", "reasons", "by_"))
-    }
-    print(json.dumps(rest, indent=1))
+        options.json.write_text(text + "\n", encoding="utf-8")
+    summary = json.loads(text)
     return int(bool(summary["differences"] or summary["failures"] or summary["troubles"]))
 
 

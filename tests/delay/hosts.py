@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError
-from mmaccel.evaluation.exactness.g_test import GTest, g_test
+from mmaccel.evaluation.exactness.g_test import g_test
 from tests.delay import models
 from tests.delay.models import AUDIO, AUDIO_BEGIN, AUDIO_DELAY, MASK, TEXT, delay_prompt
 from tests.delay.models import HIGGS_PADDING as PADDING
@@ -190,28 +190,31 @@ CALLS = {
 }
 
 
-def compare_counts(
-    host: Host, policy: Any, options: dict[str, Any], drawn: Tensor, chances: Tensor
-) -> GTest:
-    """A G-test of sounds under a policy against the distribution of those that the model drew.
+def assert_same_distribution(
+    host: Host, options: dict[str, Any], drawn: Tensor, chances: Tensor
+) -> None:
+    """G-tests of sounds under two policies against the distribution of those that the model drew,
+    over these and all others together.
 
     Args:
         host: the model.
-        policy: attached to it.
         options: of the call.
         drawn: `[N, S, K]`, codes of its own loop.
         chances: `[N]` float64, the probability of each.
-
-    Returns:
-        The test, over the sounds that were drawn and all others together.
     """
     known, where = torch.unique(drawn.flatten(1), dim=0, return_inverse=True)
     expected = torch.zeros(len(known), dtype=torch.float64).scatter_(0, where, chances)
-    made, _ = host.attached(policy, seed=11, **options)
-    counts = (made.flatten(1)[:, None] == known).all(-1).sum(0)
-    other = len(made) - int(counts.sum())
     rest = (1 - expected.sum()).clamp(min=0)
-    return g_test(torch.cat([counts, torch.tensor([other])]), torch.cat([expected, rest[None]]))
+    expected = torch.cat([expected, rest[None]])
+    for policy in (
+        mmaccel.SpeculativeJacobi(window=4),
+        mmaccel.Speculative(window=3, drafts="ngram"),
+    ):
+        made, _ = host.attached(policy, seed=11, **options)
+        counts = (made.flatten(1)[:, None] == known).all(-1).sum(0)
+        other = len(made) - counts.sum(0, keepdim=True)
+        found = g_test(torch.cat([counts, other]), expected)
+        assert found.degrees > 15 and found.p_value > 1e-3
 
 
 def is_refused(host: Host, says: str, **options: Any) -> bool:

@@ -13,7 +13,7 @@ from tests.delay.hosts import (
     IDS,
     VOICE,
     WIDE,
-    compare_counts,
+    assert_same_distribution,
     is_refused,
     make_higgs_host,
     open_host,
@@ -129,9 +129,4 @@ def test_sounds_have_the_models_distribution(codes: int, options: dict[str, Any]
     is_end = (drawn == codes + 1).all(2).long()
     over = is_end.cumsum(1) - is_end > 0  # [B, S]
     chances = chances.masked_fill(over[..., None], 1.0).flatten(1).prod(1)
-    for policy in (
-        mmaccel.SpeculativeJacobi(window=4),
-        mmaccel.Speculative(window=3, drafts="ngram"),
-    ):
-        found = compare_counts(host, policy, options, drawn, chances)
-        assert found.degrees > 15 and found.p_value > 1e-3
+    assert_same_distribution(host, options, drawn, chances)

@@ -184,8 +184,8 @@ def test_books_that_are_off_by_one_are_seen(name: str, monkeypatch: pytest.Monke
     steps = STEPS[name]
     forward = steps.forward
 
-    def shifted(self: Any, codes: Tensor, first: Tensor) -> Tensor:
-        return forward(self, codes.roll(1, 2), first)
+    def shifted(self: Any, codes: Tensor, at: Tensor) -> Tensor:
+        return forward(self, codes.roll(1, 2), at)
 
     host = open_host(name)
     own = host.call()

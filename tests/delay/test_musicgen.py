@@ -207,8 +207,8 @@ def test_branches_that_are_exchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -
     own = host.call(**options)
     forward = MusicgenSteps.forward
 
-    def exchanged(self: MusicgenSteps, codes: Tensor, first: Tensor) -> Tensor:
-        return torch.cat(forward(self, codes, first).chunk(2)[::-1])
+    def exchanged(self: MusicgenSteps, codes: Tensor, at: Tensor) -> Tensor:
+        return torch.cat(forward(self, codes, at).chunk(2)[::-1])
 
     monkeypatch.setattr(MusicgenSteps, "forward", exchanged)
     assert not torch.equal(host.attached("jacobi", **options)[0], own)

@@ -55,7 +55,7 @@ def test_a_frame_that_is_replayed_with_the_state_of_the_one_before_is_seen(
     load = DepthWindow.load_static
 
     def keep(self: DepthWindow, buffers: dict[str, Any]) -> None:
-        self._given = buffers["_given"]  # the bug
+        self.states = buffers["states"]  # the bug
         load(self, buffers)
 
     monkeypatch.setattr(DepthWindow, "load_static", keep)

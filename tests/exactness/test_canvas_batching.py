@@ -27,8 +27,9 @@ from mmaccel import (
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.policies import CanvasInterrupt, CanvasProgress
 from mmaccel.results import Generation
-from tests.fixtures.canvas import masked, prompt_of
+from tests.fixtures.canvas import masked
 from tests.fixtures.joints import WrappedDenoiser
+from tests.fixtures.toy_models import make_prompt
 
 ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
 OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
@@ -54,7 +55,7 @@ def model_of(name: str) -> Any:
 
 def prompt(name: str, rows: list[int], guided: bool) -> Prompt:
     tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * guided
-    return replace(prompt_of(tokens, 1 + guided), stop_tokens=STOPS)
+    return replace(make_prompt(tokens, 1 + guided), stop_tokens=STOPS)
 
 
 def decode(

@@ -29,7 +29,7 @@ def test_the_number_of_drafts_may_change_from_pass_to_pass(
     """As it does where it is chosen by measured cost, which no test can foresee."""
     for name in JOINTS:
         plain = decode(Stepwise(order), ReferenceDenoiser(JOINTS[name]), LENGTH, ROWS, noise=11)
-        for numbers in ((1, 4), (2, 1, 8), (8, 2), (1,)):
+        for numbers in ((2, 1, 8), (1,)):
             script = cycle(numbers)
             monkeypatch.setattr(MeasuredDrafts, "choose", lambda _, rows, k=script: next(k))
             model = ReferenceDenoiser(JOINTS[name])

@@ -138,7 +138,7 @@ def test_a_coarse_model_that_is_gone_leaves_no_graphs(model: Any, source: Coarse
     assert len(cache) == 1
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("index", [2, 5])
 def test_on_another_device(index: int, tmp_path: Path) -> None:
     """No operation of a sweep mixes devices, and none needs the host."""
 

@@ -97,8 +97,16 @@ class Strict(ToyLanguage):
         return logits
 
 
-@pytest.mark.parametrize("policy", [Jacobi(4), SpeculativeJacobi(4), Speculative(3)], ids=repr)
-@pytest.mark.parametrize("way", ["waiting", "arriving", "chunks of 1", "chunks of 3"])
+@pytest.mark.parametrize(
+    ("policy", "way"),
+    [
+        (Jacobi(4), "waiting"),
+        (Speculative(3), "arriving"),
+        (SpeculativeJacobi(4), "chunks of 1"),
+        (Jacobi(4), "chunks of 3"),
+    ],
+    ids=repr,
+)
 def test_a_model_that_cannot_prefill_some_rows_prefills_all(policy: Policy, way: str) -> None:
     """The other rows process tokens where their next passes begin; batch slots are all there from
     the beginning.

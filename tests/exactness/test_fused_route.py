@@ -1,8 +1,8 @@
-"""Within the fused route: windows, batches and drafts change no token, as on the model's own.
+"""Samples of both routes have the distribution that the model's own logits give.
 
-And samples of both routes have the distribution that the model's own logits give, sequence by
-sequence (`tests.fixtures.toy_distribution`, in place of the toy language a Llama of three ids). The
-other suites over decoders of transformers take the fixture `fused`.
+In place of the toy language of `tests.fixtures.toy_distribution` a Llama of three ids. Other suites
+over decoders of transformers take the fixture `fused`; logits of the routes are compared in
+`tests/runner/test_fused_decoder.py`.
 """
 
 from __future__ import annotations
@@ -19,37 +19,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow
 from tests.fixtures.fused_lms import build_decoder
-from tests.fixtures.tiny_lms import left_padded
 from tests.fixtures.toy_distribution import Setting, assert_exact
-
-MODELS = ("llama with biases", "gemma3", "cohere", "gemma2, capped", "gpt2", "gpt_neox", "opt")
-ROWS = [[5, 6, 7, 8, 11, 2, 30], [9, 10], [4, 4, 4, 17]]
-LENGTH = 24
-
-
-def generate(
-    model: Any, policy: Any, rows: list[list[int]], fused: bool, seeds: list[int], **options: Any
-) -> tuple[Tensor, Any]:
-    with mmaccel.attach(model, policy, strict=True, seed=seeds, fused=fused) as handle:
-        made = model.generate(
-            **left_padded(rows), max_new_tokens=LENGTH, pad_token_id=0, eos_token_id=None, **options
-        )
-        stats = handle.stats
-    assert stats is not None and stats.route == ("fused" if fused else "model")
-    return made[:, -LENGTH:], stats
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_routes_agree_with_the_librarys_own_greedy_loop(name: str) -> None:
-    """Their logits differ in the last bits, which changes none of these tokens."""
-    model = build_decoder(name)
-    own = model.generate(
-        **left_padded(ROWS), max_new_tokens=LENGTH, pad_token_id=0, eos_token_id=None,
-        do_sample=False,
-    )[:, -LENGTH:]  # fmt: skip
-    for fused in (False, True):
-        made, _ = generate(model, mmaccel.Jacobi(8), ROWS, fused, [0, 0, 0], do_sample=False)
-        assert made.equal(own)
 
 
 class OwnForward:
@@ -91,11 +61,11 @@ DECODERS = {
 
 
 @pytest.mark.parametrize(
-    ("policy", "name"),
+    ("policy", "name", "fused"),
     [
-        (mmaccel.Jacobi(3, "random"), "free"),
-        (mmaccel.SpeculativeJacobi(3, "maximal"), "guided"),
-        (mmaccel.Speculative(3), "free"),
+        (mmaccel.Jacobi(3, "random"), "free", True),
+        (mmaccel.SpeculativeJacobi(3, "maximal"), "guided", True),
+        (mmaccel.Speculative(3), "free", False),
     ],
     ids=str,
 )

@@ -119,15 +119,6 @@ def test_where_kernels_draw(
         assert made.stats.captures == n
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt2", "mistral"])
-def test_of_other_models(name: str) -> None:
-    cache, model = GraphCache(), build_lm(name)
-    for call, n in zip(CALLS[:2], (1, 0)):
-        made = decode(Jacobi(window=6), call, cache, model)
-        assert_like(made, decode(Jacobi(window=6), call, None, model))
-        assert made.stats.captures == n
-
-
 def test_stop_tokens_are_inputs_of_a_call(model: Any) -> None:
     """Their ids are static inputs, and a row that ended in one call is open in the next."""
     cache, ends = GraphCache(), []

@@ -53,8 +53,9 @@ def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
     return Known(tuple(map(tuple, texts.tolist())), wrong, until)
 
 
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
-@pytest.mark.parametrize("drafts", ["coarse", "token-recycling"])
+@pytest.mark.parametrize(
+    ("drafts", "shape"), [*zip(("coarse", "token-recycling") * len(SHAPES), SHAPES[1:])], ids=repr
+)
 def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
     """What a batch slot's row before has left in the drafter is forgotten."""
     policy = Jacobi(6, coarse if drafts == "coarse" else drafts, shape)
@@ -75,7 +76,7 @@ def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [{}, OPTIONS["guided greedy"]], ids=["plain", "guided greedy"])
 def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Coarse) -> None:
     """The plain loop's tokens; with a round for every slot, the passes of a sweep."""
     plain = run(Autoregressive(), options, grid=None)
@@ -415,8 +416,11 @@ def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
         run(Jacobi(9, known(2, {}), Written(tree)), {}, model=language(), grid=None)
 
 
-@pytest.mark.parametrize("kv_cache", [None, mmaccel.SnapKV(budget=12, window=4)], ids=repr)
-@pytest.mark.parametrize("kind", ["ids", "embeddings"])
+@pytest.mark.parametrize(
+    ("kind", "kv_cache"),
+    [("ids", mmaccel.SnapKV(budget=12, window=4)), ("embeddings", None)],
+    ids=repr,
+)
 def test_a_tree_over_a_prompt_that_lost_entries_or_is_the_models_own(
     kind: str, kv_cache: Any
 ) -> None:

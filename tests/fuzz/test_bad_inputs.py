@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc, makes FIFOs"),
 ]
-CASES = 400
+CASES = 300
 LIMIT = 20  # seconds of a case
 CODES = {0, 1, 2, 3, 130}  # that are documented
 MEMORY = 3 * 2**30

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -30,7 +30,6 @@ from tests.layers.test_eviction import (
     draw_rows,
     fill,
     generate,
-    takes_rounds,
 )
 
 METHODS = [method for method, _ in REFERENCES.values() if method.is_headwise]
@@ -124,55 +123,6 @@ def test_a_tree_has_the_tokens_of_the_plain_loop(method: Any) -> None:
     tree = mmaccel.Jacobi(window=4, tree=mmaccel.Comb(branches=2, length=3))
     made, _ = generate(model, tree, rows, kv_cache=method)
     assert torch.equal(made, plain)
-
-
-IN_ROUNDS = [replace(method, every=6) for method in METHODS if takes_rounds(method)]
-
-
-def test_rounds_bound_the_memory() -> None:
-    """However long the answer becomes: what stays, and what is written until the next round."""
-    model, rows = build_lm("llama"), draw_rows(40, 6)
-    sizes = set()
-    for n_new in (30, 55):
-        window = CausalLMWindow(model)
-        method = mmaccel.KVzap(budget=4, threshold=9.0, window=3, every=5)
-        window.use_methods(LayerMethods(kv_cache=method))
-        window.reserve(2, 40 + n_new)
-        tokens = torch.tensor([rows[0], rows[1] + [0] * 34])
-        lengths = torch.tensor([40, 6])
-        window.prefill(Pass(tokens, torch.zeros(2, dtype=torch.int64), lengths=lengths))
-        for step in range(0, n_new - 5, 3):
-            window.forward(Pass(tokens[:, :3], lengths + step))
-            # 4 and two rounds in the store, two until the next one with a window, and 2 unused
-            most = 2 * 4 * 2 * 8 * 4 * (4 + 2 * 5 + 2 * 5 + 2)
-            assert all(layer.n_bytes <= most for layer in window.run_caches().layers)
-        sizes.add(tuple(layer.n_bytes for layer in window.run_caches().layers))
-    assert len(sizes) <= 2
-
-
-@pytest.mark.parametrize("method", [*METHODS[:1], *IN_ROUNDS], ids=repr)
-def test_rows_leave_a_cache_of_parts(method: Any) -> None:
-    """What is left goes on as it would have alone; by the kernel as by torch."""
-    model, rows = build_lm("llama"), draw_rows(30, 30, 30)
-
-    def open_window(some: list[list[int]], attention: Any) -> CausalLMWindow:
-        window = CausalLMWindow(model, attention=attention)
-        window.use_methods(LayerMethods(kv_cache=method))
-        window.reserve(len(some), 60)
-        ids = torch.tensor(some)
-        window.prefill(Pass(ids, torch.zeros(len(some), dtype=torch.int64)))
-        window.forward(Pass(ids[:, -1:], torch.full((len(some),), 29)))  # hands out its logits
-        return window
-
-    together, alone = open_window(rows, "kernel"), open_window(rows[2:], "model")
-    tokens = torch.tensor([[5, 6, 7]])
-    for start in (30, 33, 36):
-        together.forward(Pass(tokens.expand(3, -1), torch.full((3,), start)))
-        alone.forward(Pass(tokens, torch.tensor([start])))
-    together.run_caches().keep(torch.tensor([2]))
-    for start in range(39, 55, 3):
-        entries = Pass(tokens, torch.tensor([start]))
-        assert torch.allclose(together.forward(entries), alone.forward(entries), atol=1e-5)
 
 
 def _heads_come_back_as_parts(patch: pytest.MonkeyPatch) -> None:

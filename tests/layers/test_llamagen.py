@@ -1,4 +1,4 @@
-"""LlamaGen under methods: a mask over the full cache, one plan a pair, blocks by brute force."""
+"""LlamaGen under eviction: a mask over the full cache, one plan a pair. Its layers are Llama's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
-from tests.fixtures.llamagen import Transformer, conditions, open_llamagen
-from tests.layers.test_denoisers import choose_by_hand
-from tests.models.test_llamagen import KINDS, sample
+from tests.fixtures.llamagen import conditions, open_llamagen
+from tests.models.test_llamagen import sample
 
 
 @dataclass(frozen=True)
@@ -77,50 +76,3 @@ def test_eviction_is_a_mask_over_the_full_cache(policy: Any, scale: float) -> No
         given, nothing = logits.chunk(2)
         logits = nothing + scale * (given - nothing)
     assert torch.equal(logits.argmax(-1), tokens)
-
-
-QUEST = mmaccel.Quest(budget=0.4, block=3, first_layer=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_blocks_are_chosen_in_layers_of_images(kind: str, scale: float) -> None:
-    """The plain loop under blocks that brute force chooses, in full passes as published."""
-    window, tokens, _ = decode(kind, mmaccel.Autoregressive(), LayerMethods(attention=QUEST), scale)
-    _, whole, _ = decode(kind, mmaccel.Autoregressive(), LayerMethods(), scale)
-    assert not torch.equal(tokens, whole)
-    branches = 1 if scale == 1 else 2
-    model, first, seen = conditions(kind, scale != 1)
-    width, n_heads = first.shape[1], model.sizes.n_head
-    rows, size = len(first), width + 15
-    hidden = torch.zeros(2, rows, n_heads, size, size, dtype=torch.bool)
-    # slot by slot: what a query reads changes the keys of later layers
-    for query in range(width, size):
-        keys, queries = states_of(model, first, tokens.repeat(branches, 1), seen, hidden)
-        for row in range(rows):
-            real = int(width - seen[row].sum())  # padding on the left is in no cache
-            own = query - real
-            for head in range(n_heads):
-                at = keys[row, head, real : query + 1]
-                kept = choose_by_hand(
-                    at,
-                    queries[row, head, query : query + 1],
-                    torch.tensor([own]),
-                    torch.ones(len(at)).bool(),
-                )
-                for place in range(own + 1):
-                    hidden[1, row, head, query, real + place] = place // QUEST.block not in kept
-    logits = model(first, tokens.repeat(branches, 1), seen, hidden)
-    if branches == 2:
-        given, nothing = logits.chunk(2)
-        logits = nothing + scale * (given - nothing)
-    assert torch.equal(logits.argmax(-1), tokens)
-
-
-def states_of(
-    model: Transformer, first: Tensor, tokens: Tensor, seen: Tensor, hidden: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rotated keys and queries `[R, H, N, D]` of the second layer in full passes."""
-    found: list[Tensor] = []
-    model(first, tokens, seen, hidden, lambda layer, *given: found.extend(layer.states(*given)))
-    return found[4], found[3]

@@ -21,6 +21,7 @@ from mmaccel.pipelines.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
 from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_eviction import ROUTES, draw_rows
 from tests.matrix.cells import covering
 from tests.matrix.examples import Target, make, text_policies
@@ -31,12 +32,6 @@ ROWS = [LONG, SHORT, LONG, OTHER, [7], LONG, SHORT, OTHER]
 N_NEW = 12
 ENTRY = 2 * 2 * 4 * 8 * 4  # bytes: layers, keys and values, heads, width, of a number
 STEPS = (torch.tensor([1, 2, 3, 1, 2, 3, 1, 1]), torch.tensor([2, 1, 1, 3, 3, 1, 2, 2]))
-
-
-def make_prompt(rows: list[list[int]]) -> Prompt:
-    lengths = torch.tensor([len(row) for row in rows])
-    longest = int(lengths.max())
-    return Prompt(torch.tensor([row + [0] * (longest - len(row)) for row in rows]), lengths)
 
 
 def open_window(

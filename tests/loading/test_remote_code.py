@@ -26,14 +26,9 @@ from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.video import build_video
 
 DOORS = {  # command -> arguments beside model and flag; families that load a causal LM by AutoModel
-    "generate": ["generate", "a red circle", "--family", "words", "--out", "o"],
     "generate --prompts": ["generate", "--prompts", "p.txt", "--family", "words", "--out", "o"],
-    "bench": ["bench", "a red circle", "--family", "words", "--count", "1", "--policies", "jacobi",
-              "--windows", "4", "--guidance", "1"],
     "evaluate exactness": ["evaluate", "exactness", "--family", "words", "--count", "2",
                            "--samples", "0"],
-    "evaluate speed": ["evaluate", "speed", "--family", "words", "--runs", "20", "--warm-up", "1",
-                       "--batch-sizes", "1", "--out", "s"],
     "doctor": ["doctor", "--out", "o"],
     "speak": ["speak", "blue cat", "--max-seconds", "0.05", "--out", "o"],
 }  # fmt: skip

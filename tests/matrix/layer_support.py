@@ -35,15 +35,20 @@ def check_window(model: Any, given: dict[str, Any]) -> str:
     """Windows of drafts make the plain loop's tokens under the method, unless it chooses anew for
     every pass: a window's queries then choose together.
     """
-    (method,) = given.values()
     rows = draw_rows(*LENGTHS)
     plain, _ = generate(model, PLAIN, rows, **given)
     made, stats = generate(model, mmaccel.Jacobi(window=5), rows, **given)
     if stats.fallbacks or stats.exactness != "relaxed":
         return "no"
-    if method.slot == "attention" and not method.chooses_prompts:
+    if chooses_anew(given):
         return "chosen for a window"
     return "yes" if torch.equal(made, plain) else "other tokens"
+
+
+def chooses_anew(given: dict[str, Any]) -> bool:
+    """Whether a method chooses for every pass."""
+    (method,) = given.values()
+    return bool(method.slot == "attention" and not method.chooses_prompts)
 
 
 def check_guidance(model: Any, given: dict[str, Any]) -> str:
@@ -53,12 +58,11 @@ def check_guidance(model: Any, given: dict[str, Any]) -> str:
     negative = torch.tensor(draw_rows(14, 14, 14))
     rows = draw_rows(*LENGTHS)
     guided = given | {"guidance_scale": 1.6, "negative_prompt_ids": negative}
-    own = check_window(model, given)
     plain, stats = generate(model, PLAIN, rows, **guided)
     made, others = generate(model, mmaccel.Jacobi(window=5), rows, **guided)
     if stats.fallbacks or others.fallbacks or stats.exactness != "relaxed":
         return "no"
-    return "yes" if own != "yes" or torch.equal(made, plain) else "other tokens"
+    return "yes" if chooses_anew(given) or torch.equal(made, plain) else "other tokens"
 
 
 def check_batch(model: Any, given: dict[str, Any]) -> str:

@@ -24,10 +24,11 @@ from mmaccel.results import Generation
 from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures import canvas
 from tests.fixtures.arriving import Arriving
-from tests.fixtures.canvas import masked, prompt_of
+from tests.fixtures.canvas import masked
 from tests.fixtures.canvas_paths import enumerate_paths
 from tests.fixtures.joints import families
 from tests.fixtures.tiny_lms import VOCAB
+from tests.fixtures.toy_models import make_prompt
 from tests.matrix.cells import pairwise
 from tests.matrix.examples import Target, forms, has_field, identities, make, names
 
@@ -80,7 +81,7 @@ def prompt(cell: dict[str, Any], rows: list[int]) -> Prompt:
     tokens = [(ALIKE if is_alike else ROWS)[row] for row in rows]
     tokens += [(ALIKE if is_alike else OTHERS)[row] for row in rows] * cell["guided"]
     layout = Grid(3, 4, VOCAB) if cell.get("grid") else None
-    found = prompt_of(tokens, 1 + cell["guided"])
+    found = make_prompt(tokens, 1 + cell["guided"])
     return replace(found, stop_tokens=STOPS if cell.get("stops", True) else None, layout=layout)
 
 

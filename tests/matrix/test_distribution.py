@@ -1,7 +1,7 @@
 """Every window policy that declares the plain loop's distribution, against an enumerated language.
 
-Relaxed ones too, with the settings that relax nothing. Each policy meets every setting, and each
-class of policies every draft source that it takes.
+Relaxed ones too, with the settings that relax nothing. Each class of policies meets every setting
+and every draft source that it takes; its policies share them out.
 
 Power: the rows of one batch, rejected at p < 1e-4. Whatever its direction, a deviation of 0.03 in
 total variation (over the pooled cells) is rejected with probability 0.99 or more; `measure` asserts
@@ -72,7 +72,10 @@ def cells() -> Iterator[tuple[str, str, str, int]]:
         n_sources = 0
         if policy in takes:
             n_sources = -(-len(taken(policy)) // list(takes.values()).count(takes[policy]))
-        again = islice(cycle(SETTINGS.items()), max(len(SETTINGS), n_sources))
+        met = [*SETTINGS.items()]
+        if list(takes.values()).count(takes.get(policy)) > 1:  # couplings of one class
+            met = met[number % 2 :: 2]
+        again = islice(cycle(met), max(len(met), n_sources))
         for turn, (name, setting) in enumerate(again):
             sources = [each for each in taken(policy) if fits(each, setting)]
             sources = sources[number % 3 :] + sources[: number % 3]

@@ -71,10 +71,8 @@ def language_model(name: str = "llama") -> Call:
 ATTACHED = [
     *table(
         language_model,
-        ({"policy": "warp"}, "policy: expected", {"policy": "jacobi"}),
         ({"policy": Jacobi}, "policy: expected", {"policy": Jacobi()}),
         ({"seed": 1.5}, "seed: expected", {"seed": 1}),
-        ({"seed": 2**64}, "seed: expected", {"seed": 2**64 - 1}),
         ({"strict": "no"}, "strict: expected one of True, False, received", {"strict": False}),
         ({"layout": mmaccel.Frames(((4, 12),), 41)}, "the model's 40 ids", {"layout": _FRAMES}),
         (
@@ -84,19 +82,8 @@ ATTACHED = [
         ),
         ({"kv_cache": mmaccel.Quest()}, "Quest goes into attention=",
          {"kv_cache": None, "attention": mmaccel.Quest()}),
-        ({"attention": mmaccel.SnapKV()}, "SnapKV goes into kv_cache=",
-         {"attention": None, "kv_cache": mmaccel.SnapKV()}),
-        ({"kv_cache": "snapkw"}, "kv_cache … 'snapkw' … snapkv", {"kv_cache": "snapkv"}),
-        ({"kv_cache": {"name": "snapkv", "bugdet": 8}}, "'bugdet' … budget",
-         {"kv_cache": {"name": "snapkv", "budget": 64}}),
         ({"kv_cache": mmaccel.TOVA(every=8), "policy": _NINE}, "at most 8 … window=9 … narrower",
          {"policy": Jacobi(window=8)}),
-        ({"kv_cache": mmaccel.QuantizedCache(residual=8), "policy": _NINE},
-         "residual=8 … window=9 … narrower", {"policy": Jacobi(window=8)}),
-        ({"prompt_tokens": mmaccel.DivPrune(keep=0.5)}, "DivPrune goes into visual_tokens=",
-         {"prompt_tokens": mmaccel.ILRe(keep=0.5)}),
-        ({"prompt_tokens": {"name": "ilre", "keep": 1.5}}, "ILRe.keep: expected … received 1.5",
-         {"prompt_tokens": {"name": "ilre", "keep": 0.5}}),
         ({"prompt_tokens": mmaccel.ILRe(keep=0.5, layer=2)}, "ILRe: layer … in 1..1, received 2",
          {"prompt_tokens": mmaccel.ILRe(keep=0.5, layer=1)}),
         ({"prompt_tokens": mmaccel.LazyLLM(keep=0.5), "kv_cache": mmaccel.SnapKV()},
@@ -117,7 +104,6 @@ ATTACHED = [
     *table(
         language_model,
         ({"kv_cache": "snapkv"}, "the last 5 positions alone", {"kv_cache": None}, _NO),
-        ({"prompt_tokens": "lazy-llm"}, "the last 5 positions alone", {"prompt_tokens": None}, _NO),
         of="mistral",
     ),
     *table(
@@ -299,7 +285,6 @@ CLASSES = [
          {"tree": mmaccel.Comb(3, 2)}),
         ({"window": "adaptive", "tree": _COMB, "drafts": "coarse"}, "window … adaptive",
          {"window": 32}),
-        ({"drafts": "up"}, "drafts: expected one of auto", {"drafts": "left"}),
     ),
     *table(
         methods,
@@ -313,7 +298,6 @@ CLASSES = [
          {"over": mmaccel.TOVA()}),
         ({"method": mmaccel.StreamingLLM, "rerotate": True, "every": 64}, "rerotate=True",
          {"rerotate": False}),
-        ({"method": mmaccel.DART}, "one of keep and n_keep, received neither", {"keep": 0.5}),
         ({"method": mmaccel.DART, "keep": 0.5, "n_keep": 3}, "received 0.5 and 3",
          {"keep": None}),
         ({"method": mmaccel.Pard, "model": build_lm("llama")}, "give mask_token=",
@@ -418,18 +402,14 @@ def vision_model(name: str) -> Call:
     return attach
 
 
-_LAZY, _HALF = mmaccel.LazyLLM(keep=0.5), mmaccel.DownsamplePixels(keep=0.25)
+_HALF = mmaccel.DownsamplePixels(keep=0.25)
 VISION = [
     *table(
         vision_model,
         ({"visual_tokens": [mmaccel.RandomTokens(keep=0.5), mmaccel.UniformTokens(keep=0.5)]},
          "visual_tokens … one method a stage", {"visual_tokens": mmaccel.RandomTokens(keep=0.5)}),
-        ({"visual_tokens": "dartt"}, "did you mean dart",
-         {"visual_tokens": {"name": "dart", "keep": 0.5}}),
         ({"visual_tokens": {"keep": 0.5}}, "a dictionary with a name",
          {"visual_tokens": {"name": "dart", "keep": 0.5}}),
-        ({"visual_tokens": _LAZY, "policy": Jacobi(5, "token-recycling", tree=_COMB)},
-         "no trees … LazyLLM", {"policy": "jacobi"}),
         of="llava",
     ),
     *(
@@ -528,9 +508,6 @@ PIPELINES = [
         ({"prompt": [5]}, "prompt: expected a prompt, received 5", {"prompt": CAPTIONS[:1]}),
         ({"prompt": " ".join(["a"] * 13)}, "at most 12 words, received 13",
          {"prompt": " ".join(["a"] * 12)}),
-        ({"policy": "jacobbi"}, "did you mean jacobi", {"policy": "jacobi"}),
-        ({"policy": {"name": "jacobi", "windows": 5}}, "out of window … did you mean window",
-         {"policy": {"name": "jacobi", "window": 5}}),
         ({"policy": mmaccel.Stepwise()}, "such as mmaccel.Jacobi(window=32)",
          {"policy": Jacobi(window=32)}),
         ({"temprature": 1}, "expected options out of … did you mean temperature?", None),
@@ -576,9 +553,6 @@ PIPELINES = [
          {"text": "fox"}),
         ({"text": "a \ud800 fox"}, r"received '\ud800' at position 2; write it", {"text": "a fox"}),
         ({"voice": "a:b"}, "voice: expected a name such as tara, leah", {"voice": "tara"}),
-        ({"temprature": 1}, ": expected options out of … did you mean temperature?", None),
-        ({"policy": mmaccel.LosslessUnmask()}, "policy: expected a policy such as mmaccel.Jacobi",
-         {"policy": Jacobi()}),
         of="orpheus", before_passes=True,
     ),
     *table(

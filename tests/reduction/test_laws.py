@@ -66,15 +66,6 @@ def check_counts(name: str, keep: float) -> None:
 
 
 @methods
-def test_a_number_of_tokens(name: str) -> None:
-    case = CASES[name]
-    plan = case.make(n_keep=40).plan(case.context())
-    counts = [min(40, sample.n) for sample in case.rows()]
-    if not case.at_most and name != "ToMe to a cosine":
-        assert plan.counts.tolist() == counts
-
-
-@methods
 @pytest.mark.parametrize("keep", (0.22, 0.6))
 def test_a_row_depends_on_no_other_row_nor_padding(name: str, keep: float) -> None:
     check_rows(name, keep)

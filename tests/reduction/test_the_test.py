@@ -44,7 +44,7 @@ PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Check]] = {
     "target plus mean": (bugs.add_target_and_mean, partial(counts, "VisionZip", 0.22)),
     "far from the last": (
         bugs.compare_with_the_last_pick,
-        partial(test_planted.check_recall, "DivPrune"),
+        partial(test_references.check_divprune, 20),
     ),
     "same frame": (bugs.compare_with_the_same_frame, test_planted.check_changes),
     "even frames": (bugs.share_frames_evenly, test_planted.check_frames),

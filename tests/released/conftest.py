@@ -71,8 +71,8 @@ def first_layers(model: Any, n: int) -> Any:
 
 @pytest.fixture(scope="session")
 def short_smollm2(smollm2: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A third of it: for what holds in every layer."""
-    return first_layers(smollm2[0], 10), smollm2[1]
+    """A fifth of it: for what holds in every layer."""
+    return first_layers(smollm2[0], 6), smollm2[1]
 
 
 @pytest.fixture(scope="session")

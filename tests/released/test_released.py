@@ -15,13 +15,10 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 import mmaccel
-from mmaccel.catalog import METHODS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.eviction import Eviction
-from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
-from tests.matrix.examples import Target, make
 
 pytestmark = pytest.mark.slow
 SNAPKV = mmaccel.SnapKV(budget=100, window=32, kernel=5)
@@ -46,15 +43,19 @@ def generate(
     return made[:, inputs["input_ids"].shape[1] :]
 
 
-def test_bitwise_policies_have_the_plain_loops_tokens(released: Any) -> None:
-    """Greedy, which are transformers' own, and drawn."""
+def test_greedy_tokens_are_transformers_own(released: Any) -> None:
     model, tokenizer = released
     rows = encode(tokenizer, 40, 23)
-    out = model.generate(**left_padded(rows), do_sample=False, max_new_tokens=8)
-    assert generate(model, mmaccel.Jacobi(8), rows, 8).equal(out[:, -8:])
-    plain = generate(model, mmaccel.Autoregressive(), rows, 8, sample=True)
-    policy = mmaccel.Jacobi(8, drafts="token-recycling")
-    assert generate(model, policy, rows, 8, sample=True).equal(plain)
+    out = model.generate(**left_padded(rows), do_sample=False, max_new_tokens=6)
+    assert generate(model, mmaccel.Jacobi(6), rows, 6).equal(out[:, -6:])
+
+
+def test_drawn_tokens_are_the_plain_loops(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 40, 23)
+    plain = generate(model, mmaccel.Autoregressive(), rows, 4, sample=True)
+    policy = mmaccel.Jacobi(4, drafts="token-recycling")
+    assert generate(model, policy, rows, 4, sample=True).equal(plain)
 
 
 def test_exact_passes_are_bitwise_in_bfloat16(smollm2: Any) -> None:
@@ -99,23 +100,9 @@ def test_text_is_drafted_where_it_repeats_and_nowhere_else(
     assert prompt < 100  # few passes of prose are wide
 
 
-def test_a_cache_of_everything_changes_nothing(short_smollm2: Any) -> None:
-    model, tokenizer = short_smollm2
-    rows = encode(tokenizer, 60)
-    plain = generate(model, mmaccel.Autoregressive(), rows, 6)
-    wrong = []
-    for name in METHODS["kv_cache"]:
-        method = make("kv_cache", name, Target(model))
-        if isinstance(method, CacheMethod):
-            whole = replace(method, budget=4096)
-            if not generate(model, mmaccel.Jacobi(4), rows, 6, kv_cache=whole).equal(plain):
-                wrong.append(name)
-    assert not wrong
-
-
-def test_methods_of_caches_and_attention_serve_bfloat16(released: Any) -> None:
+def test_methods_of_caches_and_attention_serve_bfloat16(smollm2: Any) -> None:
     """In which kernels of attention round apart by more than in small random models."""
-    model, tokenizer = released
+    model, tokenizer = smollm2
     model = copy.deepcopy(model).to(torch.bfloat16)
     given = tokenizer("Paris is the capital of", return_tensors="pt")
     methods = {"kv_cache": "snapkv", "attention": "quest"}
@@ -132,9 +119,8 @@ def test_windows_rows_and_chunks_under_eviction(short_smollm2: Any) -> None:
     for given in ({}, {"prefill_chunk_size": 128}):
         made = generate(model, mmaccel.Jacobi(16), rows, kv_cache=method, **given)
         assert made.equal(plain), given
-    for row, ids in enumerate(rows):
-        alone = generate(model, mmaccel.Jacobi(16), [ids], kv_cache=method)
-        assert alone[0].equal(plain[row])
+    alone = generate(model, mmaccel.Jacobi(16), rows[1:], kv_cache=method)
+    assert alone[0].equal(plain[1])
     whole = generate(model, mmaccel.Autoregressive(), rows)
     assert whole[:, 0].equal(plain[:, 0]) and not whole.equal(plain)
 
@@ -143,13 +129,9 @@ def test_sliding_layers_keep_what_others_evict(short_gemma3: Any) -> None:
     """A prompt of 560 tokens, of which five layers see the last 512."""
     model, tokenizer = short_gemma3
     rows = encode(tokenizer, 560)
-    plain = generate(model, mmaccel.Autoregressive(), rows, 4)
-    whole = replace(SNAPKV, budget=4096)
-    assert generate(model, mmaccel.Jacobi(4), rows, 4, kv_cache=whole).equal(plain)
     half = replace(SNAPKV, budget=280)
     expected = generate(model, mmaccel.Autoregressive(), rows, 6, kv_cache=half)
     assert generate(model, mmaccel.Jacobi(16), rows, 6, kv_cache=half).equal(expected)
-    assert expected[:, 0].equal(plain[:, 0])
 
 
 def test_bfloat16_differs_at_ties_alone(smollm2: Any) -> None:
@@ -209,29 +191,11 @@ def vote_h2o(attention: Tensor) -> Tensor:
     return votes
 
 
-def vote_last(attention: Tensor, n: int, recent: int, sinks: int = 0) -> Tensor:
-    """What the last n entries attend to; the first and the last ones stay."""
-    votes = by_key_head(attention[:, -n:].sum(1))
-    votes[:, :sinks] = votes[:, -recent:] = float("inf")
-    return votes
-
-
-VOTES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+VOTES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {  # of `tests/layers` all
     "snapkv": (SNAPKV, vote_snapkv),
     "tova": (mmaccel.TOVA(budget=100), lambda attention: attention[:, -1].mean(0, keepdim=True)),
     "h2o": (mmaccel.H2O(budget=100), vote_h2o),
-    "citrus": (
-        mmaccel.CItruS(budget=100, instruction=40),
-        lambda attention: vote_last(attention, 40, 40).sum(0, keepdim=True),
-    ),
-    "morphkv": (
-        mmaccel.MorphKV(budget=100, window=32), lambda attention: vote_last(attention, 32, 32),
-    ),
-    "linekv": (
-        mmaccel.LineKV(budget=100, every=24, lines=2, sinks=16),
-        lambda attention: vote_last(attention, 24, 48, 16),
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

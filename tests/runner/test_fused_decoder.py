@@ -710,18 +710,6 @@ def test_a_prompt_makes_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [1] * 6
 
 
-def test_an_error_in_reading_keeps_the_models_own_forward(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no such thing")
-
-    monkeypatch.setattr(fused_decoder, "read_structure", fail)
-    window = CausalLMWindow(build_decoder("llama"), fused="auto")
-    run_passes(window)
-    assert window.route.name == "model" and "RuntimeError (no such thing)" in window.route.reason
-
-
 def test_a_fused_model_is_freed_with_its_last_reference() -> None:
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True)

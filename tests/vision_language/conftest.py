@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language import columns
+from mmaccel.pipelines.vision_language import visual_call
 from tests.fixtures.tiny_vlms import CONFIGS, shared_vlm
 
 
@@ -20,11 +20,11 @@ def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
 @pytest.fixture
 def stays(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The columns that each reduced call keeps."""
-    found, take = [], columns.shorten_call
+    found, keep = [], visual_call.keep_columns
 
-    def record(call: Any, kept: Tensor, others: Any) -> Any:
+    def record(call: Any, kept: Tensor) -> Any:
         found.append(kept)
-        return take(call, kept, others)
+        return keep(call, kept)
 
-    monkeypatch.setattr(columns, "shorten_call", record)
+    monkeypatch.setattr(visual_call, "keep_columns", record)
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.catalog import REDUCERS, make
 from mmaccel.pipelines.vision_language.towers import find_tower
-from tests.fixtures.tiny_vlms import IMAGE, VIDEO, build_vlm, encodes_first
+from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 
 N_NEW = 8
 GREEDY: dict[str, Any] = dict(max_new_tokens=N_NEW, do_sample=False)
@@ -89,18 +89,3 @@ def seen_by_tower(model: Any) -> Iterator[list[Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def answer_to_features(
-    model: Any, name: str, inputs: dict[str, Any], made: Any, masks: list[Tensor], modality: str
-) -> tuple[Tensor, Tensor]:
-    """The model's own greedy tokens for features, of which a mask hides some, and the columns that
-    stay.
-    """
-    stays = inputs["attention_mask"].clone()
-    is_visual = inputs["input_ids"] == (IMAGE if modality == "image" else VIDEO)
-    stays[is_visual] = torch.cat(masks).long()
-    given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
-    given |= {"mm_encoder_outputs": {modality: made}, "attention_mask": stays}
-    given["position_ids"] = position_ids(name, model, inputs)
-    return model.generate(**given, **GREEDY), stays

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import DivPrune, FastV, FiCoCoV, ToMe, VisionZip
+from mmaccel import FiCoCoV, ToMe, VisionZip
 from mmaccel.pipelines.vision_language import encoder
-from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
-from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.vision_language.tower_run import TowerRun
 from mmaccel.pipelines.vision_language.towers import find_tower
-from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.tiny_vlms import (
     IMAGE,
@@ -29,6 +28,12 @@ from tests.fixtures.tiny_vlms import (
     draw_prompts,
     draw_videos,
     pad_left,
+)
+from tests.vision_language.references import (
+    WITH_CLASS,
+    answer_to_features,
+    encode,
+    rows_of_tower,
 )
 from tests.vision_language.runs import (
     GREEDY,
@@ -46,7 +51,6 @@ NAMES = [
     "llava", "llava_next", "llava_onevision", "internvl", "idefics3", "smolvlm", "gemma3", "janus",
 ]  # fmt: skip
 ONE_TO_ONE = {"llava", "llava_next", "llava_onevision", "janus"}
-WITH_CLASS = {"llava", "llava_next", "internvl"}
 DEPTH, PATCHES = 5, 16
 
 
@@ -185,27 +189,6 @@ class Stub(torch.nn.Module):
         return EncoderOutput(**vars(self.made))
 
 
-def rows_of_tower(name: str, inputs: dict[str, Any]) -> list[tuple[Tensor, Any, int]]:
-    """Pixels, patches that are real, and the row of the prompt, of each row of a tower."""
-    pixels, found = inputs["pixel_values"], []
-    per_row = [2, 0, 1][: len(inputs["input_ids"])]
-    prompt = [row for row, n in enumerate(per_row) for _ in range(n)]
-    if name in ("llava_next", "llava_onevision"):
-        for row, tiles, size in zip(prompt, pixels, inputs["image_sizes"].tolist()):
-            n = {(16, 32): 3, (32, 32): 5, (20, 9): 3}[tuple(size)]
-            found += [(tile, None, row) for tile in tiles[:n]]
-    elif name in ("idefics3", "smolvlm"):
-        for row, images in enumerate(pixels):
-            for k in range(per_row[row]):
-                real = torch.ones(4, 4, dtype=torch.bool)
-                if "pixel_attention_mask" in inputs:
-                    real = inputs["pixel_attention_mask"][row, k, ::4, ::4].bool()
-                found.append((images[k], real, row))
-    else:
-        found = [(image, None, row) for image, row in zip(pixels, prompt, strict=True)]
-    return found
-
-
 @torch.no_grad()
 def make_references(
     model: Any, name: str, inputs: Any, method: Any, seed: int, depth: int | None = None
@@ -219,63 +202,40 @@ def make_references(
     return found
 
 
-def columns_left(model: Any, inputs: Any, rows: list[Reference]) -> Tensor:
-    """Mask `[B, T]` of the prompt's columns that stay if each slot keeps one feature."""
-    ids, first = inputs["input_ids"], 0
-    mask = inputs["attention_mask"].clone()
-    counts = [len(f) for f in model.base_model.get_image_features(
-        **{k: v for k, v in inputs.items() if k in ("pixel_values", "image_sizes")},
-        return_dict=True).pooler_output]  # fmt: skip
-    at = (ids == IMAGE).nonzero().split(counts)
-    for k, columns in enumerate(at):
-        visual = Visual("image", k, int(columns[0, 0]), columns[:, 1], torch.zeros(len(columns), 1))
-        place = find_places(model, [visual], inputs)[0]
-        where = {int(s): c for s, (_, c) in zip(place.source.tolist(), columns.tolist()) if s >= 0}
-        stays = set()
-        for tile in range(place.tiles):
-            for members in rows[first + tile].members:
-                found = [tile * PATCHES + m - rows[0].first for m in members if m >= rows[0].first]
-                present = [where[s] for s in found if s in where]
-                own = [c for s, c in where.items() if found and s == found[0]]
-                stays |= set(own or sorted(present)[:1])
-        first += place.tiles
-        for row, column in columns.tolist():
-            mask[row, column] = column in stays
-    return mask
-
-
 @torch.no_grad()
 def reference_answer(
-    model: Any, name: str, inputs: Any, method: Any, rows: list[Reference], then: Any = None
+    model: Any, name: str, inputs: Any, method: Any, rows: list[Reference], modality: str = "image"
 ) -> Tensor:
     """Greedy tokens behind the references' states."""
     tower = find_tower(model)
     part = "vision_tower" if hasattr(model.base_model, "vision_tower") else "vision_model"
-    given = dict(inputs)
-    if name in ONE_TO_ONE and method.features != "all":
-        given["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-        given["attention_mask"] = columns_left(model, inputs, rows)
     setattr(model.base_model, part, Stub(tower, name, rows))
     try:
-        return model.generate(**given, **GREEDY) if then is None else answer(model, then, given)[0]
+        made = encode(model, inputs, modality)
     finally:
         setattr(model.base_model, part, tower)
+    stands = None
+    if name in ONE_TO_ONE and getattr(method, "features", "auto") != "all":
+        stands = list(range(PATCHES * len(rows)))
+        for row, own in enumerate(rows):
+            for members in own.members:
+                for token in members if members[0] >= own.first else ():
+                    stands[PATCHES * row + token - own.first] = (
+                        PATCHES * row + members[0] - own.first
+                    )
+    return answer_to_features(model, name, inputs, made, stands, modality)[0]
 
 
 @torch.no_grad()
-def reduced_states(model: Any, method: Any, inputs: Any, seed: int = 5) -> tuple[Any, Any]:
+def reduced_states(model: Any, method: Any, inputs: Any, seed: int = 5) -> tuple[Any, TowerRun]:
     """What the reduced tower gives out, and its run."""
     seeds = [seed + row for row in range(len(inputs["input_ids"]))]
-    reduction = EncoderReduction(model, method, inputs, seeds)
     found = []
-    hook = None
-    names = ("pixel_values", "image_sizes", "pixel_attention_mask")
-    given = {k: v for k, v in inputs.items() if k in names}
-    with reduction.applied():
+    with EncoderCall(model, inputs, method, seeds) as call:
         hook = find_tower(model).register_forward_hook(lambda _m, _a, made: found.append(made))
-        model.base_model.get_image_features(**given, output_hidden_states=True, return_dict=True)
+        encode(model, inputs, output_hidden_states=True)
         hook.remove()
-    return found[0], reduction.runs["image"]
+    return found[0], call.runs["image"]
 
 
 def inputs_of(name: str, model: Any, per_row: Any = (2, 0, 1)) -> dict[str, Any]:
@@ -288,13 +248,6 @@ def inputs_of(name: str, model: Any, per_row: Any = (2, 0, 1)) -> dict[str, Any]
 
 
 # -------------------------------------------------------------------------------- the tests
-
-
-def test_a_threshold_that_no_pair_reaches_changes_nothing(named: tuple[str, Any]) -> None:
-    name, model = named
-    inputs = inputs_of(name, model)
-    made, stats = answer(model, ToMe(keep=0.5, threshold=1.0), inputs)
-    assert torch.equal(made, model.generate(**inputs, **GREEDY)) and stats.exactness == "bitwise"
 
 
 def test_the_tower_computes_what_a_loop_over_its_layers_computes(named: tuple[str, Any]) -> None:
@@ -333,14 +286,6 @@ def test_later_layers_process_fewer_tokens(named: tuple[str, Any]) -> None:
     assert [states.shape[1] for states in seen] == [n + special for n in expected]
 
 
-def test_the_seed_decides() -> None:
-    model = shared_looking("llava", DEPTH)
-    inputs = draw_prompts("llava", model)
-    runs = [reduced_states(model, ToMe(keep=0.4), inputs, seed)[1] for seed in (1, 1, 2)]
-    columns = [run.levels[-1].target for run in runs]
-    assert torch.equal(columns[0], columns[1]) and not torch.equal(columns[0], columns[2])
-
-
 @pytest.mark.parametrize("layer", [-1, -2, -3, [-3, -1]])
 def test_states_of_any_layer(layer: Any) -> None:
     model = build_looking("llava", DEPTH)
@@ -354,18 +299,6 @@ def test_states_of_any_layer(layer: Any) -> None:
     made, stats = answer(model, method, given)
     assert "18 of 48 tokens of its encoder" in stats.reference
     assert torch.equal(made, reference_answer(model, "llava", given, method, rows))
-
-
-def test_it_composes_with_methods_behind_it() -> None:
-    for name in ("llava_next", "internvl"):
-        model = shared_looking(name, DEPTH)
-        inputs = draw_prompts(name, model)
-        merging = ToMe(keep=0.5, features="all")
-        rows = make_references(model, name, inputs, merging, 5)
-        for then in (FastV(keep=0.5), DivPrune(keep=0.5), [DivPrune(keep=0.5), FastV(keep=0.5)]):
-            both = [merging, *then] if isinstance(then, list) else [merging, then]
-            made, _ = answer(model, both, inputs)
-            assert torch.equal(made, reference_answer(model, name, inputs, merging, rows, then))
 
 
 def test_videos_are_merged_frame_by_frame() -> None:
@@ -420,17 +353,6 @@ def test_several_answers_to_one_prompt() -> None:
         assert f"{total} of 392 visual tokens" in run.stats.reference
 
 
-def test_nothing_stays_behind() -> None:
-    model = shared_looking("llava", DEPTH)
-    inputs = draw_prompts("llava", model)
-    own = model.generate(**inputs, **GREEDY)
-    find_tower(model).config._attn_implementation = "flash_attention_2"  # which takes no bias
-    answer(model, ToMe(keep=0.4), inputs)
-    assert find_tower(model).config._attn_implementation == "flash_attention_2"
-    find_tower(model).config._attn_implementation = "sdpa"
-    assert torch.equal(model.generate(**inputs, **GREEDY), own)
-
-
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
 
 
@@ -440,18 +362,18 @@ def bug(name: str) -> Any:
 
 @bug("no bias")
 def _no_bias(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(EncoderReduction, "weighs", False)
+    patch.setattr(TowerRun, "bias", lambda self, dtype: torch.zeros_like(self.size))
 
 
 @bug("the class token is merged")
 def _class_token(patch: pytest.MonkeyPatch) -> None:
-    begin = TowerRun.begin
+    begin = TowerRun.__post_init__
 
-    def begin_without(self: Any, states: Tensor, mask: Any) -> None:
-        begin(self, states, mask)
+    def begin_without(self: Any) -> None:
+        begin(self)
         self.is_patch = self.is_seen.clone()
 
-    patch.setattr(TowerRun, "begin", begin_without)
+    patch.setattr(TowerRun, "__post_init__", begin_without)
 
 
 @bug("a mean that forgets sizes")
@@ -472,12 +394,8 @@ def _wrong_level(patch: pytest.MonkeyPatch) -> None:
 
 @bug("a representative of another slot")
 def _wrong_slot(patch: pytest.MonkeyPatch) -> None:
-    merge = TowerRun.merge
-    patch.setattr(
-        TowerRun,
-        "merge",
-        lambda self, first, patches, target: merge(self, first, patches, target.roll(1, 1)),
-    )
+    own = encoder.find_targets
+    patch.setattr(encoder, "find_targets", lambda plan: own(plan).roll(1, 1))
 
 
 @pytest.mark.parametrize("name", BUGS)

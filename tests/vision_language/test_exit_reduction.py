@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import ILRe, RandomTokens, UniformTokens
-from tests.fixtures.tiny_vlms import IMAGE, draw_prompts, shared_vlm
+import mmaccel
+from mmaccel import DivPrune, ILRe, RandomTokens, UniformTokens
+from tests.fixtures.tiny_vlms import IMAGE, VIDEO, draw_prompts, draw_videos, shared_vlm
 from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
 
 pytestmark = reduces
@@ -39,6 +40,25 @@ def test_the_rest_computes_what_a_mask_over_the_whole_prompt_computes(
     assert f"{after} of {before} visual tokens{said}" in stats.reference and after < 0.7 * before
     positions = position_ids(name, model, inputs)
     hidden = {"attention_mask": kept.long(), "position_ids": positions}
+    assert torch.equal(made, model.generate(**inputs | hidden, **GREEDY))
+
+
+def test_images_and_videos_of_one_prompt() -> None:
+    """Qwen2-VL's: two images, then a video behind them."""
+    model = shared_vlm("qwen2_vl")
+    inputs, videos = draw_prompts("qwen2_vl", model, (2,)), draw_videos("qwen2_vl", model, (2,))
+    names = ("input_ids", "attention_mask", "mm_token_type_ids")
+    both = {name: torch.cat([inputs[name], videos[name]], 1) for name in names}
+    inputs = {**inputs, **videos, **both}
+    ids = inputs["input_ids"]
+    with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=DivPrune(keep=0.5)) as run:
+        made = model.generate(**inputs, **GREEDY)
+    kept = inputs["attention_mask"].clone()
+    for modality, placeholder in (("image", IMAGE), ("video", VIDEO)):
+        own = [each.kept for each in run.kept_tokens if each.modality == modality]
+        kept[ids == placeholder] = torch.cat(own).long()
+    assert "14 of 28 visual tokens" in run.stats.reference and int((1 - kept).sum()) == 14
+    hidden = {"attention_mask": kept, "position_ids": position_ids("qwen2_vl", model, inputs)}
     assert torch.equal(made, model.generate(**inputs | hidden, **GREEDY))
 
 

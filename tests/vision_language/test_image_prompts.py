@@ -10,7 +10,7 @@ import torch
 import mmaccel
 from mmaccel.pipelines.attach.attaching import family_of
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, draw_videos, encodes_first, shared_vlm
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer
 
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5), mmaccel.Speculative())
@@ -25,17 +25,6 @@ def test_greedy_tokens_are_those_of_generate(named: tuple[str, Any]) -> None:
         made, stats = answer(model, None, inputs, policy)
         assert torch.equal(made, own), policy
         assert stats.fallbacks == []
-
-
-@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_videos(name: str) -> None:
-    if name == "llava_onevision" and not encodes_first():
-        pytest.skip("this transformers gives the features of its videos in another form")
-    model = shared_vlm(name)
-    inputs = draw_videos(name, model, (3, 3) if name == "llava_onevision" else (3, 1))
-    own = model.generate(**inputs, **GREEDY)
-    for policy in POLICIES:
-        assert torch.equal(answer(model, None, inputs, policy)[0], own), policy
 
 
 def test_an_image_changes_the_answer(named: tuple[str, Any]) -> None:

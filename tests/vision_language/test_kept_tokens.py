@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import mmaccel
-from mmaccel import RandomTokens
+from mmaccel import ILRe, RandomTokens
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from tests.fixtures.tiny_lms import act_at
@@ -53,9 +53,10 @@ def run(name: str, methods: Any, per_row: Any = (2, 0, 1)) -> tuple[Any, Any, An
     return model, inputs, handle
 
 
+@pytest.mark.parametrize("method", [RandomTokens(keep=0.5), ILRe(keep=0.4)], ids=repr)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_kept_tokens_are_the_columns_that_stay(name: str, stays: list[Tensor]) -> None:
-    _, inputs, handle = run(name, RandomTokens(keep=0.5))
+def test_kept_tokens_are_the_columns_that_stay(name: str, method: Any, stays: list[Tensor]) -> None:
+    _, inputs, handle = run(name, method)
     found = handle.kept_tokens
     for row, ids in enumerate(inputs["input_ids"]):
         own = [each.kept for each in found if each.row == row]

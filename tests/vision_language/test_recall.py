@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import mmaccel
-from mmaccel import DivPrune, ILRe
+from mmaccel import ILRe
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.plan import Plan
-from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, shared_vlm
-from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts
+from tests.vision_language.runs import answer, position_ids, reduces
 
 pytestmark = reduces
 
@@ -57,35 +56,6 @@ def test_the_choice_is_the_plan_on_the_models_own_attention_maps(
         assert torch.equal(kept[row], expected)
 
 
-def test_keeping_all_makes_no_first_run() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model)
-    answer(model, None, inputs)  # with the model's self-check
-    began = list[int]()
-    hook = model.get_decoder().layers[0].register_forward_pre_hook(lambda *_: began.append(1))
-    answer(model, None, inputs)
-    n_plain = len(began)
-    for method in (ILRe(keep=1), ILRe(n_keep=10_000)):
-        began.clear()
-        _, stats = answer(model, method, inputs)
-        assert stats.prefill_passes == 0 and len(began) == n_plain
-    hook.remove()
-
-
-def test_a_row_of_more_text_changes_nothing() -> None:
-    """Its neighbour has an image where the longer row has text."""
-    model, method = shared_vlm("llava"), ILRe(keep=0.3, layer=2)
-    alone = draw_prompts("llava", model, (1,))
-    words = torch.randint(5, 30, alone["input_ids"].shape)
-    mask = torch.ones_like(words)
-    together = alone | {
-        "input_ids": torch.cat([alone["input_ids"], words]),
-        "attention_mask": torch.cat([alone["attention_mask"], mask]),
-    }
-    made, _ = answer(model, method, together)
-    assert torch.equal(made[:1], answer(model, method, alone)[0])
-
-
 def test_the_first_run_stops_in_front_of_the_layer_and_is_counted() -> None:
     model = build_vlm("llava")
     inputs = draw_prompts("llava", model, (1, 1))
@@ -102,23 +72,3 @@ def test_the_first_run_stops_in_front_of_the_layer_and_is_counted() -> None:
     n_kept = n_whole - int((inputs["input_ids"] == IMAGE).sum() * 0.75)
     assert stats.prefill_passes == 1  # the prompt's own gives the first tokens
     assert stats.tokens_processed - 2 * (stats.passes - 1) == n_whole + n_kept
-
-
-@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_vl"])
-def test_what_was_recalled_can_be_asked_for(name: str, stays: list[Tensor]) -> None:
-    model = shared_vlm(name)
-    inputs = draw_prompts(name, model, (2, 0, 1))
-    for methods in (ILRe(keep=0.4), [DivPrune(keep=0.5), ILRe(keep=0.5)]):
-        stays.clear()
-        with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=methods) as run:
-            model.generate(**inputs, **GREEDY)
-        columns = torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"])
-        for kept in stays:  # each of the columns that the one before left
-            columns = [row[own] for row, own in zip(columns, kept, strict=True)]
-            width = max(map(len, columns))
-            columns = [torch.cat([row.new_zeros(width - len(row)), row]) for row in columns]
-        for row, ids in enumerate(inputs["input_ids"]):
-            said = [each.kept for each in run.kept_tokens if each.row == row]
-            visual = (ids == IMAGE).nonzero()[:, 0]
-            own = torch.isin(visual, columns[row])
-            assert torch.equal(torch.cat([*said, own[:0]]), own)

@@ -96,6 +96,10 @@ STAGES: dict[str, tuple[list[Any], str]] = {
         [LAYER, MERGED, EXIT],
         "16 of 32 tokens of its encoder, 8 of 32 visual tokens, 4 of 8 visual tokens after",
     ),
+    "qwen3_vl, patches": (
+        [EXIT, mmaccel.PixelPrune(keep=0.5)],
+        "16 of 32 tokens of its encoder, 4 of 8 visual tokens",
+    ),
     "llava_next, pixels": (
         [LAYER, EXIT, SMALLER],
         "16 of 140 visual tokens, 8 of 16 visual tokens after layer 2",

@@ -33,14 +33,6 @@ def build_drafter(seed: int = 3) -> Any:
     return model
 
 
-def text_of(model: Any) -> Any:
-    """The language model of a LLaVA, as a causal LM of its own."""
-    own = transformers.LlamaForCausalLM(model.config.text_config).eval()
-    own.model.load_state_dict(model.get_decoder().state_dict())
-    own.lm_head.load_state_dict(model.get_output_embeddings().state_dict())
-    return own
-
-
 def policy_with(drafter: Any) -> Any:
     return mmaccel.Speculative(window=WINDOW, draft_model=mmaccel.CausalLMWindow(drafter))
 
@@ -92,23 +84,6 @@ def test_the_drafter_goes_on_from_the_text_of_each_row(name: str, drafts: list[T
         text = torch.cat([text, made[row, : n_accepted + 1]])
         second = drafter.generate(text[None], max_new_tokens=WINDOW - 1, do_sample=False)
         assert torch.equal(drafts[1][row], second[0, len(text) :])
-
-
-def test_good_drafts_are_accepted_in_rows_without_images() -> None:
-    """The drafter is the model's own language model: it sees there what the model sees."""
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model, (0, 2))
-    _, stats = answer(model, None, inputs, policy_with(text_of(model)), **GREEDY)
-    assert stats.accepted[WINDOW - 1] >= N_NEW // WINDOW
-
-
-def test_sampled_rows_keep_their_length() -> None:
-    model = shared_vlm("llava")
-    inputs = draw_prompts("llava", model)
-    sampled = dict(max_new_tokens=N_NEW, do_sample=True)
-    with mmaccel.attach(model, policy_with(build_drafter()), strict=True, seed=2):
-        made = model.generate(**inputs, **sampled)
-        assert torch.equal(made, model.generate(**inputs, **sampled))
 
 
 def test_reduced_prompts_have_drafts_too() -> None:

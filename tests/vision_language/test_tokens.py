@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language.tokens import find_places, open_context, recorded_encoder
+from mmaccel.pipelines.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.vision_language.exit_context import open_context
+from mmaccel.pipelines.vision_language.places import find_places
 from mmaccel.pipelines.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import build_vlm, draw_images
 from tests.vision_language.runs import reduces
@@ -17,6 +20,13 @@ from tests.vision_language.runs import reduces
 pytestmark = reduces
 
 SIDE = 4  # of a tile, in tokens
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the context of a call reads of it, for methods that read no text."""
+
+    model: Any
 
 
 @cache
@@ -30,12 +40,13 @@ def build(name: str) -> Any:
 def encode(name: str, model: Any, n: int) -> tuple[list[Visual], dict[str, Any], Any, Any]:
     """Images, the inputs, the record of the tower, and the tower's own attention maps."""
     inputs = draw_images(name, model, (n,)).inputs
-    with torch.no_grad(), recorded_encoder(model, True) as record:
+    with torch.no_grad(), EncoderCall(model, inputs, records=True) as record:
         made = model.base_model.get_image_features(
             **inputs, output_attentions=True, return_dict=True
         )
+    places = find_places(model, "image", [len(f) for f in made.pooler_output], inputs)
     visuals = [
-        Visual("image", k, 0, torch.arange(len(features)), features)
+        Visual("image", k, 0, torch.arange(len(features)), features, places[k])
         for k, features in enumerate(made.pooler_output)
     ]
     return visuals, inputs, record, made.attentions
@@ -64,16 +75,18 @@ def _count_tiles(inputs: dict[str, Any], k: int) -> int:
 def test_a_feature_is_the_tower_token_that_is_named(name: str) -> None:
     model = build(name)
     visuals, inputs, _, _ = encode(name, model, 3)
+    first = 0
     by_hand = tower_tokens(name, model, inputs)
-    for visual, place, tokens in zip(
-        visuals, find_places(model, visuals, inputs), by_hand, strict=True
-    ):
+    all_tokens = torch.cat(by_hand)
+    for visual, tokens in zip(visuals, by_hand, strict=True):
+        place = visual.places
         is_token = place.source >= 0
-        torch.testing.assert_close(visual.features[is_token], tokens[place.source[is_token]])
+        torch.testing.assert_close(visual.features[is_token], all_tokens[place.source[is_token]])
         if name != "llava":
             end = model.base_model.image_newline.expand(int((~is_token).sum()), -1)
             torch.testing.assert_close(visual.features[~is_token], end)
-        source = place.source[is_token]
+        source = place.source[is_token] - first
+        first += len(tokens)
         assert place.group[is_token].tolist() == (source // SIDE**2).tolist()
         assert place.row[is_token].tolist() == (source % SIDE**2 // SIDE).tolist()
         assert place.column[is_token].tolist() == (source % SIDE).tolist()
@@ -85,12 +98,11 @@ def test_a_feature_is_the_tower_token_that_is_named(name: str) -> None:
 def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None:
     model = build(name)
     visuals, inputs, record, maps = encode(name, model, 2)
-    context = open_context(model, visuals, inputs, [0, 0], record)
-    places, first = find_places(model, visuals, inputs), 0
+    context = open_context(Call(model), record, visuals, [0, 0])
+    places = [visual.places for visual in visuals]
+    own = maps[layer]  # [tiles, H, S, S]
     has_class = name != "llava_onevision"
     for row, place in enumerate(places):
-        own = maps[layer][first : first + place.tiles]  # [tiles, H, S, S]
-        first += place.tiles
         is_token = place.source >= 0
         wanted = {"all": own.sum(2)} | ({"cls": own[:, :, 0]} if has_class else {})
         for queries, mass in wanted.items():
@@ -107,11 +119,11 @@ def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None
 def test_keys_are_those_of_the_tower(name: str) -> None:
     model = build(name)
     visuals, inputs, record, _ = encode(name, model, 2)
-    context = open_context(model, visuals, inputs, [0, 0], record)
-    keys, first = context.keys(1), 0
-    for row, place in enumerate(find_places(model, visuals, inputs)):
-        own = record.layers[1]["k"][first : first + place.tiles, 1:].flatten(0, 1)
-        first += place.tiles
+    context = open_context(Call(model), record, visuals, [0, 0])
+    keys = context.keys(1)
+    own = record.noted[1]["k"][:, 1:].flatten(0, 1)
+    for row, visual in enumerate(visuals):
+        place = visual.places
         is_token = place.source >= 0
-        found = keys[row][: len(is_token)][is_token].flatten(1)
+        found = keys[row][: len(is_token)][is_token]
         assert torch.equal(found, own[place.source[is_token]])

@@ -47,21 +47,6 @@ def encode(model: Any, inputs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     return {k: v for k, v in inputs.items() if k != "pixel_values"}, made
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize("name", NAMES)
-def test_images_that_are_sent_again_are_reduced_again(name: str, method: Any) -> None:
-    """The second turn is a call of its own, whatever came before."""
-    model = shared_vlm(name)
-    inputs = draw_prompts(name, model, (1,))
-    with attached(model, method) as run:
-        turn = next_turn(inputs, model.generate(**inputs, **GREEDY))
-        second = model.generate(**turn, **GREEDY)
-    with attached(model, method, mmaccel.Autoregressive()):
-        assert torch.equal(model.generate(**turn, **GREEDY), second)
-    references = [stats.reference for stats in run.history]
-    assert references[0] and references[0] == references[1]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_images_are_encoded_once_for_all_turns(name: str) -> None:
     """`mm_encoder_outputs` of the caller: the tokens are those of pixels; what he keeps stays."""

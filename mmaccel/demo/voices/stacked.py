@@ -1,7 +1,7 @@
 """`voices` with 16 codes a frame: transformers' CSM class over stacked codes, to attach windows to.
 
     voices = open_stacked()
-    with mmaccel.attach(voices.model, mmaccel.Jacobi(window=16)):
+    with mmaccel.attach(voices.model, mmaccel.Jacobi(window="adaptive")):
         spoken = voices.speak("the red bird sings", seed=0)
 
 The frame of 160 ms holds four frames of the codec's stacked layout one after the other, each of

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.checkpoint import count_layers, fill, rename, shape_of
 from mmaccel.pipelines.loading.moving import move_module
@@ -243,22 +243,12 @@ def load_transformer(
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if "tok_embeddings.weight" not in weights:
-        raise UnsupportedModelError(
-            f"weights: expected a LlamaGen transformer with tok_embeddings.weight, received "
-            f"{', '.join(sorted(weights)[:4])} …; give the file of the transformer"
-        )
     vocab_size, dim = shape_of(weights, "tok_embeddings.weight", 2)
     heads = _HEADS.get(dim) if n_head is None else n_head
     if heads is None:
         raise OptionError(
             f"n_head: expected the number of heads for width {dim}, received none; published "
             f"widths are {', '.join(map(str, _HEADS))}"
-        )
-    if heads < 1 or dim % heads or dim // heads % 4:
-        raise OptionError(
-            f"n_head: expected heads whose width divides by 4, received width {dim} over {heads} "
-            "heads; check the checkpoint's sizes"
         )
     config = LlamaConfig(
         vocab_size=vocab_size,

@@ -72,6 +72,31 @@ def own_text(run: OpenRun) -> Texts:
     return Texts(tokens, columns, torch.where(is_known, columns, -1))
 
 
+def tokens_before(tokens: Tensor, first: Tensor, n: int) -> Tensor:
+    """`[B, n]` int64, what stands before column `first` `[B, 1]` of `[B, N]`; -1 for nothing."""
+    columns = first + torch.arange(-n, 0, device=tokens.device)
+    return tokens.gather(1, columns.clamp(min=0)).where(columns >= 0, -1)
+
+
+def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+    """Where the longest suffix of each row stood before, the latest occurrence of it.
+
+    Args:
+        tokens: `[B, N]` int64.
+        filled: `[B, 1]` int64, the column behind the suffix.
+        reach: the most tokens of it.
+
+    Returns:
+        The column `[B, 1]` of what followed, that of the last token where it never did; and how
+        many tokens agree, `[B]` int64.
+    """
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    texts = Texts(tokens, columns, columns.where(columns < filled, -1))
+    last = tokens_before(tokens, filled, reach)
+    found, is_found, lengths = find_contexts(texts, last[:, None], 1)
+    return found[:, 0].where(is_found[:, 0], filled - 1), lengths[:, 0]
+
+
 def find_contexts(
     texts: Texts, last: Tensor, m: int, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,11 +278,7 @@ class CandidateDrafter(Drafter):
 
     def _known(self, run: OpenRun) -> Tensor:
         """`[B, L]` int64, the last tokens before the window; -1 where there are none."""
-        columns = run.rows.columns[:, :1] - torch.arange(
-            self.reach, 0, -1, device=run.rows.tokens.device
-        )
-        found = run.rows.tokens.gather(1, columns.clamp(min=0))
-        return found.where(columns >= 0, -1)
+        return tokens_before(run.rows.tokens, run.rows.columns[:, :1], self.reach)
 
 
 def _take(noise: Tensor, depths: Tensor, tokens: Tensor) -> Tensor:

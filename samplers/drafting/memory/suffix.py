@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.copying import tokens_at
-from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
+from mmaccel.samplers.drafting.copying import copy_on
+from mmaccel.samplers.drafting.memory.candidates import find_suffix
 from mmaccel.samplers.tuner import STALE, Tuner, keep
 
 # That the next token is the one that followed a match of 0 … 8 tokens: means over copying, code,
@@ -79,13 +78,8 @@ class SuffixDrafter(Drafter):
         """See `Drafter.choose_width`."""
         filled = run.rows.origin + run.rows.n_generated[:, None]  # [B, 1]
         tokens = run.rows.tokens[:, : int(filled.max())]
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        before = filled + torch.arange(1 - len(_CHANCES), 0, device=tokens.device)  # [B, 8]
-        last = tokens.gather(1, before.clamp(min=0)).where(before >= 0, -1)
-        texts = Texts(tokens, columns, columns.where(columns < filled, -1))
-        found, is_found, lengths = find_contexts(texts, last[:, None], 1)
-        self._first = found[:, 0].where(is_found[:, 0], filled - 1)
-        self._lengths = lengths[:, 0].where(~run.rows.ended, -1).tolist()
+        self._first, lengths = find_suffix(tokens, filled, len(_CHANCES) - 1)
+        self._lengths = lengths.where(~run.rows.ended, -1).tolist()
         self._width = self._choose([n for n in self._lengths if n >= 0], most)
         return self._width
 
@@ -106,11 +100,8 @@ class SuffixDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
-        frontier = run.frontier()
         assert self._first is not None
-        filled = frontier.filled[:, None]
-        source = self._first + (frontier.columns - filled) % (filled - self._first)
-        return Drafts(tokens_at(frontier, source))
+        return Drafts(copy_on(run.frontier(), self._first))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`: drafts up to the first wrong one are judged."""

@@ -34,20 +34,15 @@ class MCSD(SiblingRule):
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
         """See `SiblingRule.draw`."""
-        return draw_independent(p_draft, noise, k, first)
+        n_drawn = k if first is None else k - 1
+        uniforms = noise.uniforms(n_drawn)  # [B, n, k]
+        drawn = [draw(p_draft, uniforms[..., i]) for i in range(n_drawn)]
+        if first is not None:
+            drawn.insert(0, first)
+        return torch.stack(drawn, -1)
 
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
         """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, lambda same, token: same)
-
-
-def draw_independent(p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-    """K draws from q with replacement; see `SiblingRule.draw`."""
-    n_drawn = k if first is None else k - 1
-    uniforms = noise.uniforms(n_drawn)  # [B, n, k]
-    drawn = [draw(p_draft, uniforms[..., i]) for i in range(n_drawn)]
-    if first is not None:
-        drawn.insert(0, first)
-    return torch.stack(drawn, -1)

@@ -21,27 +21,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.trees.siblings.contract import (
-    Choice,
-    SiblingRule,
-    SlotNoise,
-    Uniforms,
-    take,
-)
-from mmaccel.samplers.trees.siblings.mcsd import draw_independent
+from mmaccel.samplers.trees.siblings.contract import Choice, Uniforms, take
+from mmaccel.samplers.trees.siblings.mcsd import MCSD
 
 _HALVINGS = 24  # of the interval that holds gamma; float32 knows no more
 
 
 @dataclass(frozen=True)
-class SpecTr(SiblingRule):
+class SpecTr(MCSD):
     """With replacement, by k-sequential selection."""
 
     name = "spectr"
-
-    def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """See `SiblingRule.draw`."""
-        return draw_independent(p_draft, noise, k, first)
 
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms

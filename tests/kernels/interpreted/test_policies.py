@@ -215,14 +215,18 @@ def test_bits_of_a_row_depend_on_no_other(monkeypatch: pytest.MonkeyPatch) -> No
     ids = torch.tensor([[5, 9, 4], [7, 8, 2]])
     given.clear()
     made = []
-    for rows, widths in ((1, (1, 1, 1)), (2, (3,)), (2, (2, 1))):
+    for rows, widths, is_prompt in ((1, (1, 1, 1), False), (2, (3,), False), (2, (2, 1), True)):
         window.reserve(rows, 4)
-        found, start = [], torch.zeros(rows, dtype=torch.int64)
+        start = torch.zeros(rows, dtype=torch.int64)
         for part in ids[:rows].split(widths, 1):
-            found.append(window.forward(Pass(part, start))[0])
+            entries = Pass(part, start)
+            if is_prompt and part.shape[1] > 1:
+                window.prefill(entries)
+            else:
+                logits = window.forward(entries)
             start = start + part.shape[1]
-        made.append(torch.cat(found))
+        made.append(logits[0, -1])
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
     assert window.forwards.same_bits
     assert set(given) == {("same_bits", True), ("num_splits", 1)}
-    assert len(given) == 6 * (2 * 5 + 1)  # passes; products and attention of layers, and the head
+    assert len(given) == 6 * 2 * 5 + 5  # passes, layers, products and attention; heads
