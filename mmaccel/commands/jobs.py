@@ -48,7 +48,7 @@ from mmaccel.commands.terminal import (
 from mmaccel.loading import place
 from mmaccel.options import given
 from mmaccel.outputs.image_files import image_name
-from mmaccel.outputs.sound_streams import find_sink
+from mmaccel.outputs.sound_streams import check_standard_output, open_standard_output
 from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.results import EXACT_DTYPE, Stats, add_stats
@@ -85,8 +85,9 @@ def _make_few(flags: Any, modality: Modality) -> None:
     """Make the items of the command line, whose files say what they cost."""
     unit, out = modality.unit, modality.out
     seed, is_drawn = pick_seed(flags.seed)
-    sink = find_sink(flags.play) if flags.play or flags.stdout else None
-    if sink is None:
+    if flags.stdout:
+        check_standard_output()
+    else:
         check_folder(out)
     worker = Worker(modality)
     resume_collector()
@@ -97,8 +98,8 @@ def _make_few(flags: Any, modality: Modality) -> None:
         policy = worker.plan(items[0]).policy
         worker.pipe.choose(DecodingOptions(policy=policy, **modality.layers))
     drawn = seed if is_drawn else None
-    if sink is not None:
-        _listen(items, worker, sink, drawn)
+    if flags.stdout:
+        _listen(items, worker, drawn)
         return
     if drawn is not None:
         say_drawn(drawn)
@@ -165,14 +166,14 @@ def _say_notes(records: Sequence[Record], notes: Sequence[str] = ()) -> None:
         say(f"note: {cut}; see --max-seconds")
 
 
-def _listen(items: Sequence[Item], worker: Worker, open_sink: Any, drawn: int | None) -> None:
-    """Speak texts one after the other into a sink; there are no files. A seed that was drawn is
-    said where the sound does not go."""
+def _listen(items: Sequence[Item], worker: Worker, drawn: int | None) -> None:
+    """Speak texts one after the other to standard output; there are no files. A seed that was drawn
+    is said where the sound does not go."""
     modality, pipe = worker.modality, worker.pipe
     records: list[Record] = []
     streams: list[Any] = []
     try:
-        with open_sink(pipe.speech.sample_rate) as write:
+        with open_standard_output(pipe.speech.sample_rate) as write:
             if drawn is not None:
                 say_drawn(drawn)
             with Reports("utterance", len(items)) as reports:

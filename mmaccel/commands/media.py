@@ -17,7 +17,6 @@ from mmaccel.catalog import CLIP_MODELS, MODELS
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import (
-    ImagePolicyFlags,
     LayerFlags,
     PolicyFlags,
     SizeFlags,
@@ -125,7 +124,7 @@ class FileCommand(MediaFlags):
     )
     file: FileFlags
 
-    compare = play = stdout = False
+    compare = stdout = False
 
     def run(self) -> None:
         """Make the items."""
@@ -191,7 +190,6 @@ class Speak(CodecFlags):
         None, "cut longer ones; by default 30, or as long as the model can"
     )
     repetition_penalty: float | None = option(None, "1 is none")
-    play: bool = option(False, "play it while it is decoded, and write no files; needs sounddevice")
     stdout: bool = option(
         False, "write it to stdout as WAV while it is decoded, and no files: … --stdout | aplay"
     )
@@ -199,11 +197,9 @@ class Speak(CodecFlags):
     def check(self) -> None:
         from mmaccel.pipelines.text_to_speech.plan import check_call
 
-        self.check_together({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
-        if self.play and self.stdout:
-            raise OptionError("--play: expected it or --stdout, received both; leave one out")
-        if self.play or self.stdout:
-            where = f"with --{'play' if self.play else 'stdout'}, which takes one text at a time"
+        self.check_together({"text": self.texts, "--stdout": self.stdout})
+        if self.stdout:
+            where = "with --stdout, which takes one text at a time"
             refuse({"--batch-size": self.batch_size}, where)
         if not self.texts and self.file.prompt_file is None:
             raise OptionError(
@@ -375,7 +371,6 @@ class Generate(FileCommand):
 
     prompts: list[str] | None = option(None, "without them, examples of the model", argument=True)
     model: str = option("scenes", "demo model, path or hub id")
-    method: ImagePolicyFlags
     count: int | None = option(
         None,
         "images of each prompt, by default one; without prompts, images in all",

@@ -134,15 +134,6 @@ class WindowPolicyFlags(PolicyFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagePolicyFlags(PolicyFlags):
-    """The same with fields of gsd that have flags of their own."""
-
-    coupling: str | None = option(None, "coupling of gsd")
-    group: int | None = option(None, "group size of gsd")
-    max_gap: float | None = option(None, "largest gap in a group of gsd")
-
-
-@dataclass(frozen=True, kw_only=True)
 class SizeFlags:
     """Width and height of images."""
 

@@ -14,13 +14,10 @@ does not go with); what they read, as of the repositories named:
 * hpsv2 (tgxs002/HPSv2, README and hpsv2/evaluation.py): `STYLE/00000.jpg` by the prompt's index in
   `STYLE.json`, a list; one a prompt.
 * vbench (Vchitect/VBench, prompts/README.md): `PROMPT-0.mp4` … `PROMPT-4.mp4`.
-* partiprompts (google-research/parti, PartiPrompts.tsv, which prescribes no folder): `00000.png` by
-  the row, and `prompts.jsonl` with each row's Prompt, Category and Challenge.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -75,7 +72,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
         found = list(layout.read(source))
         if not found or not all(isinstance(text, str) and text.strip() for text, _, _ in found):
             raise ValueError("no prompts, or one without a text")
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise OptionError(
             f"prompts: expected {layout.prompts} as {suite} has, received {str(source)!r} "
@@ -206,13 +203,6 @@ def _read_vbench(file: Path) -> Iterator[Prompt]:
     return ((text, text, {}) for text in dict.fromkeys(line.strip() for line in _lines(file)))
 
 
-def _read_partiprompts(file: Path) -> Iterator[Prompt]:
-    rows = csv.DictReader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
-    for k, row in enumerate(rows):
-        facts = {"file": f"{k:05d}.png", "prompt": row["Prompt"], **row}
-        yield row["Prompt"], f"{k:05d}", facts
-
-
 def _lines(file: Path) -> list[str]:
     return [line for line in read_lines(file, "prompts") if line.strip()]
 
@@ -226,6 +216,5 @@ SUITES = {
         1, _read_hpsv2, "{name}.jpg", prompts="STYLE.json or a folder of them", allowed=(1,)
     ),
     "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", CLIPS),
-    "partiprompts": Suite(1, _read_partiprompts, "{name}.png", allowed=(1,), lines="prompts.jsonl"),
 }
 """Suites by name."""

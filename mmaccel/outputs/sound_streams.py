@@ -1,20 +1,15 @@
-"""Where sound goes while it is made: the machine's loudspeaker, or a WAV on standard output."""
+"""Sound that goes to standard output while it is made, as WAV."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
-from functools import partial
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
 
 from torch import Tensor
 
-from mmaccel.checks import importing
-from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
+from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
-
-_BLOCK = 0.1  # seconds that are handed to the loudspeaker at a time, between which Ctrl-C acts
 
 Write = Callable[[Tensor], bool]
 """Takes the next samples `[samples]` float in -1..1; returns whether anybody listens."""
@@ -24,75 +19,20 @@ class SoundLost(MMAccelError):
     """Standard output did not take sound."""
 
 
-def find_sink(is_played: bool) -> Callable[[int], AbstractContextManager[Write]]:
-    """What opens a place for sound of a sample rate in Hz.
-
-    Args:
-        is_played: by the loudspeaker; else it goes to standard output.
+def check_standard_output() -> None:
+    """Refuse a terminal.
 
     Raises:
-        MissingBackendError: the package that plays is not installed, or its library is not.
-        OptionError: standard output is a terminal.
+        OptionError: standard output is one.
     """
-    if not is_played:
-        if sys.stdout.isatty():
-            raise OptionError(
-                "--stdout: expected a pipe or a file, received a terminal; add | aplay, or > "
-                "speech.wav"
-            )
-        return _open_standard_output
-    missing = (
-        "--play: expected the package sounddevice, which plays sound, received none; "
-        "pip install mmaccel[play]"
-    )
-    with importing(missing):
-        try:
-            import sounddevice
-        except OSError as error:
-            raise MissingBackendError(
-                f"--play: expected PortAudio, which sounddevice plays with, received: {error}; "
-                "install it (on Debian libportaudio2), or take --stdout"
-            ) from error
-    return partial(_open_loudspeaker, sounddevice)
+    if sys.stdout.isatty():
+        raise OptionError(
+            "--stdout: expected a pipe or a file, received a terminal; add | aplay, or > speech.wav"
+        )
 
 
 @contextmanager
-def _open_loudspeaker(sounddevice: Any, sample_rate: int) -> Iterator[Write]:
-    """Play until all was heard; an exception ends the sound at once.
-
-    Raises:
-        MissingBackendError: there is no loudspeaker, it does not play this rate, or it fails.
-    """
-    failure, block = sounddevice.PortAudioError, 2 * int(_BLOCK * sample_rate)
-
-    def write(waveform: Tensor) -> bool:
-        data = to_pcm(waveform)
-        for begin in range(0, len(data), block):
-            stream.write(data[begin : begin + block])
-        return True
-
-    try:
-        stream = sounddevice.RawOutputStream(samplerate=sample_rate, channels=1, dtype="int16")
-        try:
-            stream.start()
-            yield write
-            stream.stop()
-        except BaseException:
-            with suppress(failure):  # of a loudspeaker that has failed
-                stream.abort()
-            raise
-        finally:
-            with suppress(failure):
-                stream.close()
-    except failure as error:
-        raise MissingBackendError(
-            f"--play: expected a loudspeaker that plays {sample_rate} Hz, received: {error}; "
-            "leave it out, or take --stdout"
-        ) from error
-
-
-@contextmanager
-def _open_standard_output(sample_rate: int) -> Iterator[Write]:
+def open_standard_output(sample_rate: int) -> Iterator[Write]:
     """Write a WAV of unknown length to standard output, and meanwhile all messages to standard
     error. A reader that has gone had what it wanted.
 

@@ -70,14 +70,10 @@ def test_images_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> No
 
 
 CODE = """
-import torch
 def means(images):
-    return images.float().mean((2, 3))
-def embed(images, texts):
     with open("sizes", "a") as file:
         file.write(f"{len(images)} ")
-    e = torch.eye(2)
-    return e[[0] * len(texts)], e[[int("b" in t) for t in texts]]
+    return images.float().mean((2, 3))
 """
 
 
@@ -89,17 +85,15 @@ def test_images_with_the_users_own_callables(
     grey = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 3, 6, 6) * 10
     save(tmp_path / "one", grey, ["a", "b", "a", "a"])
     save(tmp_path / "two", grey + 7)
-    options = ("--features", "my_features:means", "--clip", "my_features:embed")
-    options += ("--batch-size", 3)
+    options = ("--features", "my_features:means", "--batch-size", 3)
     files = ("--json", tmp_path / "r.json", "--items", tmp_path / "i.jsonl")
     assert evaluate("pictures", "one", "--against", "two", *options, *files) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["frechet"]["distance"] == pytest.approx(3 * 7**2)  # the same spread, 7 apart
-    assert report["frechet"]["width"] == 3 and report["clip"]["mean"] == 75.0
-    assert (tmp_path / "sizes").read_text() == "3 1 "  # no more than a batch is held
+    assert report["frechet"]["width"] == 3
+    assert (tmp_path / "sizes").read_text() == "3 1 3 1 "  # no more than a batch is held
     assert "low rank" not in report["frechet"]["bias"]  # of 4 images and 3 features
     items = [json.loads(line) for line in (tmp_path / "i.jsonl").read_text().splitlines()]
-    assert [item["clip"] for item in items] == [100.0, 0.0, 100.0, 100.0]
     assert [item["verdict"] for item in items] == [None] * 4  # no captions of scenes
 
 

@@ -1,4 +1,4 @@
-"""`mmaccel speak --play` and `--stdout`: sound that is heard while it is decoded."""
+"""`mmaccel speak --stdout`: sound that is heard while it is decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import sys
 import wave
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,78 +55,11 @@ def test_stdout_has_a_wav_and_nothing_else(
     assert b"real-time factor" in captured.err and not command.out.exists()
 
 
-class Device:
-    """The part of `sounddevice` that is used, whose stream keeps what it plays.
-
-    Attributes:
-        played: samples so far.
-        state: what happened to the stream.
-        most: raises `failure` when so many bytes were played.
-        broken: calls of the stream that raise `PortAudioError`.
-    """
-
-    class PortAudioError(Exception):
-        """No device."""
-
-    def __init__(self) -> None:
-        self.played = b""
-        self.state: list[str] = []
-        self.most = 10**9
-        self.failure: type[BaseException] = KeyboardInterrupt
-        self.broken: tuple[str, ...] = ()
-
-    def RawOutputStream(self, **options: Any) -> Any:  # noqa: N802
-        assert options == {"samplerate": 16_000, "channels": 1, "dtype": "int16"}
-        names = ("start", "stop", "abort", "close")
-        ends = {name: lambda name=name: self.change(name) for name in names}
-        return SimpleNamespace(write=self.write, **ends)
-
-    def change(self, name: str) -> None:
-        self.state.append(name)
-        if name in self.broken:
-            raise self.PortAudioError("unplugged")
-
-    def write(self, data: bytes) -> None:
-        self.played += data
-        if len(self.played) > self.most:
-            raise self.failure("unplugged")
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    found = Device()
-    monkeypatch.setitem(sys.modules, "sounddevice", found)  # type: ignore[arg-type]
-    return found
-
-
-def test_it_is_played_to_its_end(command: Command, device: Device, capsys: Any) -> None:
-    wanted = streamed(LONG, 4)
-    assert command.run(LONG, "--play", seed=4) == 0
-    assert device.played == wanted and device.state == ["start", "stop", "close"]
-    assert not command.out.exists() and "1 utterance" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("failure", "code", "says"),
-    [
-        (KeyboardInterrupt, 130, "stopped; 0 of 2 utterances were spoken"),
-        (Device.PortAudioError, 1, "a loudspeaker that plays 16000 Hz, received: unplugged"),
-    ],
+    "error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()]
 )
-def test_a_sound_that_ends_early_is_one_line(
-    command: Command, device: Device, capsys: Any, failure: Any, code: int, says: str
-) -> None:
-    device.most, device.failure, device.broken = 4000, failure, ("abort", "close")
-    assert command.run(LONG, RED, "--play", seed=4) == code
-    assert len(device.played) <= 4000 + 3200 and device.state == ["start", "abort", "close"]
-    assert says in error_of(capsys)
-    device.most, device.broken = 10**9, ()
-    assert command.run(RED, "--play") == 0  # the model is free
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left")])
 def test_a_reader_that_goes_ends_it_and_a_full_disk_is_one_line(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: OSError
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: BaseException
 ) -> None:
     class Broken(io.RawIOBase):
         def writable(self) -> bool:
@@ -140,6 +72,9 @@ def test_a_reader_that_goes_ends_it_and_a_full_disk_is_one_line(
     code = command.run(LONG, RED, "--stdout", seed=4)
     if isinstance(error, BrokenPipeError):
         assert code == 0 and "real-time factor" not in capsys.readouterr().err
+    elif isinstance(error, KeyboardInterrupt):
+        assert code == 130
+        assert "stopped; 0 of 2 utterances were spoken" in error_of(capsys)
     else:
         assert code == 1 and "expected space for the sound, received: No space" in error_of(capsys)
 

@@ -107,16 +107,6 @@ def test_vbench(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert "can be a file's name" in capsys.readouterr().err
 
 
-def test_partiprompts(made: Path, tmp_path: Path) -> None:
-    source = tmp_path / "PartiPrompts.tsv"
-    source.write_text('Prompt\tCategory\tChallenge\tNote\na cat\tAnimals\tBasic\t"x\n')
-    code, out = export(tmp_path, "partiprompts", source)
-    assert code == 0 and red_of(out / "00000.png") == 13
-    (line,) = (out / "prompts.jsonl").read_text().splitlines()
-    told = json.loads(line)
-    assert (told["file"], told["prompt"], told["Category"]) == ("00000.png", "a cat", "Animals")
-
-
 def test_links_are_followed_and_an_interrupted_export_leaves_nothing(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

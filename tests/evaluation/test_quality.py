@@ -1,9 +1,8 @@
-"""Distances, CLIP score and intervals: by hand, against torchmetrics and scipy."""
+"""Distances and intervals: by hand, against torchmetrics and scipy."""
 
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from mmaccel.evaluation.quality.distances import (
     measure_kid,
     squared_mmd,
 )
-from mmaccel.evaluation.quality.image_folder import Item
 from mmaccel.evaluation.shares import wilson
 
 
@@ -129,21 +127,6 @@ def test_distances_are_torchmetrics_own(sizes: tuple[int, int]) -> None:
         for _ in range(6)
     ]
     assert np.mean(found) == pytest.approx(float(mean), rel=1e-6)
-
-
-def test_clip_score_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = torch.tensor([[3.0, 4.0], [0.0, 2.0], [-1.0, 0.0]])
-
-    def embed(images: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
-        return table[images[:, 0, 0, 0].long()], torch.tensor([[len(t), 0.0] for t in texts])
-
-    images = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 3, 2, 2)
-    monkeypatch.setattr(report, "read_pixels", lambda items, size: images.split(size))
-    items = [Item(Path(text), text) for text in ("a", "bb", "ccc")]
-    found = report.measure_clip([*items, Item(Path("without"))], embed, 2)
-    assert found["scores"] == pytest.approx({"a": 60.0, "bb": 0.0, "ccc": 0.0})
-    assert found["mean"] == pytest.approx(20.0) and found["n"] == 3
-    assert found["half_width"] == pytest.approx(1.96 * 1200**0.5 / 3**0.5)  # variance of 60, 0, 0
 
 
 @pytest.mark.parametrize("n", [1, 7, 20, 1000])  # rounding passes 0 at 7, 1 at 20

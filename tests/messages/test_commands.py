@@ -44,7 +44,6 @@ LINES: tuple[tuple[Any, ...], ...] = (
     ("generate --prompts empty.txt", "at least one prompt, received none", FILE),
     ("speak", "TEXT: expected a text to say, received none", SPEAK),
     (f"{SPEAK} --max-seconds nan", "max_seconds: expected a number", f"{SPEAK} --max-seconds 1"),
-    (f"{SPEAK} --play --stdout", "--play: expected it or --stdout", f"{SPEAK} --stdout"),
     (f"{SPEAK} --stdout --batch-size 2", "none with --stdout", f"{SPEAK} --batch-size 2"),
     ("animate none.png --model x --codec y", "start: expected a file", ANIMATE),
     ("animate words.txt --model x --codec y", "which PyAV does not read", ANIMATE),

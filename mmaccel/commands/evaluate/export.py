@@ -26,7 +26,7 @@ class Export:
     """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
 
     folder: Annotated[Path, typer.Argument(help="images or clips, with their prompts")]
-    suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")]
+    suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2 or vbench")]
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)]
     out: Annotated[Path, typer.Option(help="folder to create", parser=parse_path, metavar="PATH")]
     per_prompt: int | None = option(None, _HELP_COUNT, min=1, max=MAX_IMAGES)

@@ -12,7 +12,6 @@ import typer
 from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, parse_path, read_seed
 from mmaccel.commands.terminal import print_rows, say
-from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH
 from mmaccel.options import option
 
@@ -38,8 +37,6 @@ class Compared:
     batch_size: ClassVar[int] = 1
     count: ClassVar[int | None] = None
     items_file: ClassVar[Path | None] = None
-    weights: ClassVar[Path | None] = None
-    clip: ClassVar[str | None] = None
     kind: ClassVar[str]
     """Of `mmaccel.evaluation.quality.report`."""
 
@@ -49,7 +46,7 @@ class Compared:
         from mmaccel.demo.features import draw_reference
         from mmaccel.evaluation.quality import report as reports
         from mmaccel.evaluation.quality.distances import measure_distances
-        from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
+        from mmaccel.evaluation.quality.features import extract_all, open_extractor
         from mmaccel.evaluation.quality.image_folder import list_items
 
         kind: reports.Kind = getattr(reports, self.kind)
@@ -57,15 +54,9 @@ class Compared:
         check_file("--json", self.json_file)
         check_file("--items", self.items_file)
         items = list_items(self.folder, kind.suffixes)
-        embed = None if self.clip is None else load_callable(self.clip, "clip", items="images")
-        if embed is not None and all(item.prompt is None for item in items):
-            raise OptionError(
-                "clip: expected images with captions, received none; make them with mmaccel "
-                "generate, or write prompts.jsonl next to them"
-            )
         report: dict[str, Any] = new_report(folder=str(self.folder), n=len(items))
         if self.against is not None:
-            extract = open_extractor(self.features, self.weights, kind.own)
+            extract = open_extractor(self.features, kind.own)
             if kind.judge is not None and self.against == kind.own:
                 n_others = self.count or len(items)
                 firsts = range(0, n_others, size)
@@ -81,11 +72,6 @@ class Compared:
         verdicts = reports.judge_items(kind, items, size)
         if kind.judge is not None:
             report["captions"] = reports.sum_verdicts(verdicts)
-        scores: dict[str, float] = {}
-        if embed is not None:
-            found = reports.measure_clip(items, embed, size)
-            scores = found.pop("scores")
-            report["clip"] = {"by": self.clip, **found}
         write_json(self.json_file, report)
         lines = [
             {
@@ -93,7 +79,6 @@ class Compared:
                 "prompt": item.prompt,
                 "seed": item.seed,
                 "verdict": verdict,
-                "clip": scores.get(item.file.name),
             }
             for item, verdict in zip(items, verdicts, strict=True)
         ]
@@ -125,10 +110,6 @@ def _list_figures(report: dict[str, Any], distance: str) -> Iterator[tuple[str, 
         low, high = (100 * bound for bound in captions["intervals"][name])
         value = f"{100 * share:.1f} %"
         yield f"prompt: {name}", value, str(captions["n"]), f"{low:.1f}…{high:.1f} %"
-    if "clip" in report:
-        clip = report["clip"]
-        half = "" if clip["half_width"] is None else f" ± {clip['half_width']:.2f}"
-        yield "CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +119,7 @@ class Pictures(Compared):
 
     folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")]
     against: str | None = option(None, "a folder, or scenes: drawn images no training saw")
-    features: str = option("scenes", "scenes, inception or module:function")
-    weights: Path | None = option(None, "of inception")  # type: ignore[misc]
-    clip: str | None = option(None, "module:function; images and texts to two embeddings")  # type: ignore[misc]
+    features: str = option("scenes", "scenes or module:function")
     count: int | None = option(None, "images of --against scenes; by default as many")  # type: ignore[misc]
     batch_size: int = option(  # type: ignore[misc]
         64, "images extracted together", min=1, max=MAX_BATCH

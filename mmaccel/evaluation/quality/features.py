@@ -2,26 +2,20 @@
 
 `moving-scenes` and `voices` are small networks that ship, of clips and of speech; distances over
 them are called FVD-own and FAD-own here, since no published FVD or FAD compares with them. Of
-images, `scenes` is the small network that ships (images of 64x64 captioned scenes alone), and
-`inception` is the network of FID as torch-fidelity carries it, for which a file with its weights is
-given. `module:function` is the user's own.
-
-The features of `inception` are those of the original (pool3, 2048 wide), the original's way of
-resizing to 299x299 included, so that distances are comparable with torch-fidelity's and
-pytorch-fid's. torchmetrics resizes with antialiasing by default and gives other numbers.
+images, `scenes` is the small network that ships (images of 64x64 captioned scenes alone).
+`module:function` is the user's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.checks import importing, show
+from mmaccel.checks import show
 from mmaccel.demo.features import hear, load_features
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.distances import Array, check_features
@@ -32,24 +26,19 @@ Extract = Callable[..., Tensor]
 `[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows."""
 
 
-def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") -> Extract:
+def open_extractor(name: str, own: str = "scenes") -> Extract:
     """An extractor by name.
 
     Args:
-        name: `own`, "module:function", or for images "inception".
-        weights: a file; for inception alone.
+        name: `own` or "module:function".
         own: the network that ships: "scenes", "moving-scenes" or "voices".
 
     Raises:
-        OptionError: another name, or no weights.
-        MissingBackendError: inception without torch-fidelity.
+        OptionError: another name.
     """
     if name == own:
         return hear if own == "voices" else load_features(own).extract
-    if name == "inception":
-        return open_inception(weights)
-    known = f"{own}, inception" if own == "scenes" else own
-    return load_callable(name, "features", f"{known} or module:function")
+    return load_callable(name, "features", f"{own} or module:function")
 
 
 def load_callable(
@@ -97,29 +86,3 @@ def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
         found = extract(*batch) if isinstance(batch, tuple) else extract(batch)
         parts.append(check_features(torch.as_tensor(found).detach().cpu().double(), least=1))
     return np.concatenate(parts)
-
-
-def open_inception(weights: Path | None) -> Extract:
-    """Images `[B, 3, H, W]` uint8 to features `[B, 2048]` float32, by weights in a file of
-    torch-fidelity's, a plain state dict.
-
-    Raises:
-        OptionError: no such file, or other tensors in it.
-        MissingBackendError: torch-fidelity is not installed.
-    """
-    with importing(
-        "inception: expected torch-fidelity, which cannot be imported; pip install "
-        "torch-fidelity, or give --features module:function"
-    ):
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    try:
-        torch.load(str(weights), map_location="cpu", weights_only=True)  # runs no code of the file
-        network: Any = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], str(weights))
-    except Exception as error:  # of whatever a file holds
-        raise OptionError(
-            f"weights: expected a file with the state dict of torch-fidelity's Inception, received "
-            f"{str(weights)!r} ({reason(error)}); take "
-            "weights-inception-2015-12-05-6726825d.pth of its releases"
-        ) from error
-    network.eval()
-    return lambda pixels: network(pixels)[0]

@@ -1,31 +1,18 @@
-"""What a folder of images, clips or sound holds beside its features: prompts read back, and how
-well images fit theirs by an embedding of both (CLIP score).
-
-J. Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021,
-arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constant. Departures: the
-constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the embeddings come
-from a callable, so that any model of images and texts will do. Values of two callables cannot be
-compared. torchmetrics wants a model and a processor of transformers, and gives neither scores of
-images nor the interval of their mean.
-"""
+"""What a folder of images, clips or sound holds beside its features: prompts that are read back."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
-from mmaccel.checks import check_kind
 from mmaccel.demo.moving_scenes.data import read_caption as read_clip_caption
 from mmaccel.demo.moving_scenes.tracker import check_clips
 from mmaccel.demo.scenes.checker import check_images
 from mmaccel.demo.scenes.data import read_caption
-from mmaccel.errors import NumericsError, OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.image_folder import (
     IMAGES,
     MOVING,
@@ -38,8 +25,6 @@ from mmaccel.evaluation.shares import wilson
 from mmaccel.outputs.sound_files import read_sound
 
 Verdict = dict[str, bool] | None
-Embed = Callable[[Tensor, list[str]], tuple[Tensor, Tensor]]
-"""Images `[B, 3, H, W]` uint8 and B texts to two embeddings `[B, D]`."""
 
 
 def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
@@ -112,40 +97,3 @@ def sum_verdicts(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
     n = len(known)
     shares = {name: sum(verdict[name] for verdict in known) / n for name in known[0]}
     return {"n": n, "shares": shares, "intervals": {k: wilson(p, n) for k, p in shares.items()}}
-
-
-@torch.no_grad()
-def measure_clip(items: Sequence[Item], embed: Embed, batch_size: int) -> dict[str, Any]:
-    """CLIP score of images that carry prompts, ready for JSON: `mean`, 0..100, the `half_width`
-    of its 95 % interval (normal approximation; None for one image), and `scores` by file name.
-
-    Raises:
-        ShapeError: embeddings that are not two of `[B, D]`.
-        NumericsError: an embedding that is not finite or is 0.
-    """
-    described = [item for item in items if item.prompt is not None]
-    parts = []
-    for k, pixels in enumerate(read_pixels(described, batch_size)):
-        cut = described[k * batch_size : (k + 1) * batch_size]
-        texts = [str(item.prompt) for item in cut]
-        seen, read = check_kind("embeddings", embed(pixels, texts), tuple)
-        if seen.ndim != 2 or seen.shape != read.shape or len(seen) != len(texts):
-            raise ShapeError(
-                f"embeddings: expected two of [{len(texts)}, D], received {list(seen.shape)} and "
-                f"{list(read.shape)}; return one row for each image and text"
-            )
-        both = torch.stack([seen.double().cpu(), read.double().cpu()])
-        if not bool(both.isfinite().all()) or bool((both.norm(dim=-1) == 0).any()):
-            raise NumericsError(
-                "embeddings: expected finite vectors other than 0, received one that is not; "
-                "check what the callable returns"
-            )
-        parts.append(100 * cosine_similarity(both[0], both[1]).clamp(min=0))
-    scores = torch.cat(parts)
-    n = len(scores)
-    return {
-        "n": n,
-        "mean": float(scores.mean()),
-        "half_width": 1.96 * float(scores.std()) / math.sqrt(n) if n > 1 else None,
-        "scores": {item.file.name: score for item, score in zip(described, scores.tolist())},
-    }
