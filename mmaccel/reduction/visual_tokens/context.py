@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.capabilities import Capable, Option, Words, explain, refuse
+from mmaccel.reduction.visual_tokens.selection import count_groups
 
 Queries = Literal["cls", "all", "last", "text"]
 
@@ -82,6 +83,17 @@ class VisualContext(Capable):
     def counts(self) -> Tensor:
         """`[B]` int64, how many tokens each row has."""
         return self.valid.sum(1)
+
+    @property
+    def known_group(self) -> Tensor:
+        """`[B, N]` int64, `group`, and 0 of padding."""
+        return self.group.where(self.valid, 0)
+
+    @property
+    def group_sizes(self) -> Tensor:
+        """`[B, G]` int64, how many tokens each group has. Cost: one host synchronisation."""
+        group = self.known_group
+        return count_groups(group, self.valid, int(group.max()) + 1 if group.numel() else 1)
 
     def keys(self, layer: int) -> Tensor:
         """Keys of the visual tokens in a layer, negative ones counted from the last.

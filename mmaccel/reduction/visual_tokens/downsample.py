@@ -21,7 +21,6 @@ from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
 from mmaccel.reduction.visual_tokens.selection import (
     count_groups,
-    count_of_groups,
     invert,
     itself,
     rank_in_groups,
@@ -38,9 +37,7 @@ class Downsample(TokenReducer):
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         valid = context.valid
-        group = context.group.where(valid, 0)
-        n_groups = count_of_groups(group, valid)
-        sizes = count_groups(group, valid, n_groups)
+        group, sizes = context.known_group, context.group_sizes
         cells = share_out(budget, sizes, sizes)  # [B, G]
         rank = invert(_order(context, group, cells)) - (sizes.cumsum(1) - sizes).gather(1, group)
         first = (cells.cumsum(1) - cells).gather(1, group)

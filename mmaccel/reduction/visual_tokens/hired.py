@@ -13,18 +13,18 @@ cannot hold goes to the others; the late ranking may be any other method's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from mmaccel.checks import MANY, one_of, show, within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.budgets import share_out
-from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
+from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
 from mmaccel.reduction.visual_tokens.selection import (
     count_groups,
-    count_of_groups,
     top,
     top_in_groups,
 )
@@ -47,7 +47,7 @@ class HiRED(TokenReducer):
     alpha: float = within(0.5, 0, 1, "0.5 is the paper's")
     early: int = within(0, -MANY, hint="0 is the paper's")
     late: int = within(-2, -MANY, hint="-2 is the paper's")
-    queries: str = one_of("cls", ("cls", "all"))
+    queries: Literal["cls", "all"] = one_of("cls", ("cls", "all"))
     scorer: TokenReducer | None = within(
         None, hint="give a method that ranks tokens, such as EVS or RandomTokens"
     )
@@ -70,31 +70,27 @@ class HiRED(TokenReducer):
         """Attention of the late layer, or the scorer's, `[B, N]`."""
         if self.scorer is not None:
             return self.scorer.score(context)
-        return context.attention(self.late, self._queries)
+        return context.attention(self.late, self.queries)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         shares = self.shares(context, budget)
-        chosen = top_in_groups(scores, context.group.where(context.valid, 0), context.valid, shares)
+        chosen = top_in_groups(scores, context.known_group, context.valid, shares)
         return keep_tokens(chosen, context.valid, context.size)
 
     def shares(self, context: VisualContext, budget: Tensor) -> Tensor:
         """How many tokens of each group stay, `[B, G]` int64: group 0 is the overview."""
         valid = context.valid
-        group = context.group.where(valid, 0)
+        group, sizes = context.known_group, context.group_sizes
         overview = valid & (group == 0)
-        groups = count_of_groups(group, valid)
+        groups = sizes.shape[1]
         # the paper looks at the (1 - alpha) N most attended tokens of an overview of N
         looked_at = (overview.sum(1) * (1 - self.alpha) + 0.5).floor().long()
-        early = context.attention(self.early, self._queries)
+        early = context.attention(self.early, self.queries)
         tile = _tile_of(context, overview).clamp(max=groups - 1)
         hits = count_groups(tile, top(early, overview, looked_at), groups).double()
         weights = hits / hits.sum(1, keepdim=True).clamp(min=1) * (1 - self.alpha)
         weights[:, 0] = self.alpha
-        return share_out(budget, weights, count_groups(group, valid, groups))
-
-    @property
-    def _queries(self) -> Queries:
-        return "cls" if self.queries == "cls" else "all"
+        return share_out(budget, weights, sizes)
 
 
 def _tile_of(context: VisualContext, overview: Tensor) -> Tensor:

@@ -62,11 +62,6 @@ def count_groups(group: Tensor, valid: Tensor, groups: int) -> Tensor:
     return group.new_zeros(len(group), groups).scatter_add_(1, group, valid.long())
 
 
-def count_of_groups(group: Tensor, valid: Tensor) -> int:
-    """G, the number of groups of the row that has most. Cost: one host synchronisation."""
-    return int(group.where(valid, 0).max()) + 1 if group.numel() else 1
-
-
 def order_of(valid: Tensor) -> Tensor:
     """How many valid tokens come before each: its index if there were no padding, `[B, N]`."""
     return valid.cumsum(1) - valid.long()

@@ -22,8 +22,6 @@ from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens, sum_slots
 from mmaccel.reduction.visual_tokens.selection import (
-    count_groups,
-    count_of_groups,
     top_in_groups,
     unit,
 )
@@ -47,14 +45,13 @@ class VidCom2(TokenReducer):
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         valid = context.valid
-        frame = context.group.where(context.valid, 0)
         shares = self.shares(context, budget)
-        return keep_tokens(top_in_groups(scores, frame, valid, shares), valid, context.size)
+        chosen = top_in_groups(scores, context.known_group, valid, shares)
+        return keep_tokens(chosen, valid, context.size)
 
     def shares(self, context: VisualContext, budget: Tensor) -> Tensor:
         """How many tokens of each frame stay, `[B, F]` int64."""
-        frame = context.group.where(context.valid, 0)
-        sizes = count_groups(frame, context.valid, count_of_groups(frame, context.valid))
+        sizes = context.group_sizes
         to_video, _ = _similarities(context)
         alike = _mean_by(to_video[..., None], context, sizes)[..., 0]
         p = (-alike / TEMPERATURE).masked_fill(sizes == 0, float("-inf")).softmax(1)
@@ -64,10 +61,9 @@ class VidCom2(TokenReducer):
 
 def _similarities(context: VisualContext) -> tuple[Tensor, Tensor]:
     """Similarity of each token to its video's centre and to its frame's, `[B, N]` each."""
-    valid = context.valid
-    frame = context.group.where(context.valid, 0)
-    vectors = unit(_quiet_half(context), valid)
-    sizes = count_groups(frame, valid, count_of_groups(frame, valid))
+    frame = context.known_group
+    vectors = unit(_quiet_half(context), context.valid)
+    sizes = context.group_sizes
     whole = vectors.sum(1, keepdim=True) / context.counts.clamp(min=1)[:, None, None]
     own = _mean_by(vectors, context, sizes).gather(1, frame[..., None].expand_as(vectors))
     distances = [((vectors - centre) ** 2).sum(2) for centre in (whole, own)]

@@ -13,6 +13,7 @@ gives it to its language model. Attention is the mass received, not a map.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -37,7 +38,7 @@ class VisionZip(TokenReducer):
     """
 
     contextual: float = within(10 / 64, 0, 1, "10/64 is the paper's")
-    queries: str = one_of("cls", ("cls", "all"))
+    queries: Literal["cls", "all"] = one_of("cls", ("cls", "all"))
     layer: int = within(-2, -MANY, hint="-2 is the paper's")
 
     @property
@@ -46,7 +47,7 @@ class VisionZip(TokenReducer):
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention received, `[B, N]`."""
-        return context.attention(self.layer, "cls" if self.queries == "cls" else "all")
+        return context.attention(self.layer, self.queries)
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         valid = context.valid
