@@ -185,3 +185,22 @@ def test_the_exit_code_of_exactness(
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
+
+
+def test_exactness_with_features_of_images(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "def means(p):\n    return p.float().mean((2, 3))\n"
+    (tmp_path / "three_means.py").write_text(code)
+    file = tmp_path / "exact.json"
+    options: Any = "--count", 12, "--samples", 0, "--features", "three_means:means", "--json", file
+    policy = ("--policy", "mc-sjd", "--set", "window=4")
+    assert evaluate("exactness", tiny_folder, *policy, *options) == 0
+    check = json.loads(file.read_text())["checks"][-1]
+    assert check["name"] == "features of images" and check["guaranteed"] and check["holds"]
+    assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
+    file.unlink()
+    options = ("--count", 3, *options[2:])
+    largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again
+    assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()

@@ -27,6 +27,7 @@ from mmaccel.evaluation.exactness.report import (
     Plan,
     check_all,
     check_distribution,
+    check_features,
     explain_divergence,
     forced_scores,
 )
@@ -209,3 +210,44 @@ def test_a_canvas_is_reported_on_too(tmp_path: Path) -> None:
     assert found["greedy"] == found["same seeds"] == found["policy in batches"] == (True, True)
     half = replace(plan, dtype="bfloat16")
     assert not half.keeps_tokens  # rounding and bugs look the same there
+
+
+def test_features_of_other_images_break_a_guarantee() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, same = torch.randn(2, 40, 4, generator=generator).double().numpy()
+    captions = [f"caption {k % 4}" for k in range(40)]
+    policy = SpeculativeJacobi(3)
+    assert check_features(policy, first, same, captions).holds
+    broken = check_features(policy, first, same + 2, captions)
+    assert broken.is_broken and broken.figures["p_value"] <= 0.01
+    assert broken.figures["power"]["visible"] <= 2.0
+    # six prompts of an image each: 2 ** 6 labellings, of which a pair is as extreme as any
+    few = check_features(policy, first[:6], first[:6] + 100, [str(k) for k in range(6)])
+    assert not few.guaranteed and not few.is_broken and "cannot fail" in few.said
+    assert few.figures["least"] == 2 / 2**6 and few.figures["power"] is None
+
+
+def test_features_compare_images_of_seeds_that_no_other_run_has(
+    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same seeds a bitwise policy would be held against copies of its own images."""
+    runs: list[tuple[Any, set[int]]] = []
+    stream, shown = TextToImage.stream, []
+
+    def record(self: TextToImage, captions: Any, *args: Any, **options: Any) -> Any:
+        runs.append((options["policy"], set(options["seed"])))
+        return stream(self, captions, *args, **options)
+
+    def extract(pixels: Tensor) -> Tensor:
+        shown.extend(pixels)
+        return pixels.flatten(1).double()
+
+    monkeypatch.setattr(TextToImage, "stream", record)
+    policy = SpeculativeJacobi(5)
+    *_, check = check_all(plan_of(pipe, policy, extract=extract))
+    assert check.name == "features of images" and len(shown) == 8
+    *before, (last, seeds) = runs
+    assert last is policy and len(seeds) == 4
+    assert all(seeds.isdisjoint(others) for _, others in before)
+    *_, check = check_all(plan_of(pipe, Jacobi(5), extract=extract))
+    assert check.name == "policy in batches"  # its tokens are the plain loop's

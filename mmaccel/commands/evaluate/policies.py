@@ -35,6 +35,7 @@ _HELP_COUNT = (
     "images or texts; prompts repeat; by default 32 images, or 8 of a model that fills a canvas, "
     "and each text once"
 )
+_HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 _HELP_GENERATE = (
     "module:function, a loop of your own to test instead of a policy: from the prompt's tokens (of "
     "--reference: its text) and a seed to the new tokens; that module's code is run"
@@ -140,6 +141,7 @@ class Exactness(TextFlags):
     count: int | None = option(None, _HELP_COUNT, min=1, max=MAX_MEASURED)
     batch_size: int = option(8, "rows generated together", min=1, max=MAX_BATCH)
     samples: int = option(50_000, "sequences of the toy, or of --generate; 0: no G-test")
+    features: str | None = option(None, _HELP_FEATURES)
     json_file: shared.JsonFile = None
     load: Annotated[LoadOptions, Without("compile")]
 
@@ -182,7 +184,7 @@ class Exactness(TextFlags):
 
         loop = load_callable(name, "--generate", items="tokens of a prompt")
         fields = self.method.fields() or None
-        named = {"--policy": self.method.policy, "--set": fields}
+        named = {"--policy": self.method.policy, "--set": fields, "--features": self.features}
         shared.refuse(named, "with --generate")
         if self.reference is not None:
             drawn = {f"--{option}": value for option, value in given(self.sampling).items()}
@@ -218,13 +220,24 @@ class Exactness(TextFlags):
     def report_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
         """Report on policies of this library."""
         from mmaccel.evaluation.exactness.report import Plan, check_all
+        from mmaccel.evaluation.quality.features import open_extractor
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
         from mmaccel.results import exactness_in
 
+        is_scenes = self.model in ("scenes", "scenes-masked")
+        features = self.features or ("scenes" if is_scenes else None)
+        if features is not None and self.count == 1 and self.sampling.temperature != 0:
+            raise OptionError(
+                f"--count: expected at least 2 to compare features, received {self.count}; ask "
+                "for more"
+            )
+        extract = None if features is None else open_extractor(features)
         pipe, params, texts, is_text = self.open(load, self.count)
         params, kind = self._drawing(params), pipe.model.kind
-        if not is_text and self.count is None:
+        if is_text:
+            shared.refuse({"--features": self.features}, "with a model of texts")
+        elif self.count is None:
             texts = [texts[k % len(texts)] for k in range(32 if kind == "window" else 8)]
         is_open = is_text and self.method.policy is None and not self.method.fields()
         names: tuple[Any, ...] = _TEXT_POLICIES if is_open else (self.method.policy,)
@@ -236,6 +249,7 @@ class Exactness(TextFlags):
             "temperature": params.temperature,
             "captions": texts,
             "max_new_tokens": pipe.length if is_text else None,
+            "features": features,
         }
         library = BaselineDecoding(pipe, "transformers", texts) if is_text else None
         for policy in policies:
@@ -249,6 +263,7 @@ class Exactness(TextFlags):
                 self.batch_size,
                 load.dtype,
                 self.samples,
+                extract,
                 library,
             )
             said = f"guarantee in {load.dtype}: {exactness_in(policy.exactness, load.dtype)}"

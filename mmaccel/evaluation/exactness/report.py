@@ -1,8 +1,10 @@
 """The exactness report: what a policy guarantees, compared with what it does on a model.
 
 Greedy tokens and tokens of the same seeds against the plain loop, and greedy ones of texts against
-transformers' own `generate`; rows of a batch against rows made alone; and the distribution of whole
-sequences against a toy that can be enumerated, by a G-test that states how much it would have seen.
+transformers' own `generate`; rows of a batch against rows made alone; the distribution of whole
+sequences against a toy that can be enumerated, by a G-test; and images of the model itself against
+the plain loop's, by a permutation test of their features. Each test states how much it would have
+seen.
 
 A window's pass adds in another order than a pass of one token, so its logits differ in their last
 bits. That explains a divergence where the token taken was below the best one by no more than these
@@ -25,7 +27,10 @@ from torch import Tensor
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import GTest, first_divergence, import_stats, power
+from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
+from mmaccel.evaluation.quality.distances import Array
+from mmaccel.evaluation.quality.features import Extract, extract_all
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, join
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.drafting.coarse import Coarse
@@ -50,6 +55,7 @@ class Plan:
         batch_size: rows decoded together.
         dtype: of the generator, as on the command line.
         samples: sequences of the toy; 0 leaves the test out.
+        extract: features of images; None leaves the permutation test out.
         library: a `BaselineDecoding` to compare with; None leaves the comparison out.
     """
 
@@ -62,6 +68,7 @@ class Plan:
     batch_size: int
     dtype: str = EXACT_DTYPE
     samples: int = 50_000
+    extract: Extract | None = None
     library: Any = None
 
     @property
@@ -78,13 +85,13 @@ class Plan:
         is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
         return self.policy.exactness == "bitwise" and is_decidable
 
-    def seeds(self) -> list[int]:
+    def seeds(self, shift: int = 0) -> list[int]:
         """One per prompt, of 64 bits."""
-        return [seed % 2**64 for seed in spread_seeds(self.seed, len(self.captions))]
+        return [(seed + shift) % 2**64 for seed in spread_seeds(self.seed, len(self.captions))]
 
-    def run(self, policy: Any, batch_size: int) -> ImageOutput:
-        """All prompts under a policy, or by the library."""
-        seeds = self.seeds()
+    def run(self, policy: Any, batch_size: int, shift: int = 0) -> ImageOutput:
+        """All prompts under a policy, or by the library, with seeds moved by `shift`."""
+        seeds = self.seeds(shift)
         source, own = (self.library, None) if policy is self.library else (self.pipe, policy)
         made = source.stream(
             self.captions, self.params, policy=own, seed=seeds, batch_size=batch_size
@@ -239,6 +246,8 @@ def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: in
 
 
 LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
+MMD_LEVEL = 0.01
+SEED_SHIFT = 1_000_003  # between the seeds of independent samples
 _VISIBLE = 0.03  # total variation whose power is stated
 
 
@@ -249,7 +258,8 @@ def check_all(plan: Plan) -> Iterator[Check]:
         MissingBackendError: the G-test is wanted, and scipy is not installed.
 
     Cost: a run of all prompts by each of both, of the different ones at temperature 0, and of a
-    batch row by row.
+    batch row by row; for features a further one by the policy, unless its tokens are the plain
+    loop's, whose distribution is then no question.
     """
     if plan.samples:
         import_stats()  # a missing package is reported before anything is decoded
@@ -257,7 +267,8 @@ def check_all(plan: Plan) -> Iterator[Check]:
     plain = plan.run(plan.plain, plan.batch_size)
     made = plan.run(plan.policy, plan.batch_size)
     is_bitwise, keeps = plan.policy.exactness == "bitwise", plan.keeps_tokens
-    yield compare_rows("same seeds", plan, plain, made, guaranteed=keeps, explain=is_bitwise)
+    same = compare_rows("same seeds", plan, plain, made, guaranteed=keeps, explain=is_bitwise)
+    yield same
     count = min(plan.batch_size, len(plan.captions))
     part = replace(plan, captions=list(plan.captions)[:count])
     for name, policy, together in (
@@ -276,6 +287,12 @@ def check_all(plan: Plan) -> Iterator[Check]:
             yield compare_rows(name, part, alone, rows, guaranteed=holds, explain=explain)
     if plan.samples:
         yield from check_distribution(plan.policy, plan.pipe.model.kind, plan.samples)
+    is_same = keeps and same.figures["same"] == len(plan.captions)
+    if plan.extract is not None and plan.params.temperature > 0 and not is_same:
+        # images of other seeds, so that the two samples are independent, prompt by prompt
+        other = plan.run(plan.policy, plan.batch_size, shift=SEED_SHIFT)
+        first, second = (_features(side, plan.extract, plan.batch_size) for side in (plain, other))
+        yield check_features(plan.policy, first, second, plan.captions)
 
 
 def _greedy(plan: Plan) -> Iterator[Check]:
@@ -321,3 +338,35 @@ def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bo
     figures = {**asdict(test), "level": LEVEL, "visible": _VISIBLE, "power": sees}
     figures["statistic"] = test.statistic if np.isfinite(test.statistic) else None
     return Check(name, guaranteed, test.p_value >= LEVEL, said, figures)
+
+
+def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
+    """Features of images of the same prompts and of independent seeds.
+
+    Args:
+        first: `[N, D]`, of the plain loop's images.
+        second: `[N, D]`.
+        captions: N prompts; labels are permuted within a prompt alone.
+    """
+    name = "features of images"
+    numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
+    own = [numbers[caption] for caption in captions]
+    test = permutation_test(first, second, groups=(own, own))
+    said = (
+        f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} images of "
+        f"{len(numbers)} prompts); "
+    )
+    if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
+        said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more images"
+        return Check(name, False, True, said, {**asdict(test), "power": None})
+    sees = measure_power(first, (len(first), len(second)), groups=(own, own), level=MMD_LEVEL)
+    visible = "none tested" if sees.visible is None else f"{sees.visible:g} standard deviations"
+    said += f"smallest shift seen four times out of five: {visible}"
+    figures = {**asdict(test), "power": {**asdict(sees), "chances": list(sees.chances.items())}}
+    guaranteed = policy.exactness != "relaxed"
+    return Check(name, guaranteed, test.p_value >= MMD_LEVEL, said, figures)
+
+
+def _features(side: ImageOutput, extract: Extract, batch_size: int) -> Array:
+    rows = [torch.from_numpy(np.array(image.convert("RGB"))) for image in side.images]
+    return extract_all(torch.stack(rows).permute(0, 3, 1, 2).split(batch_size), extract)
