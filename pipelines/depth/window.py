@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,8 +69,9 @@ class DepthWindow(CausalLMWindow):
     def lack(self, word: str, part: Any = None) -> str:
         return TokenModel.lack(self, word, part)
 
-    def keeping_states(self, is_prompt: bool) -> AbstractContextManager[None]:
-        return nullcontext()  # `compute` has them
+    @contextmanager
+    def keeping_states(self, is_prompt: bool) -> Iterator[None]:
+        yield  # the kind has them
 
     @property
     def route(self) -> Route:
