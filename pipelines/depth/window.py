@@ -63,7 +63,7 @@ class DepthWindow(CausalLMWindow):
 
     def plain(self) -> CausalLMWindow:
         """As in `CausalLMWindow`, over random frames of two rows."""
-        states = self._kind.draw_states(self.model, 2)
+        states = draw_states(self.model, 2, *self._kind.shape(self.model))
         return DepthWindow(self._kind, self.model, states, "model")
 
     def lack(self, word: str, part: Any = None) -> str:
@@ -140,3 +140,10 @@ class DepthWindow(CausalLMWindow):
         at = indices.clamp(max=self._tokens.shape[1] - 1)
         self._tokens.scatter_(1, at, entries.tokens)
         return indices
+
+
+def draw_states(model: Any, *shape: int) -> Tensor:
+    """States of a normal distribution, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return drawn.to(model.device, model.dtype)
