@@ -160,8 +160,8 @@ class GenerateService(Service):
             self.options.assume_stateless,
             self.family.arguments,
             self.family.placeholders(model),
-            self.series.tokens,
-            self.series.window,
+            earlier=self.series.tokens,
+            window=self.series.window,
         )
         run_original = partial(self._fall_back, model, "_sample", given)
         try:

@@ -30,7 +30,7 @@ from mmaccel.pipelines.delay.family import (
     read_warpers,
 )
 from mmaccel.pipelines.delay.window import StepDecoder, arrange
-from mmaccel.pipelines.depth.decoders import draw_states
+from mmaccel.pipelines.depth.window import draw_states
 from mmaccel.pipelines.generate_call import IGNORED, READ, GenerateCall, Table, Task
 from mmaccel.pipelines.logits.processor_support import is_own
 from mmaccel.pipelines.transformers_release import CACHE

@@ -44,8 +44,9 @@ class CsmDepth(SharedLayers):
         entered: Tensor = model.model.inputs_embeds_projector(embedded)
         return entered
 
-    def run_body(self, model: Any, position_ids: Tensor, **inputs: Any) -> Any:
-        return model.model(**inputs)  # which counts positions itself
+    def run_body(self, model: Any, **inputs: Any) -> Any:
+        del inputs["position_ids"]  # which it counts itself
+        return model.model(**inputs)
 
     def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
         n_headless = 0 if first else 1  # the state's own entry

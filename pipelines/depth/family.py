@@ -15,7 +15,7 @@ from mmaccel.contracts import Pass, Prompt
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.own_passes import OwnPasses
 from mmaccel.pipelines.causal_lm.route import run_body
-from mmaccel.pipelines.depth.window import DepthWindow
+from mmaccel.pipelines.depth.window import DepthWindow, draw_states
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.original_methods import original
 from mmaccel.tokenizers_vq.frames import CodeFrames
@@ -58,13 +58,6 @@ class DepthDecoder(OwnPasses):
             inputs: what else the decoder's own forward takes.
         """
 
-    def draw_states(self, model: Any, rows: int) -> Tensor:
-        """`[rows, ...]` of a normal distribution, the same ones each time."""
-        generator = torch.Generator().manual_seed(0)
-        shape = rows, *self.shape(model)
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
-        return drawn.to(model.device, model.dtype)
-
     def facts(self, model: Any) -> ModelFacts:
         """See `OwnPasses.facts`."""
         return ModelFacts(
@@ -79,7 +72,7 @@ class DepthDecoder(OwnPasses):
         of three entries.
         """
         length = self.layout(model).frame
-        states = self.draw_states(model, 2)
+        states = draw_states(model, 2, *self.shape(model))
         ids = torch.zeros(2, self.n_before, dtype=torch.int64, device=model.device)
         given = {self.given: states} | ({"input_ids": ids} if self.has_ids else {})
         made = original(model, "generate")(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,14 +63,15 @@ class DepthWindow(CausalLMWindow):
 
     def plain(self) -> CausalLMWindow:
         """As in `CausalLMWindow`, over random frames of two rows."""
-        states = self._kind.draw_states(self.model, 2)
+        states = draw_states(self.model, 2, *self._kind.shape(self.model))
         return DepthWindow(self._kind, self.model, states, "model")
 
     def lack(self, word: str, part: Any = None) -> str:
         return TokenModel.lack(self, word, part)
 
-    def keeping_states(self, is_prompt: bool) -> AbstractContextManager[None]:
-        return nullcontext()  # `compute` has them
+    @contextmanager
+    def keeping_states(self, is_prompt: bool) -> Iterator[None]:
+        yield  # the kind has them
 
     @property
     def route(self) -> Route:
@@ -138,3 +140,10 @@ class DepthWindow(CausalLMWindow):
         at = indices.clamp(max=self._tokens.shape[1] - 1)
         self._tokens.scatter_(1, at, entries.tokens)
         return indices
+
+
+def draw_states(model: Any, *shape: int) -> Tensor:
+    """States of a normal distribution, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return drawn.to(model.device, model.dtype)
