@@ -264,8 +264,8 @@ class EncoderCall:
         if run is None:
             return None
         hidden = args[0]
-        if self._stage is None:
-            hidden = self._merge(run, index, hidden)
+        if self._stage is None and self._method is not None:
+            hidden = self._merge(run, self._method, index, hidden)
         level = run.levels[-1]
         if level.first != index:
             return None
@@ -273,7 +273,7 @@ class EncoderCall:
         run.mask = run.bias(hidden.dtype)[:, None, None].expand(-1, 1, columns.shape[1], -1)
         return (take_states(hidden, columns), *args[1:]), given
 
-    def _merge(self, run: TowerRun, index: int, hidden: Tensor) -> Tensor:
+    def _merge(self, run: TowerRun, method: TokenReducer, index: int, hidden: Tensor) -> Tensor:
         """In front of a layer: the states `[R, S', C]` with those of merged tokens."""
         patches = ChosenColumns.of(run.take(run.is_patch))
         where = patches.index.where(patches.valid, -1)
@@ -302,7 +302,7 @@ class EncoderCall:
             attention=attention if run.n_special else None,
             queries=("cls",),
         )
-        plan = self._method.plan(context)
+        plan = method.plan(context)
         run.merge(index, token, patches.valid, find_targets(plan))
         return patches.put(hidden, x, plan)
 
