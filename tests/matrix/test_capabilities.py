@@ -8,6 +8,7 @@ each row has those that it has alone.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -89,10 +90,13 @@ def reasons_of(pair: Pair) -> list[Reason]:
     return explain(*pair.methods.values(), policy, Engine(**given))
 
 
-def sampled(found: list[Pair], every: int, first: int = 0) -> list[Pair]:
-    """One of so many, always the same; others of another first number."""
-    number = {str(pair): hashlib.sha256(str(pair).encode()).digest()[0] for pair in found}
-    return [pair for pair in found if number[str(pair)] % every == first]
+def sampled(found: list[Pair], most: int, first: int = 0) -> list[Pair]:
+    """So many of each option, or reason why not; always the same ones, others from `first` on."""
+    kinds = defaultdict(list[Pair])
+    for pair in sorted(found, key=lambda pair: hashlib.sha256(str(pair).encode()).digest()):
+        seen = [reason.word for reason in reasons_of(pair) if is_seen(reason)]
+        kinds[seen[0] if seen else pair.option].append(pair)
+    return [pair for own in kinds.values() for pair in own[first : first + most]]
 
 
 def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
@@ -117,13 +121,14 @@ def run(pair: Pair, rows: list[list[int]], with_option: bool = True) -> Tensor:
 def find_fault(pair: Pair) -> str:
     """What is wrong about a pair's tokens; empty where they are right."""
     first, _, last = draw_rows(26, 18, 30)
-    rows = [first, first, last]
+    rows = [first, first, last]  # two share all of their prompts
     together = run(pair, rows)
     chooses = any("step blocks" in method.needs for method in pair.methods.values())
     stale = find_stale(pair, rows) if chooses and pair.option != "captured" else ""
     if stale or (chooses and pair.option in ("tree", "window")):  # for all queries of a window
         return stale
-    if not torch.stack([run(pair, [row])[0] for row in rows]).equal(together):
+    one, other = (run(pair, [row])[0] for row in (first, last))
+    if not torch.stack([one, one, other]).equal(together):
         return "a row has other tokens alone"
     if not run(pair, rows, with_option=False).equal(together):
         return "the option changes tokens"
@@ -196,19 +201,19 @@ GOES = [pair for pair in PAIRS if not reasons_of(pair)]
 FAILS = [pair for pair in PAIRS if any(map(is_seen, reasons_of(pair)))]
 
 
-@pytest.mark.parametrize("pair", sampled(GOES, 8), ids=str)
+@pytest.mark.parametrize("pair", sampled(GOES, 6), ids=str)
 def test_what_goes_together_is_right(pair: Pair) -> None:
     assert find_fault(pair) == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", sampled(GOES, 8, 4), ids=str)
+@pytest.mark.parametrize("pair", sampled(GOES, 6, 6), ids=str)
 def test_more_that_goes_together_is_right(pair: Pair) -> None:
     assert find_fault(pair) == ""
 
 
 @pytest.mark.usefixtures("forced")
-@pytest.mark.parametrize("pair", sampled(FAILS, 6), ids=str)
+@pytest.mark.parametrize("pair", sampled(FAILS, 4), ids=str)
 def test_what_does_not_go_fails_when_forced(pair: Pair) -> None:
     try:
         fault = find_fault(pair)
