@@ -182,6 +182,11 @@ class CapturedBuffers(ABC):
     def load_static(self, buffers: dict[str, Any]) -> None:
         """Instead of `reserve`: an earlier run's buffers, with this run's inputs in them."""
 
+    @property
+    def steps_differ(self) -> bool:
+        """Whether `begin_step` may say that a step does more than others."""
+        return False
+
     def begin_step(self, width: int) -> bool:
         """Called before every step behind the prompt, whose pass has `width` entries a row; returns
         whether it does more than others, for which it is captured apart.

@@ -144,6 +144,10 @@ class StaticModelBuffers(
         if stores.sparse is not None:
             stores.sparse.forget()
 
+    @property
+    def steps_differ(self) -> bool:
+        return self.caches is not None and self.caches.rounds is not None
+
     def begin_step(self, width: int) -> bool:
         rounds = None if self.caches is None else self.caches.rounds
         return rounds is not None and rounds.begin_pass(width)

@@ -127,11 +127,12 @@ class RunSteps(StaticPart):
     def run(
         self, step: Callable[[], None], key: Hashable | None, n_passes: int, width: int
     ) -> bool:
-        """Carry out as many steps as lie between two synchronisations with the host.
+        """Carry out as many steps as lie between two synchronisations with the host; where they
+        are captured and all alike, as one graph.
 
         Args:
             step: one of them.
-            key: see `StepRunner.run_step`.
+            key: of one, see `StepRunner.run_step`.
             n_passes: how many.
             width: entries of a row in the pass of each.
 
@@ -140,11 +141,20 @@ class RunSteps(StaticPart):
         """
         self.names |= self.buffers.first_state  # where the first step is replayed
         is_usual = True
+        model = self._model
         try:
-            for _ in range(n_passes):
-                does_more = self._model is not None and self._model.begin_step(width)
-                own = (key, does_more) if does_more and key is not None else key
-                is_usual &= self.runner.run_step(own, step)
+            if n_passes > 1 and self.runner.is_static and not (model and model.steps_differ):
+
+                def steps() -> None:
+                    for _ in range(n_passes):
+                        step()
+
+                is_usual = self.runner.run_step((key, n_passes), steps)
+            else:
+                for _ in range(n_passes):
+                    does_more = model is not None and model.begin_step(width)
+                    own = (key, does_more) if does_more and key is not None else key
+                    is_usual &= self.runner.run_step(own, step)
         except torch.OutOfMemoryError:
             self.runner.free_memory()  # for the next call
             raise

@@ -25,11 +25,12 @@ def speech(request: pytest.FixtureRequest) -> Speech:
     return MODELS[request.param]()
 
 
-def speak(speech: Speech, policy: Any) -> tuple[Tensor, Any]:
+def speak(speech: Speech, policy: Any, sync_every: int = 1) -> tuple[Tensor, Any]:
     """Sampled frames of a few words, and what became of each frame's run."""
     torch.manual_seed(1)
     runs: list[mmaccel.Stats] = []
-    with mmaccel.attach(speech.decoder, policy, seed=3, strict=True) as handle:
+    options: Any = {"seed": 3, "strict": True, "sync_every": sync_every}
+    with mmaccel.attach(speech.decoder, policy, **options) as handle:
         made = speech.call(True)
         runs += handle.history
     return made, runs
@@ -46,6 +47,18 @@ def test_captured_frames_are_those_of_eager_passes(
     assert all(stats.runner == "cuda graphs" and not stats.fallbacks for stats in runs)
     captured = [stats.captures for stats in runs]
     assert captured[0] > 0 and not any(captured[2:]), captured
+
+
+def test_the_passes_of_a_frame_are_one_graph_behind_its_first(
+    speech: Speech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, runs = speak(speech, POLICIES[0])
+    n_codes = runs[0].passes
+    replay_runs(monkeypatch)
+    made, runs = speak(speech, POLICIES[0], sync_every=n_codes - 1)
+    assert torch.equal(made, eager)
+    assert {stats.passes for stats in runs} == {n_codes}
+    assert sum(stats.captures for stats in runs) == 1
 
 
 def test_a_frame_that_is_replayed_with_the_state_of_the_one_before_is_seen(

@@ -27,6 +27,7 @@ from mmaccel import (
 )
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.trees import growth
@@ -112,6 +113,7 @@ def test_where_kernels_draw(
 ) -> None:
     """Through the kernels' functions, which take seeds as they are (torch specifications)."""
     monkeypatch.setattr(dispatch, "uses_triton", lambda *_: True)
+    monkeypatch.setattr(FusedDecoder, "has_row_products", False)
     cache = GraphCache()
     for call, n in zip(CALLS, (1, 0, 0)):
         made = decode(policy, call, cache, model, fused=fused)
