@@ -626,7 +626,8 @@ def read_method(slot: str, given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
     known = METHODS[slot]
-    name, options = read_named(slot, given, known, f'{{"name": "{next(iter(known))}"}}')
+    example = "dart" if slot == "visual_tokens" else next(iter(known))
+    name, options = read_named(slot, given, known, f'{{"name": "{example}"}}')
     if slot == "visual_tokens" and not {"keep", "n_keep"} & options.keys():
         options["keep"] = KEEP
     return make(slot, name, **options)

@@ -412,7 +412,8 @@ def check_answer(
         shapes.append([shape[0], 1, *shape[2:]])
     if size not in shapes or dtype not in kind or not kind.startswith("torch."):
         received = f"{size} of {kind}" if kind else f"a {type(found).__name__}"
-        raise ShapeError(f"{name}: expected {shapes[0]} of {dtype}, received {received}; {hint}")
+        kinds = f" of {dtype}" if dtype else ""
+        raise ShapeError(f"{name}: expected {shapes[0]}{kinds}, received {received}; {hint}")
     if counts is not None and bool((found.isnan() & counts).any()):
         raise NumericsError(
             f"{name}: expected numbers, received NaN; check its arithmetic, then the model's dtype"

@@ -220,14 +220,13 @@ def _make_file(flags: Any, modality: Modality) -> int:
         open_folder(folder)  # before the model is loaded, which takes long
     worker = Worker(modality)
     resume_collector()
-    if is_drawn and any(row.seed is None for row in rows):
-        _say_aside(
-            f"seed: {seed}, drawn and noted in the manifest; the same command with --seed {seed} "
-            "makes the same again"
-        )
     facts: dict[str, Any] = {"out": str(folder), "seed": seed, "items": len(items)}
     error = None
     fingerprint = worker.check(items)
+    if is_drawn and any(row.seed is None for row in rows):
+        noted = "drawn" if file.dry_run else "drawn and noted in the manifest"
+        again = f"the same command with --seed {seed} makes the same again"
+        _say_aside(f"seed: {seed}, {noted}; {again}")
     if file.dry_run:
         missing = find_missing(items, fingerprint, past, folder, file.resume)
         facts |= {"made_before": len(items) - len(missing), "to_make": len(missing)}

@@ -277,6 +277,7 @@ class GenerateService(Service):
         if getattr(model, "name_or_path", ""):
             use_folder(window, Path(model.name_or_path))
             share_opened(window, self.coarse_drafts)  # opened once for all calls
+        self.series.window = None  # a call inside of this one has a window of its own
         self.options.engine.prepare(
             window, prompt, self.policy, task.params, prefill_chunk_size=task.prefill_chunk_size
         )

@@ -67,7 +67,8 @@ class DepthWindow(CausalLMWindow):
         return DepthWindow(self._kind, self.model, states, "model")
 
     def lack(self, word: str, part: Any = None) -> str:
-        return TokenModel.lack(self, word, part)
+        why = TokenModel.lack(self, word, part)
+        return why and "its passes are those over a frame alone"
 
     @contextmanager
     def keeping_states(self, is_prompt: bool) -> Iterator[None]:

@@ -93,7 +93,7 @@ class FusedDecoder:
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
-        self.by_rows: dict[tuple[int, bool], bool] = {}
+        self.by_rows = _by_rows.setdefault(model, {})
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.same_bits = False
         found = [
@@ -567,6 +567,7 @@ class _Known:
 
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 _faster: WeakKeyDictionary[Any, Faster] = WeakKeyDictionary()
+_by_rows: WeakKeyDictionary[Any, dict[tuple[int, bool], bool]] = WeakKeyDictionary()
 
 
 @in_turn

@@ -107,6 +107,7 @@ class EncoderCall:
         self._depth = 0
         self._stage: Stage | None = None
         self._before: tuple[int, ...] = ()  # layers in front of which tokens go
+        self._met = False  # whether one of them has run
         is_packed = self._known.patches == "packed"
         if isinstance(method, DownsamplePixels):
             self._stage = shrink_pack if is_packed else shrink_rows
@@ -123,27 +124,33 @@ class EncoderCall:
         tower = self._tower
         attentions = find_attentions(tower)
         layers = [m for m in tower.modules() if any(child in attentions for child in m.children())]
-        handles = [
-            tower.register_forward_pre_hook(self._begin, with_kwargs=True),
-            tower.register_forward_hook(self._end),
-        ]
+        with ExitStack() as hooks:  # which go again if one cannot be made
+            self._register(hooks, tower, layers, attentions)
+            self._hooks = hooks.pop_all()
+        return self
+
+    def _register(
+        self, hooks: ExitStack, tower: Any, layers: Sequence[Any], attentions: Sequence[Any]
+    ) -> None:
+        def add(handle: Any) -> None:
+            hooks.callback(handle.remove)
+
+        add(tower.register_forward_pre_hook(self._begin, with_kwargs=True))
+        add(tower.register_forward_hook(self._end))
         for index, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
             if self._records or index + 1 in self._before:
                 for name in ("q", "k"):
                     part = getattr(attention, f"{name}_norm", None)
                     part = getattr(attention, f"{name}_proj") if part is None else part
                     hook = partial(self._note, index, name, attention)
-                    handles.append(part.register_forward_hook(hook))
+                    add(part.register_forward_hook(hook))
             if index in self._before:
                 hook = partial(self._shorten, index)
-                handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+                add(layer.register_forward_pre_hook(hook, with_kwargs=True))
             if self._before:
-                handles.append(attention.register_forward_pre_hook(self._weigh, with_kwargs=True))
-        for handle in handles:
-            self._hooks.callback(handle.remove)
+                add(attention.register_forward_pre_hook(self._weigh, with_kwargs=True))
         if self._before and own_attention(tower.config) not in _WITH_BIAS:
-            self._hooks.enter_context(attention_named(find_configs(tower), "sdpa"))
-        return self
+            hooks.enter_context(attention_named(find_configs(tower), "sdpa"))
 
     def __exit__(self, *_: Any) -> None:
         self._hooks.close()
@@ -263,6 +270,7 @@ class EncoderCall:
         run = self._run
         if run is None:
             return None
+        self._met = True
         hidden = args[0]
         if self._stage is None and self._method is not None:
             hidden = self._merge(run, self._method, index, hidden)
@@ -311,6 +319,12 @@ class EncoderCall:
         run, self._run = self._run, None
         if run is None:
             return None
+        if (self._before and not self._met) or (self._records and not self.noted):
+            raise UnsupportedModelError(
+                "visual_tokens: expected a vision tower whose layers call their hooks, received "
+                "one that was compiled without them; call torch._dynamo.reset(), or attach before "
+                "its first call"
+            )
         is_packed = self._known.patches == "packed"
         block = run.unit**2 if is_packed else 1
         before, after = (block * int(run.count(level).sum()) for level in (0, -1))

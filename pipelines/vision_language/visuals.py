@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.vision_language.places import Places, find_places
 
@@ -107,7 +107,15 @@ def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
 
     Args:
         rows: of each image.
+
+    Raises:
+        OptionError: fewer seeds than rows.
     """
+    if rows and len(seeds) <= max(rows):
+        raise OptionError(
+            f"seed: expected an integer or one for each of {max(rows) + 1} rows or more, received "
+            f"{len(seeds)}; give one for each row"
+        )
     return [
         (seeds[row] + 0x9E3779B97F4A7C15 * rows[:k].count(row)) % 2**63
         for k, row in enumerate(rows)

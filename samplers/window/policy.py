@@ -120,8 +120,9 @@ class WindowPolicy(Capable):
         check_callable("on_step", on_step)
         if not isinstance(model, TokenModel):
             raise OptionError(
-                f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
-                f"{self!r}, which decodes token after token; choose one such as Stepwise()"
+                f"model: expected a TokenModel for {self!r}, which decodes token after token, "
+                f"received a {type(model).__name__}; a model of transformers is one as "
+                "CausalLMWindow(model), and one that fills a canvas takes Stepwise()"
             )
         check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
         check_noise(noise.seeds, prompt.batch)

@@ -148,26 +148,30 @@ class RunWidth(FixedWidth):
 
     Args:
         tuner: of earlier runs.
+        rows: B.
         length: slots per row.
     """
 
-    def __init__(self, tuner: Tuner, length: int, *, is_cut: bool = True) -> None:
+    def __init__(self, tuner: Tuner, rows: int, length: int, *, is_cut: bool = True) -> None:
         super().__init__(tuner.choose(length), is_cut=is_cut)
         self._tuner = tuner
-        self._length = length
+        self._rows = rows
+        self._n_made = 0
         self._n_passes = 0
         self._seconds = 0.0
         self._is_usual = True
 
     def begin(self, remaining: int) -> int:
         if not remaining and self._is_usual:
-            gain = self._length / self._n_passes  # also where a row of several waits for others
-            self._tuner.learn(self.widest, self._length, self._n_passes)
-            self._tuner.add(self.widest, self._seconds / self._n_passes, gain)
+            # of a row; one of several may have waited for others, or ended before all its slots
+            made = self._n_made / self._rows
+            self._tuner.learn(self.widest, made, self._n_passes)
+            self._tuner.add(self.widest, self._seconds / self._n_passes, made / self._n_passes)
         return super().begin(remaining)
 
     def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> float:
         seconds = super().end(n_passes, n_tokens, is_usual=is_usual)
+        self._n_made = n_tokens
         self._n_passes += n_passes
         self._seconds += seconds * n_passes
         self._is_usual &= is_usual
@@ -198,7 +202,7 @@ def open_chooser(run: WindowRun) -> FixedWidth:
     if prompt.layout is not None and run.scheduler is None and run.length < _STRETCH:
         candidates = (*(each for each in SHORT if each < run.length), run.length)
         short: Tuner = keep(run.model, (candidates, *conditions), lambda: make_tuner(candidates))
-        return RunWidth(short, run.length, is_cut=is_cut)
+        return RunWidth(short, prompt.batch, run.length, is_cut=is_cut)
     tuner: Tuner = keep(run.model, conditions, make_tuner)
     if run.model.is_text and prompt.layout is None:  # one text says little of another
         tuner.forget_gains()

@@ -89,6 +89,27 @@ def test_frames_have_noise_of_their_own(speech: Speech, monkeypatch: pytest.Monk
     assert torch.equal(*made)
 
 
+def test_a_frame_inside_of_another_one_leaves_it_alone(speech: Speech) -> None:
+    """As a hook or a criterion makes it while an utterance is decoded."""
+    own = speech.call(False)
+    calls: list[int] = []
+
+    def inside(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 15:  # in a frame whose window is that of the first
+            speech.decoder.generate(**speech.frame(len(own)), do_sample=False)
+
+    part = (
+        speech.decoder.model.norm if hasattr(speech.decoder, "model") else speech.decoder.layers[-1]
+    )
+    with mmaccel.attach(speech.model, mmaccel.Jacobi(window=4), strict=True):
+        hook = part.register_forward_hook(inside)
+        try:
+            assert torch.equal(speech.call(False), own) and len(calls) > 15
+        finally:
+            hook.remove()
+
+
 def test_a_row_does_not_depend_on_the_batch(speech: Speech) -> None:
     policy = mmaccel.Jacobi(window=8, drafts="previous-frame")
 

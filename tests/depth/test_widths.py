@@ -19,16 +19,17 @@ Law = Callable[[int], float]  # of a width
 
 
 def speak(
-    monkeypatch: pytest.MonkeyPatch, tuner: Tuner, cost: Law, gain: Law, frames: int
-) -> tuple[list[int], float]:
+    monkeypatch: pytest.MonkeyPatch, tuner: Tuner, cost: Law, gain: Law, frames: int,
+    end: int = LENGTH,
+) -> tuple[list[int], float]:  # fmt: skip
     """Widths of frames, and their seconds: a pass of n entries takes `cost(n)`, and gives what a
-    window of this width gives.
+    window of this width gives, up to slot `end`.
     """
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(window_size, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     widths = []
     for _ in range(frames):
-        chooser = RunWidth(tuner, LENGTH)
+        chooser = RunWidth(tuner, 1, LENGTH)
         widths.append(chooser.widest)
         made = 0.0
         width = chooser.begin(LENGTH)
@@ -36,7 +37,7 @@ def speak(
             clock.now += cost(width)
             made = min(made + min(gain(chooser.widest), width), LENGTH)
             chooser.end(1, int(made), is_usual=True)
-            width = chooser.begin(LENGTH - int(made))
+            width = chooser.begin(0 if made >= end else LENGTH - int(made))
     return widths, clock.now
 
 
@@ -53,6 +54,12 @@ def test_frames_settle_on_the_width_that_is_fastest(monkeypatch: pytest.MonkeyPa
     for best, (cost, gain) in laws.items():
         widths, _ = speak(monkeypatch, make(), cost, gain, 60)
         assert set(widths[-20:]) == {best}, (best, widths)
+
+
+def test_rows_that_end_early_gain_what_they_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that makes one token a pass is not taken because its runs are short."""
+    widths, _ = speak(monkeypatch, make(), lambda n: 1 + 0.05 * (n - 1), lambda w: 1.0, 60, end=3)
+    assert set(widths[-20:]) == {1}, widths
 
 
 def test_what_is_tried_costs_little_where_no_window_pays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,3 +98,26 @@ def test_planted_bugs_are_seen(
         )
     with pytest.raises(AssertionError):
         check_two_models()
+
+
+def test_hooks_that_cannot_all_be_made_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = shared_looking("llava")
+    inputs = draw_prompts("llava", model)
+    before = count_hooks(model)
+    attention = encoder.find_attentions(find_tower(model))[1]
+    monkeypatch.setattr(attention, "register_forward_pre_hook", lambda *_, **__: end())
+    with pytest.raises(EndedError):
+        answer(model, mmaccel.ToMe(keep=0.4), inputs)
+    assert count_hooks(model) == before
+
+
+@pytest.mark.parametrize("method", [mmaccel.ToMe(keep=0.4), mmaccel.VisionZip(keep=0.4)], ids=repr)
+def test_a_tower_that_was_compiled_without_the_hooks_is_refused(method: Any) -> None:
+    model = build_looking("llava")
+    inputs = draw_prompts("llava", model)
+    find_tower(model).compile(backend="eager")
+    model.generate(**inputs, **GREEDY)
+    with pytest.raises(mmaccel.UnsupportedModelError, match="compiled without them"):
+        answer(model, method, inputs)
+    torch._dynamo.reset()
+    assert len(answer(model, method, inputs))

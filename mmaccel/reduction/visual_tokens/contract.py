@@ -306,6 +306,6 @@ def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
     if not methods or len(set(places)) < len(places):
         raise OptionError(
             f"visual_tokens: expected one method a stage, received {list(map(repr, methods))}; "
-            "keep one of those that share a stage"
+            "keep one of those that share a stage, or give None for no method"
         )
     return tuple(sorted(methods, key=lambda method: STAGES.index(method.stage)))
