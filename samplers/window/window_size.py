@@ -150,10 +150,14 @@ class RunWidth(FixedWidth):
         tuner: of earlier runs.
         rows: B.
         length: slots per row.
+
+    Attributes:
+        width: of this run; all widths have buffers and graphs of the widest.
     """
 
     def __init__(self, tuner: Tuner, rows: int, length: int, *, is_cut: bool = True) -> None:
-        super().__init__(tuner.choose(length), is_cut=is_cut)
+        super().__init__(CANDIDATES[-1], is_cut=is_cut)
+        self.width = tuner.choose(length)
         self._tuner = tuner
         self._rows = rows
         self._n_made = 0
@@ -165,9 +169,12 @@ class RunWidth(FixedWidth):
         if not remaining and self._is_usual:
             # of a row; one of several may have waited for others, or ended before all its slots
             made = self._n_made / self._rows
-            self._tuner.learn(self.widest, made, self._n_passes)
-            self._tuner.add(self.widest, self._seconds / self._n_passes, made / self._n_passes)
+            self._tuner.learn(self.width, made, self._n_passes)
+            self._tuner.add(self.width, self._seconds / self._n_passes, made / self._n_passes)
         return super().begin(remaining)
+
+    def choose(self, remaining: int) -> int:
+        return min(self.width, remaining)
 
     def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> float:
         seconds = super().end(n_passes, n_tokens, is_usual=is_usual)

@@ -30,12 +30,12 @@ def speak(
     widths = []
     for _ in range(frames):
         chooser = RunWidth(tuner, 1, LENGTH)
-        widths.append(chooser.widest)
+        widths.append(chooser.width)
         made = 0.0
         width = chooser.begin(LENGTH)
         while width:
             clock.now += cost(width)
-            made = min(made + min(gain(chooser.widest), width), LENGTH)
+            made = min(made + min(gain(chooser.width), width), LENGTH)
             chooser.end(1, int(made), is_usual=True)
             width = chooser.begin(0 if made >= end else LENGTH - int(made))
     return widths, clock.now

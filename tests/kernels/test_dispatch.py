@@ -251,14 +251,13 @@ def test_what_the_sample_kernel_does_not_apply(
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
     params = SamplingParams(**options)
-    buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
         params=params,
-        buffer=buffer,
+        rows=SimpleNamespace(tokens=ROWS, slots=ROWS[:, None]),
         noise=noise,
         vocab_size=5,
-        calls=SimpleNamespace(recording=None),
+        passes=SimpleNamespace(recording=None),
         drafter=Drafter(Left()),
         frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )

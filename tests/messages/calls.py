@@ -402,7 +402,6 @@ def vision_model(name: str) -> Call:
     return attach
 
 
-_HALF = mmaccel.DownsamplePixels(keep=0.25)
 VISION = [
     *table(
         vision_model,
@@ -417,7 +416,6 @@ VISION = [
         for name, method, says, other in (
             ("qwen2_vl", mmaccel.ToMe(keep=0.5), "2 x 2 blocks … FastV", mmaccel.FastV(keep=0.5)),
             ("chameleon", mmaccel.ToMe(keep=0.5), "a VQGAN … FastV", mmaccel.FastV(keep=0.5)),
-            ("gemma3", _HALF, "pools a grid of one size", mmaccel.DivPrune(keep=0.25)),
             ("llava_onevision", mmaccel.FiCoCoV(keep=0.5), "no cls_attention … DivPrune",
              mmaccel.ToMe(keep=0.5)),
         )
