@@ -8,6 +8,7 @@ positions count from the row's own first token instead; see `RunRows.next_positi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ from mmaccel.samplers.window.steps import StaticPart
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
+_OF_STATE = attrgetter(*RowState._fields)
 _FILLER = 64  # slots of a pass over fillers, which may be wider than the window
 
 
@@ -324,7 +326,7 @@ class RunRows(StaticPart):
         self._backend.run(count_pass, self._state(), variation, self.limit)
 
     def _state(self) -> RowState:
-        return RowState(*(getattr(self, name) for name in RowState._fields))
+        return RowState(*_OF_STATE(self))
 
     def call_on_step(self, on_step: OnStep, passes: int, rows: tuple[int, ...]) -> None:
         """Report the last pass to `on_step`, and end rows where it says so.
