@@ -52,8 +52,8 @@ WINDOWS = (32, 64)
 CONTEXTS = (1024, 4096)
 _COUNT, _FEW = (64, 10), (8, 2)
 _FEWEST = 4
-_N_LOST = 3  # passes before the first replay: the first, one aside, the record
 _SYNC_EVERY = 4
+_N_LOST = 1 + 2 * _SYNC_EVERY  # passes before the first replay: the first, some aside, the record
 _LONGEST = 10  # nodes of a profile
 _FILTERS = SamplingParams(guidance_scale=5.0)
 
@@ -93,7 +93,7 @@ class Stopwatch:
 
     Attributes:
         marks: the clock before each group and after the last one.
-        last: key and step of the last pass, which can be run again.
+        last: key and step of the last call, which can be run again, and the passes of it.
         generated: tokens of a row at each mark, on average; 0 where the runner has no static
             buffers.
     """
@@ -103,7 +103,7 @@ class Stopwatch:
         self.n_groups, self.n_warm = -(-count[0] // runner.sync_every), count[1]
         self.marks: list[float] = []
         self.generated: list[float] = []
-        self.last: tuple[Hashable | None, Callable[[], None]] = (None, lambda: None)
+        self.last: tuple[Hashable | None, Callable[[], None], int] = (None, lambda: None, 1)
         self._buffers: StaticBuffers | None = None
         self._n_calls = self._n_usual = 0
         self._runner, self._load, self._run_step = runner, runner.load, runner.run_step
@@ -143,14 +143,17 @@ class Stopwatch:
         if self._n_usual >= self.n_warm + 1 and (self._n_calls - 1) % self.sync_every == 0:
             self.mark()
         is_usual = bool(self._run_step(key, step))
-        self.last = key, step
-        self._n_calls += 1
-        self._n_usual += is_usual
+        n_passes = 1
+        if isinstance(key, tuple) and not isinstance(key, Once):
+            n_passes = int(key[1])  # (width, passes) where a group of passes is one graph
+        self.last = key, step, n_passes
+        self._n_calls += n_passes
+        self._n_usual += n_passes * is_usual
         return is_usual
 
     def repeat(self) -> None:
-        """The last pass once more, without the clock."""
-        self._run_step(*self.last)
+        """The last call once more, without the clock."""
+        self._run_step(*self.last[:2])
 
     def mark(self) -> None:
         """A group of passes ends, and another one begins."""
@@ -228,7 +231,7 @@ def time_step(
             "attention": window.route.attention,
             "positions": context + (first + last) / 2 + width - 1,
             "tokens_per_pass": (last - first) / watch.timed,
-        } | _profile(window.device, watch.repeat, profile)
+        } | _profile(window.device, watch.repeat, profile, watch.last[2])
     finally:
         window.setup.runner = None
         watch.release()
@@ -239,9 +242,9 @@ def tokens_wanted(width: int, count: Count) -> int:
     return width * (_N_LOST + sum(count) + 3 * _SYNC_EVERY)
 
 
-def _profile(device: torch.device, step: Callable[[], object], n_rows: int) -> Row:
-    """Nodes of a captured step that a GPU's profiler sees in five more, and the longest ones; a
-    failure of the profiler is said and costs no timing.
+def _profile(device: torch.device, step: Callable[[], object], n_rows: int, n_passes: int) -> Row:
+    """Nodes of a captured pass that a GPU's profiler sees in five more calls of so many passes, and
+    the longest ones; a failure of the profiler is said and costs no timing.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -260,8 +263,8 @@ def _profile(device: torch.device, step: Callable[[], object], n_rows: int) -> R
     for event in profiled.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             row = found.setdefault(event.name, {"name": event.name, "count": 0.0, "ms": 0.0})
-            row["count"] += 1 / repeats
-            row["ms"] += event.device_time_total / 1000 / repeats
+            row["count"] += 1 / repeats / n_passes
+            row["ms"] += event.device_time_total / 1000 / repeats / n_passes
     longest = sorted(found.values(), key=lambda row: -row["ms"])[:n_rows]
     n_nodes = round(sum(row["count"] for row in found.values()))
     return {"nodes": n_nodes, "nodes_by": "profiler", "profile": longest}

@@ -72,7 +72,8 @@ class Ticking(Replay):
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
         is_usual = super().run_step(key, step)
-        ms = 2 + 0.1 * int(str(key)) + 0.01 * self.n_prompt if is_usual else 1e6
+        width, n_passes = key if isinstance(key, tuple) else (key, 1)
+        ms = n_passes * (2 + 0.1 * int(str(width)) + 0.01 * self.n_prompt) if is_usual else 1e6
         Ticking.now += ms / 1000
         return is_usual
 
@@ -106,11 +107,11 @@ def test_the_watch_reads_replays_alone() -> None:
 
 
 def test_steps_of_a_model_and_their_ratios(ticking: None) -> None:
-    model = build_lm("llama", max_position_embeddings=256)
+    model = build_lm("llama", max_position_embeddings=320)
     window = CausalLMWindow(model)
     row = time_route("model", window, 24, 0.25, (4, 8), (8, 2))
-    seen = row["step"]["positions"]  # the prompt, nine passes, and half of those timed
-    assert seen == 24 + 9 + 4
+    seen = row["step"]["positions"]  # the prompt, thirteen passes, and half of those timed
+    assert seen == 24 + 13 + 4
     weights = 4 * (2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 40 * 32)
     assert row["bytes"] == weights + 4 * 2 * 2 * 32 * 2 * seen
     assert row["floor_ms"] == pytest.approx(row["bytes"] / 250_000)  # 0.25 GB/s

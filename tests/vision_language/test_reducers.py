@@ -98,7 +98,7 @@ STAGES: dict[str, tuple[list[Any], str]] = {
     ),
     "qwen3_vl, patches": (
         [EXIT, mmaccel.PixelPrune(keep=0.5)],
-        "16 of 32 tokens of its encoder, 4 of 8 visual tokens",
+        "24 of 48 tokens of its encoder, 3 of 12 visual tokens",
     ),
     "llava_next, pixels": (
         [LAYER, EXIT, SMALLER],
