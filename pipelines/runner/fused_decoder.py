@@ -16,6 +16,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
 
+logger = logging.getLogger("mmaccel")
 _ROUNDS = 8  # of a trial
 _GAIN = 1.03  # by how much it must be faster
 
@@ -408,6 +410,7 @@ class FusedDecoder:
             except Exception as error:
                 if is_device_error(error):
                     raise
+                logger.warning("row_product: not taken, as its trial ends in a %s", describe(error))
                 return False
         return gain > _GAIN
 

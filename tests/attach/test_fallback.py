@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
+from mmaccel.pipelines.attach import sample_task
 from mmaccel.pipelines.attach.fallback import count_passes
 from mmaccel.pipelines.original_methods import has_own
 from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm
@@ -235,7 +236,7 @@ def test_a_function_that_a_new_release_changed_runs_the_original(
     plain = model.generate(**PROMPTS, **SHORT)
     monkeypatch.setattr("mmaccel.pipelines.attach.generate.VERSION", version)
     with mmaccel.attach(model, "jacobi") as run:
-        monkeypatch.setattr("mmaccel.pipelines.attach.sample_task.hand_over", changed)
+        monkeypatch.setattr(sample_task, "hand_over", changed)
         if version == "5.24.0":  # a tested release: an error of ours
             with pytest.raises(TypeError, match="hand_over"):
                 model.generate(**PROMPTS, **SHORT)

@@ -15,11 +15,11 @@ from mmaccel.samplers.window.window_size import SHORT, RunWidth, make_tuner
 from tests.depth.models import make_csm
 
 LENGTH = 15
-Law = Callable[[int], float]  # of a width
+ByWidth = Callable[[int], float]
 
 
 def speak(
-    monkeypatch: pytest.MonkeyPatch, tuner: Tuner, cost: Law, gain: Law, frames: int,
+    monkeypatch: pytest.MonkeyPatch, tuner: Tuner, cost: ByWidth, gain: ByWidth, frames: int,
     end: int = LENGTH,
 ) -> tuple[list[int], float]:  # fmt: skip
     """Widths of frames, and their seconds: a pass of n entries takes `cost(n)`, and gives what a
@@ -46,12 +46,12 @@ def make() -> Tuner:
 
 
 def test_frames_settle_on_the_width_that_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    laws: dict[int, tuple[Law, Law]] = {
+    cases: dict[int, tuple[ByWidth, ByWidth]] = {
         1: (lambda n: 1 + 0.5 * (n - 1), lambda w: min(w, 2)),  # wide passes cost too much
         4: (lambda n: 1 + 0.1 * (n - 1), lambda w: min(w, 3)),
         15: (lambda n: 1 + 0.01 * n, lambda w: min(w, 5) if w == LENGTH else min(w, 2)),
     }
-    for best, (cost, gain) in laws.items():
+    for best, (cost, gain) in cases.items():
         widths, _ = speak(monkeypatch, make(), cost, gain, 60)
         assert set(widths[-20:]) == {best}, (best, widths)
 

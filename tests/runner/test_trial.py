@@ -58,7 +58,7 @@ def run_passes(window: CausalLMWindow) -> list[Tensor]:
 
 
 def test_few_rows_take_the_products_that_a_trial_found_faster(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One trial a tile of the kernel, of eager passes and of captured ones; one that fails, too."""
     expected = run_passes(CausalLMWindow(build_decoder("llama"), fused=True))
@@ -101,3 +101,4 @@ def test_few_rows_take_the_products_that_a_trial_found_faster(
             assert compare_logits(own_logits, received).largest < 1e-4
         assert by_rows == taken
     assert next(gains, None) is None
+    assert caplog.text.count("trial ends in a RuntimeError (no memory)") == 1
