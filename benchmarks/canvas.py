@@ -35,8 +35,8 @@ from mmaccel.demo.scenes.data import make_captions
 from mmaccel.evaluation.exactness.g_test import sampling_floor, total_variation
 from mmaccel.loading import open_pipeline
 from mmaccel.options import LoadOptions
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_model
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked, read_words, tokenizer_folder
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.results import Exactness, Generation, Stats

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.observing import Observed, Observer
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.observing import Observed, Observer
 from mmaccel.samplers.window.step_runner import StepRunner
 
 

@@ -22,8 +22,8 @@ from benchmarks.filled import fill
 from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 
 _WIDTH, _POSITIONS = 16, 300
 WAYS = {

@@ -21,8 +21,8 @@ from benchmarks.filled import fill
 from benchmarks.rows import read_arguments, write_measured
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.measure import Case, measure, summarise
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 
 
 def make_model(given: argparse.Namespace) -> Any:

@@ -36,7 +36,7 @@ from mmaccel.catalog import read_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.demo.voices.stacked import open_stacked
 from mmaccel.evaluation.measure import Case, by_case, measure, summarise
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.samplers.drafting.sources import parse_source
 from scripts.training.voices_words import EVALUATION_SEED as SPOKEN_SEED
 from scripts.training.voices_words import make_sentence

@@ -625,8 +625,8 @@ SOME_CANVAS: Policies = {
 @cache
 def _denoiser(name: str) -> Any:
     """Tiny modules with the forward signatures of published denoisers."""
-    from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-    from mmaccel.pipelines.diffusion_lm.models import LuminaDenoiser
+    from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+    from mmaccel.pipelines.hosts.diffusion_lm.models import LuminaDenoiser
     from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA, TinyLumina
     from tests.fixtures.sdar import TinySDAR
     from tests.fixtures.tiny_lms import build_lm
@@ -872,7 +872,7 @@ def _start_frame() -> Any:
 
 
 def _read_pixels(file: Path) -> Tensor:
-    from mmaccel.pipelines.loading.pictures import open_picture
+    from mmaccel.pipelines.hosts.loading.pictures import open_picture
 
     with open_picture(file) as opened:
         return pixels_of(opened)
@@ -944,7 +944,7 @@ def command_line() -> Runs:
     def animate() -> Row:
         from PIL import ImageSequence
 
-        from mmaccel.pipelines.loading.pictures import open_picture
+        from mmaccel.pipelines.hosts.loading.pictures import open_picture
         from tests.fixtures.video import build_video
 
         model, codec = build_video(Path(tempfile.mkdtemp(dir=_folder())))

@@ -27,7 +27,7 @@ from mmaccel.evaluation.tables import (
     grid,
     kind_cells,
 )
-from mmaccel.pipelines.runner.engine import GRAPHS, SHARING, Engine, chunks_of
+from mmaccel.pipelines.hosts.runner.engine import GRAPHS, SHARING, Engine, chunks_of
 from mmaccel.reduction.visual_tokens.contract import PromptReducer
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.prefix_tree import PREFIX_TREE

@@ -281,10 +281,10 @@ REDUCERS = METHODS["visual_tokens"]
 KEEP = 0.22
 """What a method keeps that is named alone: 128 of 576 tokens, as the methods' papers compare."""
 
-_WINDOW = "mmaccel.pipelines.causal_lm.model:CausalLMWindow"
-_MTP = "mmaccel.pipelines.causal_lm.mtp:open_mtp"
-_VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
-_DEPTH = "mmaccel.pipelines.depth.decoders"
+_WINDOW = "mmaccel.pipelines.hosts.causal_lm.model:CausalLMWindow"
+_MTP = "mmaccel.pipelines.hosts.causal_lm.mtp:open_mtp"
+_VISION_LANGUAGE = "mmaccel.pipelines.hosts.vision_language.family:VisionLanguage"
+_DEPTH = "mmaccel.pipelines.hosts.depth.decoders"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     **dict.fromkeys(
         (
@@ -303,14 +303,14 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
         _VISION_LANGUAGE,
     ),
     "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
-    "dia": "mmaccel.pipelines.delay.dia:Dia",
+    "dia": "mmaccel.pipelines.hosts.delay.dia:Dia",
     "moshi_depth": f"{_DEPTH}:MoshiDepth",
-    "musicgen": "mmaccel.pipelines.delay.musicgen:Musicgen",
-    "musicgen_melody": "mmaccel.pipelines.delay.musicgen:Melody",
+    "musicgen": "mmaccel.pipelines.hosts.delay.musicgen:Musicgen",
+    "musicgen_melody": "mmaccel.pipelines.hosts.delay.musicgen:Melody",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
     "qwen3_tts_talker_code_predictor": f"{_DEPTH}:TTSCodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
-    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
+    "higgs_audio_v2": "mmaccel.pipelines.hosts.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
@@ -318,7 +318,7 @@ LATENT_SPEECH = ("vibevoice", "pocket_tts", "gradium_phonon_tts")
 """`model_type`s of transformers whose frames of sound are continuous latents."""
 IMAGE_CODES = ("chameleon", "chameleon_xllmx", "emu3", "glm_image", "imagegpt", "janus")
 """`model_type`s of transformers whose tokens may be codes of images, which no text drafts."""
-_DIFFUSION = "mmaccel.pipelines.diffusion_lm."
+_DIFFUSION = "mmaccel.pipelines.hosts.diffusion_lm."
 PIPELINES = {  # class name -> "module:class" of its service
     "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:LLaDA2Service",
     "AmusedPipeline": f"{_DIFFUSION}amused:AmusedService",
@@ -346,7 +346,7 @@ SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's pa
     "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
     "voices": "mmaccel.pipelines.models.voices:load_voices",
 }
-_ANY_FAMILY = "mmaccel.pipelines.causal_lm.family:CausalLM"
+_ANY_FAMILY = "mmaccel.pipelines.hosts.causal_lm.family:CausalLM"
 
 MODELS: dict[str, DemoModel] = {
     "scenes": DemoModel(
@@ -650,7 +650,7 @@ def open_mtp(model: Any, vocab_size: int) -> Any:
         vocab_size: ids that count, of the first ones.
 
     Raises:
-        OptionError, UnsupportedModelError: see `mmaccel.pipelines.causal_lm.mtp.open_mtp`.
+        OptionError, UnsupportedModelError: see `mmaccel.pipelines.hosts.causal_lm.mtp.open_mtp`.
     """
     return load(_MTP)(model, vocab_size)
 

@@ -283,7 +283,7 @@ class RunSetup:
         spare: cache indices a row beside those of positions: a tree has more entries.
         drafts: a `SelfDrafting`, by which the model drafts for itself; None: it does not.
         fused, compile: whether the fused decoder may run, and compiled; see
-            `mmaccel.pipelines.runner.engine.Engine`.
+            `mmaccel.pipelines.hosts.runner.engine.Engine`.
     """
 
     runner: Any = None

@@ -11,11 +11,11 @@ from torch import Tensor
 from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import AttachError
-from mmaccel.pipelines.attach.attaching import choose_policy, family_of
-from mmaccel.pipelines.attach.generate import AttachOptions, GenerateService
-from mmaccel.pipelines.attach.layout_processor import check_layout, count_ids
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.hosts.attach.attaching import choose_policy, family_of
+from mmaccel.pipelines.hosts.attach.generate import AttachOptions, GenerateService
+from mmaccel.pipelines.hosts.attach.layout_processor import check_layout, count_ids
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.runner.engine import Engine, UseGraphs
 from mmaccel.policies import Policy
 from mmaccel.samplers.noise import check_seed, choose_seed
 

@@ -10,16 +10,22 @@ from mmaccel.catalog import policy_names
 from mmaccel.checks import check_choice
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.attaching import attach_policy, find_served
-from mmaccel.pipelines.attach.generate import AttachOptions
-from mmaccel.pipelines.attach.handle import Handle
-from mmaccel.pipelines.attach.layer_methods import read_methods
-from mmaccel.pipelines.attach.patching import find_owner
-from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies
-from mmaccel.pipelines.attach.unwrap import find_generator, unwrap
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
-from mmaccel.pipelines.transformers_release import warn_if_untested
-from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.pipelines.hosts.attach.attaching import attach_policy, find_served
+from mmaccel.pipelines.hosts.attach.generate import AttachOptions
+from mmaccel.pipelines.hosts.attach.handle import Handle
+from mmaccel.pipelines.hosts.attach.layer_methods import read_methods
+from mmaccel.pipelines.hosts.attach.patching import find_owner
+from mmaccel.pipelines.hosts.attach.registry import find_pipeline, pipeline_policies
+from mmaccel.pipelines.hosts.attach.unwrap import find_generator, unwrap
+from mmaccel.pipelines.hosts.runner.engine import (
+    Engine,
+    UseCompile,
+    UseFused,
+    UseGraphs,
+    UseSharing,
+)
+from mmaccel.pipelines.hosts.transformers_release import warn_if_untested
+from mmaccel.pipelines.hosts.vision_language.reduction import VisualReduction
 from mmaccel.policies import Policy
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
@@ -87,8 +93,8 @@ def attach(
             codes of several books a step (MusicGen, Dia, Higgs Audio v2); a pipeline of
             transformers; a diffusers pipeline whose pictures such a model makes
             (`GlmImagePipeline`); a pipeline or model listed in
-            `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
-            `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
+            `mmaccel.pipelines.hosts.attach.registry`; or a `Denoiser`, or a model of a family in
+            `mmaccel.pipelines.hosts.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, its short name (`mmaccel models` lists them), or a dictionary of a name
             and fields, such as `{"name": "jacobi", "window": 32}`.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call, but
@@ -100,20 +106,20 @@ def attach(
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
             truncation, as by `prefix_allowed_tokens_fn`; calls that fall back are masked or
             refused.
-        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with
+        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.hosts.runner.engine.Engine`; with
             "auto" the statistics say why passes are not captured.
         sync_every: captured passes between two synchronisations with the host.
-        fused: "auto", "exact", True or False, see `mmaccel.pipelines.runner.engine.Engine`. The
+        fused: "auto", "exact", True or False, see `pipelines.hosts.runner.engine.Engine`. The
             fused decoder packs weights in place: with the first call, or here where it is asked
             for, the model's parameters become views of larger tensors, until `detach`. Its logits
             differ from those of the model's own forward in their last bits; `stats.route` says
             which of the two ran.
-        compile: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`: whether the
+        compile: "auto", True or False, see `pipelines.hosts.runner.engine.Engine`: whether the
             fused decoder's passes on a CPU are compiled.
         prefill_chunk_size: tokens of prompts that a pass processes at most, which bounds the memory
-            of long prompts; see `mmaccel.pipelines.runner.engine.Engine`. None processes prompts
+            of long prompts; see `pipelines.hosts.runner.engine.Engine`. None processes prompts
             whole. `generate(prefill_chunk_size=…)`, as of transformers, sets it for one call.
-        share_prefix: True, "auto" or False, see `mmaccel.pipelines.runner.engine.Engine`: whether
+        share_prefix: True, "auto" or False, see `pipelines.hosts.runner.engine.Engine`: whether
             rows of a call that have the same prompt (`num_return_sequences`, the unconditional
             rows of guidance) store and read it once. Logits are the same up to rounding.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own

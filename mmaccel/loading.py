@@ -66,7 +66,7 @@ def place(load: LoadOptions) -> LoadOptions:
     Raises:
         OptionError: no such device on this machine, or no such dtype.
     """
-    from mmaccel.pipelines.loading.placement import choose_placement, name_dtype
+    from mmaccel.pipelines.hosts.loading.placement import choose_placement, name_dtype
 
     device, dtype = choose_placement(load.device, load.dtype)
     return replace(load, device=str(device), dtype=name_dtype(dtype))

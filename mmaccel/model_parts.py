@@ -45,7 +45,7 @@ class ReducedLayers(ABC):
         """From the next `reserve` on, the layers' caches and attention are reduced.
 
         Args:
-            methods: how (`LayerMethods` of `mmaccel.pipelines.layers.methods`), as
+            methods: how (`LayerMethods` of `mmaccel.pipelines.hosts.layers.methods`), as
                 `mmaccel.capabilities.explain` lets pass.
             branches: G, guidance branches of the rows.
         """

@@ -23,7 +23,7 @@ Switch = Literal["auto"] | bool
 """Whether something is done; "auto" does it where it works."""
 
 FusedSwitch = Switch | Literal["exact"]
-"""Whether passes take the fused decoder; see `mmaccel.pipelines.runner.engine.Engine`."""
+"""Whether passes take the fused decoder; see `mmaccel.pipelines.hosts.runner.engine.Engine`."""
 
 _COUNT = Domain(1)
 _SWITCHES = {
@@ -96,7 +96,7 @@ class LoadOptions:
         offload_folder: where weights go that the device map puts on the "disk".
         family: how the checkpoint is read; None detects it.
         cuda_graphs, sync_every, fused, compile, prefill_chunk_size, share_prefix: see
-            `mmaccel.pipelines.runner.engine.Engine`.
+            `mmaccel.pipelines.hosts.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
         revision: of a download: branch, tag or commit; None is the main branch.
@@ -143,7 +143,7 @@ class LoadOptions:
 
 
 class PassKeywords(TypedDict, total=False):
-    """The options of `mmaccel.pipelines.runner.engine.Engine` as keywords, for type checkers."""
+    """The options of `pipelines.hosts.runner.engine.Engine` as keywords, for type checkers."""
 
     cuda_graphs: Switch
     sync_every: int

@@ -142,11 +142,11 @@ class Stats:
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         route: window policies: the forward that ran, "fused" (see
-            `mmaccel.pipelines.runner.fused_decoder`), "compiled" (its passes, or some of them, see
-            `mmaccel.pipelines.runner.compiled_passes`), or "model", the model's own; empty for
+            `pipelines.hosts.runner.fused_decoder`), "compiled" (its passes, or some of them, see
+            `pipelines.hosts.runner.compiled_passes`), or "model", the model's own; empty for
             models that have no choice.
         route_reason: why it was the model's own, or how many weights the fused decoder holds once
-            more (see `mmaccel.pipelines.runner.onednn`); or empty.
+            more (see `mmaccel.pipelines.hosts.runner.onednn`); or empty.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
             "tf32", or what activations are quantised to, such as "int8"; see

@@ -19,20 +19,20 @@ from mmaccel.capabilities import explain, refuse
 from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, PassKeywords, read_options
-from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
-from mmaccel.pipelines.layers.methods import LayerMethods, reducing
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.moving import (
+from mmaccel.pipelines.hosts.attach.layer_methods import read_methods
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.moving import (
     MovablePipeline,
     Part,
     describe,
     drop_computed,
     find_parts,
 )
-from mmaccel.pipelines.loading.placement import choose_placement
+from mmaccel.pipelines.hosts.loading.placement import choose_placement
+from mmaccel.pipelines.hosts.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.media import Payload, RowPlan
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.policies import OnCanvasStep
 from mmaccel.results import Generation, OnStep, Stats

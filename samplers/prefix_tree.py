@@ -8,7 +8,7 @@ alike share a path. A new prompt is looked up along its path, and only what foll
 Departures: ChunkAttention's kernel reads the chunks themselves. Here a row takes a copy of what it
 finds, and attends to it in its own cache; or, of longer beginnings and where it is asked for, one
 copy serves all rows that have found the same, and is freed when the last of them has ended (see
-`mmaccel.pipelines.layers.shared_prefix`). So chunks have no readers, and the least recently used
+`pipelines.hosts.layers.shared_prefix`). So chunks have no readers, and the least recently used
 ones go once there are more tokens than the tree may hold. Part of a chunk may be found; the last
 chunk of a prompt may be short.
 """

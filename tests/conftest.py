@@ -92,7 +92,7 @@ def fixed_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models of random weights are asked in whole windows, whose passes are counted; of texts
     drafts="auto" would choose widths by the clock.
     """
-    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+    from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 
     monkeypatch.setattr(CausalLMWindow, "is_text", False)
 

@@ -29,8 +29,8 @@ from benchmarks.gpu.parts import raise_failed
 from benchmarks.gpu.steps import make_runner
 from mmaccel.contracts import Pass, Prompt
 from mmaccel.handle import attach
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, exactness_in

@@ -25,8 +25,8 @@ from benchmarks.gpu.parts import Part, reason_of
 from benchmarks.gpu.steps import StaticEagerRunner, device_clock
 from mmaccel.contracts import Pass
 from mmaccel.model_parts import PromptPiece
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 
 Row = dict[str, Any]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 
 _SPREAD = 0.02

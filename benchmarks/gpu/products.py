@@ -27,8 +27,8 @@ from benchmarks.gpu.parts import Part, raise_failed, reason_of
 from benchmarks.gpu.steps import device_clock, time_step
 from mmaccel.contracts import Prompt
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.runner import fused_decoder
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.runner import fused_decoder
 from mmaccel.policies import Policy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -30,8 +30,8 @@ from torch import Tensor
 from benchmarks.gpu.parts import CheckError, reason_of
 from benchmarks.gpu.steps import device_clock
 from mmaccel.evaluation.measure import Case, measure
+from mmaccel.pipelines.hosts.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
-from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.policies import CanvasPolicy

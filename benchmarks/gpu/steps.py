@@ -28,9 +28,9 @@ from benchmarks.gpu.kernels import copy_bandwidth
 from benchmarks.gpu.models import Size, build, key_bytes, open_window, shrink, weight_bytes
 from benchmarks.gpu.parts import CheckError, reason_of
 from mmaccel.contracts import Prompt
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.policies import Policy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -22,7 +22,7 @@ from mmaccel.outputs.image_files import describe_settings, hash_pixels, write_pn
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import check_sides, write_video
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
 from mmaccel.pipelines.text_to_image.outputs import Request
 from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params, share_seconds

@@ -26,14 +26,14 @@ from mmaccel.comfy.ports import (
 )
 from mmaccel.limits import MAX_SIDE
 from mmaccel.options import LoadOptions
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.hub import is_hub_id
+from mmaccel.pipelines.hosts.loading.placement import AUTO, choose_placement, name_dtype
+from mmaccel.pipelines.hosts.loading.sources import content_files, find_model
 from mmaccel.pipelines.image_to_text import loading as vision
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText
 from mmaccel.pipelines.image_to_video import registry as video
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import is_hub_id
-from mmaccel.pipelines.loading.placement import AUTO, choose_placement, name_dtype
-from mmaccel.pipelines.loading.sources import content_files, find_model
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.pipelines.text_to_speech import registry as speech

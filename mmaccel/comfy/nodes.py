@@ -31,8 +31,8 @@ from mmaccel.comfy.ports import (
 )
 from mmaccel.limits import SEEDS
 from mmaccel.options import SAMPLING_FIELDS, SamplingOptions
+from mmaccel.pipelines.hosts.loading.placement import AUTO
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS
-from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 from mmaccel.samplers.sampling_params import SamplingParams

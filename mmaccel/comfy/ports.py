@@ -17,7 +17,7 @@ from mmaccel.catalog import METHODS
 from mmaccel.checks import Domain, check_length, check_value, show
 from mmaccel.errors import MMAccelError
 from mmaccel.limits import MAX_LINE, MAX_VALUE
-from mmaccel.pipelines.loading.placement import AUTO
+from mmaccel.pipelines.hosts.loading.placement import AUTO
 from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.canvas.cache_plan import KINDS
 from mmaccel.samplers.canvas.orders import ORDERS

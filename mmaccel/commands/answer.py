@@ -25,10 +25,10 @@ from mmaccel.loading import load_keywords, place
 from mmaccel.options import given
 from mmaccel.outputs.image_files import image_name
 from mmaccel.outputs.whole_files import check_target
+from mmaccel.pipelines.hosts.loading.hub import is_hub_id
 from mmaccel.pipelines.image_to_text.loading import check_model
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_images
-from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.reduction.visual_tokens.contract import read_reducers
 
 if TYPE_CHECKING:

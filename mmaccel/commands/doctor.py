@@ -109,7 +109,7 @@ def _look_at(name: str, version: str) -> Finding:
         except (ImportError, OSError) as error:
             return Finding(name, "needed", f"torch does not import: {error}")
     if name == "transformers":
-        from mmaccel.pipelines.transformers_release import describe_untested
+        from mmaccel.pipelines.hosts.transformers_release import describe_untested
 
         return Finding(name, "yes", "; ".join(filter(None, (version, describe_untested(version)))))
     return Finding(name, "yes", version)
@@ -129,7 +129,7 @@ def list_devices() -> list[Finding]:
     import torch
 
     from mmaccel.outputs.machine import cpu_name
-    from mmaccel.pipelines.runner import compiled_passes, onednn
+    from mmaccel.pipelines.hosts.runner import compiled_passes, onednn
 
     lack = onednn.find_lack(torch.float32) or onednn.find_lack(torch.bfloat16)
     compiled = "compile=True makes passes on a CPU faster"
@@ -152,7 +152,7 @@ def _describe_threads() -> str:
     """Processors, torch's threads, the load, and how commands choose the number of threads."""
     import torch
 
-    from mmaccel.pipelines.runner.threads import is_chosen_already
+    from mmaccel.pipelines.hosts.runner.threads import is_chosen_already
 
     own = torch.get_num_threads()
     text = f"torch takes {own} of {os.cpu_count()} processors"
@@ -237,8 +237,8 @@ def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> 
     import transformers
 
     from mmaccel.handle import supports
-    from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_config_file, load_model
-    from mmaccel.pipelines.loading.refusal import refusing
+    from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_config_file, load_model
+    from mmaccel.pipelines.hosts.loading.refusal import refusing
     from mmaccel.pipelines.text_to_image.registry import find_image_family
 
     what = f"model {name}"

@@ -61,7 +61,7 @@ class Serve:
         with importing(_NEEDED):
             from mmaccel.serving.server import open_engine, run
         from mmaccel.loading import place
-        from mmaccel.pipelines.loading.tasks import check_task
+        from mmaccel.pipelines.hosts.loading.tasks import check_task
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -16,7 +16,7 @@ from mmaccel.batch.worker import Worker
 from mmaccel.commands.terminal import count_of, print_rows, say
 from mmaccel.outputs.image_files import policy_word, short_hash
 from mmaccel.outputs.whole_files import write_whole
-from mmaccel.pipelines.runner.threads import (
+from mmaccel.pipelines.hosts.runner.threads import (
     choose_threads,
     describe_threads,
     is_chosen_already,

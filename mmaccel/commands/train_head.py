@@ -30,9 +30,9 @@ class TrainHead:
 
         shared.set_threads(self.threads)
         lines = [row.prompt for row in read_prompts(self.texts)]
-        from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
-        from mmaccel.pipelines.loading.placement import choose_placement
-        from mmaccel.pipelines.loading.sources import find_model
+        from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_causal_lm
+        from mmaccel.pipelines.hosts.loading.placement import choose_placement
+        from mmaccel.pipelines.hosts.loading.sources import find_model
         from mmaccel.samplers.drafting.heads.eagle_training import make_head
 
         source = find_model(self.model, {name: DEMO_WEIGHTS / name for name in TEXT_MODELS})

@@ -50,7 +50,7 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     )
 
     from mmaccel.demo.scenes_vqa.processor import make_processor
-    from mmaccel.pipelines.loading.refusal import check_folder
+    from mmaccel.pipelines.hosts.loading.refusal import check_folder
 
     check_folder(source, "folder")
     model: Any

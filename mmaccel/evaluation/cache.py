@@ -30,11 +30,11 @@ from mmaccel.evaluation.answers import AskedModel, Side
 from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import TEXT_FIELDS, Question
 from mmaccel.evaluation.tables import CACHE_COLUMNS
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods, reducing
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_causal_lm
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import check_task
 
 _COMMAND = "evaluate cache"
 SLOTS = ("kv_cache", "attention")

@@ -17,11 +17,11 @@ from torch import Tensor
 from mmaccel.config_files import read_json
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_causal_lm
-from mmaccel.pipelines.loading.tasks import check_task
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_prompt, load_causal_lm
+from mmaccel.pipelines.hosts.loading.tasks import check_task
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import PromptedModel
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_image_family, find_source

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.evaluation.texts import ContinuedTexts
-from mmaccel.pipelines.attach.fallback import count_passes
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.attach.fallback import count_passes
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.runner import compiled_passes
 from mmaccel.pipelines.models.scenes import WordImages
-from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import Noise

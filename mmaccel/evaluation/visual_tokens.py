@@ -27,11 +27,11 @@ from mmaccel.evaluation.measure import synchronise
 from mmaccel.evaluation.questions import IMAGE_FIELDS, Question
 from mmaccel.evaluation.tables import VISUAL_COLUMNS
 from mmaccel.handle import attach
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.vision_language.visuals import find_placeholder
 from mmaccel.pipelines.image_to_text.loading import open_vision_language
 from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.vision_language.visuals import find_placeholder
 
 CHANCE = "RandomTokens"
 _KNOWN = {entry.target.split(":")[1]: short for short, entry in REDUCERS.items()}

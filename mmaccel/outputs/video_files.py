@@ -15,8 +15,8 @@ from mmaccel.checks import check_choice
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_DECODED, MAX_KEPT
 from mmaccel.outputs.whole_files import write_with_facts
+from mmaccel.pipelines.hosts.loading.pictures import BROKEN, check_pixels, open_picture
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.pictures import BROKEN, check_pixels, open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,16 +7,16 @@ from typing import Any
 
 from mmaccel.catalog import DEMO_WEIGHTS, VISION_DEMO, load
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     load_config_file,
     load_model,
     load_processor,
     refuse_device_map,
 )
-from mmaccel.pipelines.loading.moving import move_module
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task
+from mmaccel.pipelines.hosts.loading.moving import move_module
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import check_task
 
 DEMO = "scenes-vqa"
 

@@ -21,20 +21,20 @@ from mmaccel.checks import show, within
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.handle import attach
 from mmaccel.options import LoadKeywords, PassKeywords, sampling_of, takes
-from mmaccel.pipelines.attach.layer_methods import read_methods
 from mmaccel.pipelines.call_options import AnyMethod, TokenOptions
-from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
+from mmaccel.pipelines.hosts.attach.layer_methods import read_methods
+from mmaccel.pipelines.hosts.causal_lm.compatibility import find_position_limit
+from mmaccel.pipelines.hosts.loading.moving import Part, describe
+from mmaccel.pipelines.hosts.logits.position_rules import EntropyTemperature, TopNSigma
+from mmaccel.pipelines.hosts.runner.engine import Engine
+from mmaccel.pipelines.hosts.vision_language.visuals import find_placeholder
 from mmaccel.pipelines.image_to_text.loading import check_processor, open_vision_language
 from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs, read_images
 from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
-from mmaccel.pipelines.loading.moving import Part, describe
-from mmaccel.pipelines.logits.position_rules import EntropyTemperature, TopNSigma
 from mmaccel.pipelines.media import pick_max_num_seqs
 from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
-from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import choose_params
-from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.policies import Policy
 from mmaccel.reduction.visual_tokens.contract import UseReducers, read_reducers
 from mmaccel.results import Stats, add_stats
@@ -90,7 +90,7 @@ class ImageToText(Pipeline):
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
         source: folder that the model was loaded from, if known.
         **passes: `cuda_graphs`, `sync_every`, `fused`, `compile`, `prefill_chunk_size` and
-            `share_prefix`, see `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed
+            `share_prefix`, see `pipelines.hosts.runner.engine.Engine`. Packed weights stay packed
             between calls.
 
     Raises:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.hosts.loading.checkpoint import check_prompt
+from mmaccel.pipelines.hosts.loading.pictures import choose_scale, open_picture
+from mmaccel.pipelines.hosts.loading.refusal import refusing
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.checkpoint import check_prompt
-from mmaccel.pipelines.loading.pictures import choose_scale, open_picture
-from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.scenes_vocabulary import check_words
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmaccel.pipelines.hosts.vision_language.kept import KeptTokens
 from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
-from mmaccel.pipelines.vision_language.kept import KeptTokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,6 +15,7 @@ from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions, TokenOptions
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.registry import open_video
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
@@ -24,7 +25,6 @@ from mmaccel.pipelines.media import (
     pick_max_num_seqs,
 )
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
-from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, choose_seed

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from mmaccel.checks import check_choice, show
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import check_task
 from mmaccel.pipelines.image_to_video.types import VideoModel
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.samplers.drafting.coarse import use_folder
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"

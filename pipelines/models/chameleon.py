@@ -26,9 +26,9 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     check_size,
@@ -37,7 +37,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     load_processor,
     read_weights,
 )
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.pipelines.models.token_names import find_ids
 from mmaccel.pipelines.text_to_image.model import ImageModel

@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     count_tokens,
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.text_to_image.model import ImageModel, restore_pixels
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid

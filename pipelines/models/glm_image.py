@@ -28,17 +28,17 @@ from torch.nn import functional as F
 from mmaccel.config_files import read_json, shorten
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.generate_call import READ, SAMPLE, GenerateCall, Table
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.generate_call import READ, SAMPLE, GenerateCall, Table
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     count_tokens,
     load_model,
 )
-from mmaccel.pipelines.loading.moving import Part
-from mmaccel.pipelines.loading.refusal import check_folder, refusing
+from mmaccel.pipelines.hosts.loading.moving import Part
+from mmaccel.pipelines.hosts.loading.refusal import check_folder, refusing
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -208,7 +208,7 @@ class GlmImageImages(ImageModel):
         self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
 
     def parts(self) -> dict[str, Part]:
-        """See `mmaccel.pipelines.loading.moving.find_parts`: the components of the pipeline."""
+        """See `pipelines.hosts.loading.moving.find_parts`: the components of the pipeline."""
         names = ("text_encoder", "transformer", "vae")
         return {"model": Part(self.model)} | {n: Part(getattr(self.pipe, n)) for n in names}
 

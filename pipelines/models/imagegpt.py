@@ -21,10 +21,15 @@ from torch.nn import functional as F
 from mmaccel.checks import show
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.generate_call import GenerateCall
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, load_processor
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.generate_call import GenerateCall
+from mmaccel.pipelines.hosts.loading.checkpoint import (
+    LoadConfig,
+    check_size,
+    load_model,
+    load_processor,
+)
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid

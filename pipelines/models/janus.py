@@ -24,10 +24,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow, select_kept
-from mmaccel.pipelines.causal_lm.route import run_body
-from mmaccel.pipelines.generate_call import (
+from mmaccel.pipelines.hosts.causal_lm.family import CausalLM
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow, select_kept
+from mmaccel.pipelines.hosts.causal_lm.route import run_body
+from mmaccel.pipelines.hosts.generate_call import (
     Table,
     Task,
     align_left,
@@ -35,20 +35,20 @@ from mmaccel.pipelines.generate_call import (
     hand_over,
     is_left_padded,
 )
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     check_size,
     load_model,
     load_processor,
 )
-from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
-from mmaccel.pipelines.logits.processor_support import find_kind, is_own
-from mmaccel.pipelines.original_methods import original
+from mmaccel.pipelines.hosts.loading.moving import ready
+from mmaccel.pipelines.hosts.logits.processor_chain import LogitsChain, take_warpers
+from mmaccel.pipelines.hosts.logits.processor_support import find_kind, is_own
+from mmaccel.pipelines.hosts.original_methods import original
+from mmaccel.pipelines.hosts.transformers_release import CACHE, find_cache
+from mmaccel.pipelines.hosts.vision_language.family import VisionLanguage
 from mmaccel.pipelines.text_to_image.model import ImageModel, restore_pixels
-from mmaccel.pipelines.transformers_release import CACHE, find_cache
-from mmaccel.pipelines.vision_language.family import VisionLanguage
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid

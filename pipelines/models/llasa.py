@@ -20,8 +20,8 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_prompt, load_model
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.token_names import find_ids, find_range, load_window
 from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.scenes import WordPrompts, load_window
 from mmaccel.pipelines.models.scenes_vocabulary import FILE, CaptionWords, read_clips
 from mmaccel.pipelines.text_to_video.types import ClipModel

@@ -27,9 +27,9 @@ from mmaccel.checks import importing, show
 from mmaccel.config_files import read_json
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, read_weights
-from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_prompt, read_weights
+from mmaccel.pipelines.hosts.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.refusal import refusing
 from mmaccel.pipelines.models.token_names import find_ids, find_range, load_window
 from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mmaccel.contracts import Denoiser, TokenModel, VisualTokenizer
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size, load_model
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.scenes_vocabulary import (
     FILE,
     CaptionWords,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_model, load_processor
 
 _HEAD = r"^lm_head\."  # of the whole T5; transformers leaves its decoder out, but not this
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_model
 
 
 def load_window(source: Path, load_config: LoadConfig) -> CausalLMWindow:

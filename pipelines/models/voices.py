@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from mmaccel.checks import show, suggest
 from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_prompt
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.token_names import find_ids, find_range, load_window
 from mmaccel.pipelines.models.voices_vocabulary import CODE, END, list_prompt, split_text
 from mmaccel.pipelines.text_to_speech.types import SoundContext

@@ -22,7 +22,7 @@ from mmaccel.catalog import read_policy
 from mmaccel.checks import check_length, show
 from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.policies import check_policy
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask

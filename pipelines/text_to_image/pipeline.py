@@ -22,9 +22,9 @@ from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions
+from mmaccel.pipelines.hosts.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.media import RowPlan
 from mmaccel.pipelines.pipeline import read_loading
-from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
     ImageModel,
     choose_params,

@@ -12,7 +12,7 @@ import torch
 from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.options import takes
 from mmaccel.pipelines.call_options import ServeOptions
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import RowPlan, RunningRequests
 from mmaccel.pipelines.pipeline import Pipeline
 from mmaccel.pipelines.text_to_image.model import (

@@ -10,15 +10,15 @@ from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.options import LoadOptions
-from mmaccel.pipelines.loading.hub import USUAL
-from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
-from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task, find_demos
+from mmaccel.pipelines.hosts.loading.hub import USUAL
+from mmaccel.pipelines.hosts.loading.lookalikes import refuse_lookalike
+from mmaccel.pipelines.hosts.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import check_task, find_demos
 from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
 if TYPE_CHECKING:  # both need torch, which a listing of families does not
-    from mmaccel.pipelines.loading.checkpoint import LoadConfig
+    from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
 _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from mmaccel.checks import check_number, show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import check_prompt
-from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
+from mmaccel.pipelines.hosts.loading.checkpoint import check_prompt
+from mmaccel.pipelines.hosts.logits.repetition import WindowedRepetitionPenalty
 from mmaccel.pipelines.media import RowPlan, pick_max_num_seqs
 from mmaccel.pipelines.text_to_image.model import choose_params, stack_rows
 from mmaccel.pipelines.text_to_speech.types import SpeechModel

@@ -10,11 +10,11 @@ from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.options import LoadOptions
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
-from mmaccel.pipelines.loading.hub import USUAL
-from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_processor
+from mmaccel.pipelines.hosts.loading.hub import USUAL
+from mmaccel.pipelines.hosts.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 DEMO = "voices"

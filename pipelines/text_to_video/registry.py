@@ -8,11 +8,11 @@ from mmaccel.catalog import CLIP_MODELS, DEMO_WEIGHTS
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.options import LoadOptions
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import USUAL
-from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import PROMPTED_CLIPS, check_task, find_demos
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.hub import USUAL
+from mmaccel.pipelines.hosts.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.sources import find_model
+from mmaccel.pipelines.hosts.loading.tasks import PROMPTED_CLIPS, check_task, find_demos
 from mmaccel.pipelines.models.scenes_vocabulary import read_clips
 from mmaccel.pipelines.text_to_image.model import check_example
 from mmaccel.pipelines.text_to_video.types import ClipModel

@@ -165,8 +165,8 @@ def _open_pictures(args: argparse.Namespace) -> Target:
 def _open_text(args: argparse.Namespace) -> Target:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from mmaccel.pipelines.attach.attaching import family_of
-    from mmaccel.pipelines.loading.placement import choose_dtype
+    from mmaccel.pipelines.hosts.attach.attaching import family_of
+    from mmaccel.pipelines.hosts.loading.placement import choose_dtype
     from mmaccel.pipelines.text_to_image.model import stack_rows
 
     lines = _need_prompts(args, "one prompt")

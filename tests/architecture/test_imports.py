@@ -24,16 +24,23 @@ def folders(*names: str) -> tuple[str, ...]:
     return tuple(f"mmaccel.pipelines.{name}" for name in names)
 
 
-MODALITIES = folders("text_to_image", "text_to_speech", "image_to_video", "image_to_text")
+def hosts(*names: str) -> tuple[str, ...]:
+    """Of pipelines/hosts/."""
+    return folders(*(f"hosts.{name}" for name in names))
+
+
+MODALITIES = folders(
+    "text_to_image", "text_to_speech", "text_to_video", "image_to_video", "image_to_text"
+)
 NEVER = {  # what -> folders that import, folders or modules that they never import
     "models do not know `attach`": (
-        folders("causal_lm", "prompt_cuts", "vision_language", "models"),
-        (*folders("attach"), "mmaccel.handle"),
+        (*hosts("causal_lm", "prompt_cuts", "vision_language"), *folders("models")),
+        (*hosts("attach"), "mmaccel.handle"),
     ),
-    "runners do not know causal LMs": (folders("runner"), folders("causal_lm")),
-    "`attach` does not know modalities": (folders("attach"), MODALITIES),
+    "runners do not know causal LMs": (hosts("runner"), hosts("causal_lm")),
+    "hosts do not know modalities": (folders("hosts"), MODALITIES),
     "the seam inside the layers knows kernels and methods alone": (
-        folders("layers"),
+        hosts("layers"),
         ("mmaccel.pipelines", "mmaccel.samplers", "mmaccel.tokenizers_vq"),
     ),
 }
@@ -185,15 +192,30 @@ def test_tables_of_names_make_no_circle() -> None:
     [
         ("mmaccel.samplers.window.x", "from mmaccel.samplers.drafting.ngram import NGram"),
         ("mmaccel.samplers.window.x", "def f():\n    from mmaccel.samplers.drafting import ngram"),
-        ("mmaccel.pipelines.causal_lm.x", "from mmaccel.pipelines.attach.patching import y"),
-        ("mmaccel.pipelines.vision_language.x", "import mmaccel.pipelines.attach.patching"),
-        ("mmaccel.pipelines.models.x", "from mmaccel.pipelines.attach import patching"),
-        ("mmaccel.pipelines.runner.x", "from mmaccel.pipelines.causal_lm.model import y"),
-        ("mmaccel.pipelines.attach.x", "from mmaccel.pipelines.image_to_text.pipeline import y"),
+        (
+            "mmaccel.pipelines.hosts.causal_lm.x",
+            "from mmaccel.pipelines.hosts.attach.patching import y",
+        ),
+        (
+            "mmaccel.pipelines.hosts.vision_language.x",
+            "import mmaccel.pipelines.hosts.attach.patching",
+        ),
+        ("mmaccel.pipelines.models.x", "from mmaccel.pipelines.hosts.attach import patching"),
+        (
+            "mmaccel.pipelines.hosts.runner.x",
+            "from mmaccel.pipelines.hosts.causal_lm.model import y",
+        ),
+        (
+            "mmaccel.pipelines.hosts.attach.x",
+            "from mmaccel.pipelines.image_to_text.pipeline import y",
+        ),
         ("mmaccel.pipelines.media", "import mmaccel"),
         ("mmaccel.pipelines.media", "from mmaccel import attach"),
-        ("mmaccel.pipelines.layers.x", "from mmaccel.pipelines.causal_lm.model import y"),
-        ("mmaccel.commands.x", "load('mmaccel.pipelines.causal_lm.model:CausalLMWindow')"),
+        (
+            "mmaccel.pipelines.hosts.layers.x",
+            "from mmaccel.pipelines.hosts.causal_lm.model import y",
+        ),
+        ("mmaccel.commands.x", "load('mmaccel.pipelines.hosts.causal_lm.model:CausalLMWindow')"),
         ("mmaccel.commands.x", "FOLDER = 'mmaccel.pipelines.models.'"),
     ],
 )
@@ -201,8 +223,8 @@ def test_what_must_never_be_is_found(module: str, source: str) -> None:
     texts = {
         "mmaccel": "",
         "mmaccel.samplers.drafting.ngram": "class NGram(DraftSource): pass",
-        "mmaccel.pipelines.attach.patching": "",
-        "mmaccel.pipelines.causal_lm.model": "",
+        "mmaccel.pipelines.hosts.attach.patching": "",
+        "mmaccel.pipelines.hosts.causal_lm.model": "",
         "mmaccel.pipelines.image_to_text.pipeline": "",
         "mmaccel.pipelines.models.janus": "",
     }

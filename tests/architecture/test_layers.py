@@ -103,7 +103,7 @@ def test_imports_only_go_down() -> None:
         ("mmaccel.samplers.x", "from mmaccel.pipelines.base import y"),
         ("mmaccel.samplers.x", "def f():\n    import mmaccel.handle"),
         ("mmaccel.samplers.x", "from mmaccel.reduction.visual_tokens.plan import reduce"),
-        ("mmaccel.reduction.x", "from mmaccel.pipelines.vision_language import y"),
+        ("mmaccel.reduction.x", "from mmaccel.pipelines.hosts.vision_language import y"),
         ("mmaccel.errors", "from mmaccel.samplers import jacobi"),
         ("mmaccel.demo.x", "from mmaccel.evaluation.tables import SHOWN"),
         ("mmaccel.evaluation.x", "from mmaccel.commands.terminal import say"),

@@ -28,7 +28,7 @@ def test_one_function_opens_pictures() -> None:
     for file in files:
         if lines := openings(file.read_text(encoding="utf-8")):
             found[str(file.relative_to(ROOT))] = len(lines)
-    assert found == {"pipelines/loading/pictures.py": 1}
+    assert found == {"pipelines/hosts/loading/pictures.py": 1}
 
 
 @pytest.mark.parametrize("source", ["import PIL\nPIL.Image.open(f)", "from PIL.Image import open"])

@@ -38,8 +38,8 @@ def test_the_reading_path_is_short_enough_to_be_read() -> None:
     path = {
         "samplers/window/run.py": ("class WindowRun(", 250),
         "samplers/window/jacobi.py": ("class Jacobi(", 80),
-        "pipelines/causal_lm/model.py": ("class CausalLMWindow(", 450),
-        "pipelines/attach/attaching.py": ("def attach_policy(", 120),
+        "pipelines/hosts/causal_lm/model.py": ("class CausalLMWindow(", 450),
+        "pipelines/hosts/attach/attaching.py": ("def attach_policy(", 120),
     }
     for name, (begins, most) in path.items():
         lines = (root / name).read_text(encoding="utf-8").splitlines()

@@ -60,7 +60,9 @@ def test_what_it_cannot_serve_runs_the_original() -> None:
 
 def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
-        find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm.family:CausalLM"
+        find_family("llama")
+        == find_family(None)
+        == "mmaccel.pipelines.hosts.causal_lm.family:CausalLM"
     )
     found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_model")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
 from tests.fixtures.their_weights import (
     LENGTH,

@@ -13,7 +13,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel import Jacobi
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures import llada2
@@ -101,7 +101,7 @@ def test_prompts_of_many_lengths_are_of_few_widths() -> None:
 
 
 def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmaccel.pipelines.causal_lm import model as window_model
+    from mmaccel.pipelines.hosts.causal_lm import model as window_model
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with window_model.without_cudnn(torch.device("cuda")):

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
-from mmaccel.pipelines.attach import sample_task
-from mmaccel.pipelines.attach.fallback import count_passes
-from mmaccel.pipelines.original_methods import has_own
+from mmaccel.pipelines.hosts.attach import sample_task
+from mmaccel.pipelines.hosts.attach.fallback import count_passes
+from mmaccel.pipelines.hosts.original_methods import has_own
 from tests.fixtures.tiny_lms import PROMPTS, PassCounter, build_lm
 
 SHORT: dict[str, Any] = dict(max_new_tokens=6, do_sample=False)
@@ -234,7 +234,7 @@ def test_a_function_that_a_new_release_changed_runs_the_original(
 
     model = build_lm("llama")
     plain = model.generate(**PROMPTS, **SHORT)
-    monkeypatch.setattr("mmaccel.pipelines.attach.generate.VERSION", version)
+    monkeypatch.setattr("mmaccel.pipelines.hosts.attach.generate.VERSION", version)
     with mmaccel.attach(model, "jacobi") as run:
         monkeypatch.setattr(sample_task, "hand_over", changed)
         if version == "5.24.0":  # a tested release: an error of ours

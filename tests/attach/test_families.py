@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
 from tests.fixtures.windows import (
     FAMILIES,

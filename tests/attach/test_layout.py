@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Frames, Grid
-from mmaccel.pipelines.attach.layout_processor import with_layout
+from mmaccel.pipelines.hosts.attach.layout_processor import with_layout
 from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
 
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import mmaccel
-from mmaccel.pipelines.transformers_release import CACHE, OLD_CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE, OLD_CACHE
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.attach.test_step_outputs import POLICIES, SCORES, assert_alike, read_cache
 from tests.fixtures.tiny_lms import PAD, PassCounter, build_lm
@@ -190,8 +190,8 @@ def test_a_chat_pays_its_prompt_once(name: str, only_new: bool, policy: str) -> 
 
 def test_a_chat_replays_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes after the model's own prefill are those of any other prompt, graphs included."""
-    from mmaccel.pipelines.runner.cuda_graphs import GraphCache
-    from mmaccel.pipelines.runner.engine import Engine
+    from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
+    from mmaccel.pipelines.hosts.runner.engine import Engine
     from tests.fixtures.graph_replay import Replay
 
     model, cache = build_lm("llama"), GraphCache()

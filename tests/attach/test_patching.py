@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mmaccel.errors import AttachError
-from mmaccel.pipelines.attach.patching import Injection, is_injected
-from mmaccel.pipelines.original_methods import original
+from mmaccel.pipelines.hosts.attach.patching import Injection, is_injected
+from mmaccel.pipelines.hosts.original_methods import original
 
 
 class _Child(nn.Linear):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import BusyError
-from mmaccel.pipelines.layers.attention_function import NAME
+from mmaccel.pipelines.hosts.layers.attention_function import NAME
 from tests.fixtures.tiny_lms import act_at, build_lm
 from tests.layers.test_hidden_states import ByHidden
 

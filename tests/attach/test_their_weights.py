@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.quantization import find_activations
+from mmaccel.pipelines.hosts.causal_lm.quantization import find_activations
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.their_weights import (
     LENGTH,

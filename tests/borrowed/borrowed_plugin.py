@@ -31,7 +31,7 @@ from borrowed_compare import Comparison
 from transformers import GenerationMixin
 
 import mmaccel
-from mmaccel.pipelines.attach.patching import is_injected
+from mmaccel.pipelines.hosts.attach.patching import is_injected
 
 POLICY = mmaccel.Jacobi(window=8)
 # Arguments that a call changes; the reference gets a copy of their state before the call.

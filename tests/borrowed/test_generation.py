@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.borrowed.borrowed_compare import Comparison
 from tests.borrowed.run import find_checkout, run_all, summarize
 

@@ -12,9 +12,9 @@ import torch
 import mmaccel
 from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.canvas import MASK
 from tests.fixtures.denoisers import TinyLLaDA
 from tests.fixtures.sdar import TinySDAR

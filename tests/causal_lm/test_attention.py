@@ -13,9 +13,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.pipelines.causal_lm import model as window_model
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.layers import attention as attention_module
+from mmaccel.pipelines.hosts.causal_lm import model as window_model
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.samplers.prompt_chunks import prefill_together

@@ -15,11 +15,11 @@ from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.layers.attention import WindowPass
-from mmaccel.pipelines.layers.attention_function import NAME, window_attention_in
-from mmaccel.pipelines.layers.attention_name import find_configs
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.layers.attention import WindowPass
+from mmaccel.pipelines.hosts.layers.attention_function import NAME, window_attention_in
+from mmaccel.pipelines.hosts.layers.attention_name import find_configs
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.models.imagegpt import ImageGPT
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 from tests.fixtures.windows import build_model

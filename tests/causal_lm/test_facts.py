@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.causal_lm import compatibility
-from mmaccel.pipelines.causal_lm.compatibility import find_facts
+from mmaccel.pipelines.hosts.causal_lm import compatibility
+from mmaccel.pipelines.hosts.causal_lm.compatibility import find_facts
 from tests.fixtures.tiny_lms import build_lm
 
 

@@ -16,7 +16,7 @@ import mmaccel
 from mmaccel import TETRIS, CausalLMWindow, Jacobi, KVzap, StreamingLLM
 from mmaccel.contracts import Pass
 from mmaccel.model_parts import PromptPiece
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow

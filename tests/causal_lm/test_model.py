@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import Pass, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.speculative import Speculative

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import ILRe, LazyLLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.prompt_cuts import revival
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.prompt_cuts import revival
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.revival_reference import RevivalReference

@@ -11,8 +11,8 @@ import torch
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
 from tests.fixtures.tiny_lms import PassCounter, build_lm
 
 _NEO: dict[str, Any] = dict(

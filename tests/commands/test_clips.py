@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmaccel.outputs.video_files import read_frames
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.pipelines.text_to_video.types import ClipModel
 from tests.fixtures.jobs import Command
 from tests.fixtures.media import image

@@ -17,7 +17,7 @@ import torch
 
 import mmaccel
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.tokenizers_vq.speech_codec import save_codec
 from tests.fixtures.jobs import (
     KINDS,

@@ -25,8 +25,8 @@ import transformers
 import mmaccel
 from benchmarks.rows import write_report
 from mmaccel.catalog import REDUCERS, make
-from mmaccel.pipelines.runner import engine
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner import engine
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.samplers.window.step_runner import StepRunner
 from tests.compatibility.models import READ_VIDEOS, Made, Row, rows
 from tests.fixtures.graph_replay import Replay

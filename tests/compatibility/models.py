@@ -16,7 +16,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Denoiser
-from mmaccel.pipelines.attach.unwrap import unwrap
+from mmaccel.pipelines.hosts.attach.unwrap import unwrap
 from mmaccel.results import Stats
 from tests.fixtures import amused, diffusion_gemma, llada2, windows
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions

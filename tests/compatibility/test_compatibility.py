@@ -13,7 +13,7 @@ import transformers
 
 from benchmarks.report import fill_tables
 from mmaccel.catalog import FAMILIES, IMAGE_MODELS, PIPELINES, SPEECH_MODELS
-from mmaccel.pipelines.diffusion_lm.registry import FAMILIES as DENOISERS
+from mmaccel.pipelines.hosts.diffusion_lm.registry import FAMILIES as DENOISERS
 from tests.architecture.source import ROOT
 from tests.compatibility.measure import measure
 from tests.compatibility.models import LMS, Row, rows

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmaccel.contracts import Layout
-from mmaccel.pipelines.delay.dia import DiaGuidance
+from mmaccel.pipelines.hosts.delay.dia import DiaGuidance
 from tests.delay.hosts import (
     NO_SOUND,
     assert_same_distribution,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.delay.dia import DiaRules, DiaSteps
-from mmaccel.pipelines.delay.family import CodeDecoder
-from mmaccel.pipelines.delay.higgs import HiggsRules, HiggsSteps
-from mmaccel.pipelines.delay.musicgen import MusicgenSteps
+from mmaccel.pipelines.hosts.delay.dia import DiaRules, DiaSteps
+from mmaccel.pipelines.hosts.delay.family import CodeDecoder
+from mmaccel.pipelines.hosts.delay.higgs import HiggsRules, HiggsSteps
+from mmaccel.pipelines.hosts.delay.musicgen import MusicgenSteps
 from tests.delay.hosts import (
     BITWISE,
     CALLS,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import AttachError, UnsupportedModelError
-from mmaccel.pipelines.delay import family
-from mmaccel.pipelines.delay.musicgen import MusicgenSteps
+from mmaccel.pipelines.hosts.delay import family
+from mmaccel.pipelines.hosts.delay.musicgen import MusicgenSteps
 from tests.delay.hosts import (
     BITWISE,
     EXACT,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 
 CODES = 32
 MIMI = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.depth.window import DepthWindow
+from mmaccel.pipelines.hosts.depth.window import DepthWindow
 from tests.depth.models import MODELS, Speech
 from tests.fixtures.graph_replay import replay_runs
 

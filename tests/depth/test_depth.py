@@ -12,9 +12,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.pipelines.attach import generate
-from mmaccel.pipelines.depth.decoders import CsmDepth
-from mmaccel.pipelines.depth.window import DepthWindow
+from mmaccel.pipelines.hosts.attach import generate
+from mmaccel.pipelines.hosts.depth.decoders import CsmDepth
+from mmaccel.pipelines.hosts.depth.window import DepthWindow
 from tests.depth.models import MODELS, Speech, fill
 
 POLICIES = [

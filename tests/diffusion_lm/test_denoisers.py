@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.answering import _answers, answering
-from mmaccel.pipelines.diffusion_lm.models import (
+from mmaccel.pipelines.hosts.diffusion_lm.answering import _answers, answering
+from mmaccel.pipelines.hosts.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
     LLaDADenoiser,
     LuminaDenoiser,
     SDARDenoiser,
 )
-from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.hosts.diffusion_lm.selected_logits import queried_logits
+from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import BusyError
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import canvas_noise
+from mmaccel.pipelines.hosts.diffusion_lm.diffusion_gemma.canvas import canvas_noise
 from mmaccel.policies import CanvasInterrupt
 from tests.fixtures.diffusion_gemma import CANVAS, PAD, VOCAB, build_model, build_pipe
 

@@ -13,11 +13,11 @@ from torch.nn.functional import pad
 
 import mmaccel
 from mmaccel.errors import BusyError, OptionError
-from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
-from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
-from mmaccel.pipelines.generate_call import join_branches
+from mmaccel.pipelines.hosts.diffusion_lm.arguments import DENOISER
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.hosts.diffusion_lm.registry import find_denoiser, open_denoiser
+from mmaccel.pipelines.hosts.generate_call import join_branches
 from mmaccel.policies import CanvasInterrupt
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import (

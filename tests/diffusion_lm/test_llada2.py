@@ -11,9 +11,9 @@ import torch
 
 import mmaccel
 from mmaccel.errors import BusyError, NumericsError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm import amused
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma import pipeline as gemma
-from mmaccel.pipelines.diffusion_lm.llada2 import service
+from mmaccel.pipelines.hosts.diffusion_lm import amused
+from mmaccel.pipelines.hosts.diffusion_lm.diffusion_gemma import pipeline as gemma
+from mmaccel.pipelines.hosts.diffusion_lm.llada2 import service
 from mmaccel.policies import CanvasInterrupt
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import MASK, build_pipe

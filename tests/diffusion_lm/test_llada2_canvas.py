@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.llada2.service import read_params
+from mmaccel.pipelines.hosts.diffusion_lm.llada2.service import read_params
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -10,15 +10,15 @@ import torch
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
+from mmaccel.pipelines.hosts.diffusion_lm.llada2.block_masks import (
     BLOCK_MASKS,
     READINGS,
     BlockMasks,
     find_masks,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.service import LLaDA2Denoiser, LLaDA2Service
-from mmaccel.pipelines.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.layers.store import MASK_FORMS
+from mmaccel.pipelines.hosts.diffusion_lm.llada2.service import LLaDA2Denoiser, LLaDA2Service
+from mmaccel.pipelines.hosts.diffusion_lm.self_check import find_fault
+from mmaccel.pipelines.hosts.layers.store import MASK_FORMS
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
 

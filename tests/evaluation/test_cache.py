@@ -28,7 +28,7 @@ from mmaccel.evaluation.cache import (
 )
 from mmaccel.evaluation.questions import Question
 from mmaccel.evaluation.suite import TASKS, draw_suite
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from tests.fixtures.tiny_recall import build_recall, save_recall
 
 SNAP = ("kv_cache", "snapkv", {"window": 4})

@@ -20,7 +20,7 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.samplers.drafting.coarse_model import (
     FOLDER,

@@ -27,7 +27,7 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import FinishedRow, Pass, Prompt
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
 from tests.fixtures.arriving import Arriving

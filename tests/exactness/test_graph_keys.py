@@ -22,7 +22,7 @@ from mmaccel import (
     SpeculativeJacobi,
     UnsupportedModelError,
 )
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.window import rows

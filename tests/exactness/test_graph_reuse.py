@@ -26,8 +26,8 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.fused_decoder import FusedDecoder
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.trees import growth

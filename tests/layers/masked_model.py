@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 
 NAME = "tests_masked"
 Hides = Callable[[int, Tensor, Tensor, Tensor], Tensor]

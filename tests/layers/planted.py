@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mmaccel.pipelines.layers.eviction import Eviction
-from mmaccel.pipelines.layers.store import KVCacheLayout
+from mmaccel.pipelines.hosts.layers.eviction import Eviction
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -15,10 +15,10 @@ from torch import Tensor
 import mmaccel
 from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.catalog import METHODS
-from mmaccel.pipelines.causal_lm import model as causal_model
-from mmaccel.pipelines.layers.eviction import Eviction
-from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.causal_lm import model as causal_model
+from mmaccel.pipelines.hosts.layers.eviction import Eviction
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import LastChoice
 from tests.fixtures.graph_replay import Replay

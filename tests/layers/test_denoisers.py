@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.layers import sparse as sparse_module
-from mmaccel.pipelines.layers.attention import WindowPass
-from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.layers import sparse as sparse_module
+from mmaccel.pipelines.hosts.layers.attention import WindowPass
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures import llada2

@@ -19,12 +19,12 @@ from mmaccel import ContinuousBatching, Noise, SamplingParams
 from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import FinishedRow, Pass
 from mmaccel.kernels.noise import key_schedule, philox
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import eviction
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.observing import Observed, Observer
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers import eviction
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.observing import Observed, Observer
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.results import Generation
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded

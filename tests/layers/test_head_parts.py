@@ -15,11 +15,11 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.eviction import Eviction
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.observing import Observer
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.eviction import Eviction
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.observing import Observer
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
 from tests.fixtures.tiny_lms import build_lm

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm.compatibility import find_facts
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.attention_function import watched
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.observing import Observer
-from mmaccel.pipelines.layers.store import number_served
+from mmaccel.pipelines.hosts.causal_lm.compatibility import find_facts
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.attention_function import watched
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.observing import Observer
+from mmaccel.pipelines.hosts.layers.store import number_served
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.fused_lms import RECOGNISED, build_decoder
 from tests.fixtures.tiny_lms import build_lm

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.layers.observing import Observer
+from mmaccel.pipelines.hosts.layers.observing import Observer
 from mmaccel.reduction.kv_cache import kvzap_scorer
 from mmaccel.reduction.kv_cache.contract import LayerSizes
 from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, open_scorer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.layers.methods import LayerMethods, reducing
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods, reducing
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.llamagen import conditions, open_llamagen
 from tests.models.test_llamagen import sample

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import METHODS, load
-from mmaccel.pipelines.layers import prompt_tiles
-from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
-from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.layers import prompt_tiles
+from mmaccel.pipelines.hosts.layers.prompt_tiles import PromptTiles
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.layers.block_references import PROMPT_PLANS

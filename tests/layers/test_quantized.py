@@ -15,12 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import mmaccel
 from mmaccel.contracts import Pass
 from mmaccel.kernels.packed_attention import packed_attention
-from mmaccel.pipelines.causal_lm import model as causal_model
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import attention
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.packing import PackedEntries, Packing
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.hosts.causal_lm import model as causal_model
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers import attention
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.packing import PackedEntries, Packing
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import greedy_rows, list_full

@@ -10,8 +10,8 @@ import torch
 from mmaccel import Autoregressive, CausalLMWindow, ContinuousBatching, Noise, Quest, SamplingParams
 from mmaccel.contracts import Prompt
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from tests.fixtures.tiny_lms import build_lm
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.causal_lm import turning
-from mmaccel.pipelines.layers.stores import LayerStores
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.causal_lm import turning
+from mmaccel.pipelines.hosts.layers.stores import LayerStores
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import list_full

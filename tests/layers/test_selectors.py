@@ -11,7 +11,7 @@ import torch
 
 import mmaccel
 from mmaccel.kernels.choose_blocks import choose_mass
-from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention import top_p
 from mmaccel.reduction.sparse_attention.contract import LayerBlocks
 from tests.layers.test_sparse import FIELDS, draw, run_passes

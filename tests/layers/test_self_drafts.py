@@ -16,8 +16,8 @@ import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
 from mmaccel.contracts import Pass
 from mmaccel.kernels.window_attention import Blocks
-from mmaccel.pipelines.layers.drafting import DraftBlocks
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.layers.drafting import DraftBlocks
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
@@ -220,7 +220,7 @@ def test_held_blocks_are_those_of_brute_force() -> None:
 
 @pytest.mark.parametrize("bug", ["the first query alone counts", "nothing recent"])
 def test_planted_bugs_of_held_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmaccel.pipelines.layers import drafting
+    from mmaccel.pipelines.hosts.layers import drafting
 
     if bug == "nothing recent":
         monkeypatch.setattr(

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.pipelines.causal_lm import lacks
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import shared_prefix
-from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
-from mmaccel.pipelines.runner.engine import find_other_inputs
+from mmaccel.pipelines.hosts.causal_lm import lacks
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers import shared_prefix
+from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix
+from mmaccel.pipelines.hosts.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
 from tests.fixtures.tiny_model import CAPTIONS

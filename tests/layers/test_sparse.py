@@ -13,8 +13,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel.catalog import METHODS, load
 from mmaccel.kernels.window_attention import Blocks, window_attention
-from mmaccel.pipelines.layers.gathered_attention import gathered_attention
-from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.block_references import PLANS, PROMPT_PLANS, Held, choose_by_hand

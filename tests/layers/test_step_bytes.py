@@ -9,8 +9,8 @@ import torch
 
 import mmaccel
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.results import StepBytes
 from tests.fixtures.tiny_lms import build_lm
 

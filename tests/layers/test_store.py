@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_cache
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer, make_cache
 
 
 def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.Tensor:

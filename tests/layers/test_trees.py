@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass
 from mmaccel.kernels import compact as compact_module
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers import attention
-from mmaccel.pipelines.layers import store as store_module
-from mmaccel.pipelines.layers.attention import find_ancestors
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers import attention
+from mmaccel.pipelines.hosts.layers import store as store_module
+from mmaccel.pipelines.hosts.layers.attention import find_ancestors
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import ROUTES, draw_rows
 from tests.matrix.cells import covering

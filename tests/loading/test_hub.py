@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import choose_files
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.hub import choose_files
 from mmaccel.pipelines.text_to_image.registry import find_image_family
 from tests.architecture.source import ROOT
 from tests.fixtures.fake_hub import serve_hub
@@ -21,8 +21,8 @@ SHARDED = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors
 ASK = """
 import json, sys
 from mmaccel.errors import MMAccelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import download
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.hub import download
 for name, options in json.loads(sys.argv[1]):
     try:
         folder = download(name, LoadConfig(**options))

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import mmaccel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
-from mmaccel.pipelines.loading.refusal import check_folder
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_model
+from mmaccel.pipelines.hosts.loading.refusal import check_folder
 from tests.fixtures.tiny_lms import build_lm
 
 KERNEL = "org/kernel"

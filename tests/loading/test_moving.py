@@ -18,9 +18,9 @@ from torch import Tensor
 from mmaccel import ImageToText, Jacobi, TextToImage
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.errors import BusyError, MissingBackendError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading import placement
-from mmaccel.pipelines.loading.moving import find_parts, move_module
-from mmaccel.pipelines.loading.placement import choose_placement, find_main_device
+from mmaccel.pipelines.hosts.loading import placement
+from mmaccel.pipelines.hosts.loading.moving import find_parts, move_module
+from mmaccel.pipelines.hosts.loading.placement import choose_placement, find_main_device
 from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.outputs import Request
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions

@@ -15,7 +15,7 @@ import mmaccel
 from mmaccel import weight_folders
 from mmaccel.commands.doctor import try_model
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import read_weights
+from mmaccel.pipelines.hosts.loading.checkpoint import read_weights
 from tests.fixtures.tiny_lms import build_lm
 
 Parts = dict[str, tuple[Path, Path]]

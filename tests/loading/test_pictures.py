@@ -16,9 +16,9 @@ from mmaccel.evaluation.quality import image_folder
 from mmaccel.evaluation.quality.image_folder import open_image, read_facts
 from mmaccel.outputs import video_files
 from mmaccel.outputs.video_files import read_frames
+from mmaccel.pipelines.hosts.loading import pictures
+from mmaccel.pipelines.hosts.loading.pictures import open_picture
 from mmaccel.pipelines.image_to_text.prompts import read_image, read_images
-from mmaccel.pipelines.loading import pictures
-from mmaccel.pipelines.loading.pictures import open_picture
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "answer": read_image,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.loading.placement import choose_device, choose_dtype
+from mmaccel.pipelines.hosts.loading.placement import choose_device, choose_dtype
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.tasks import TASKS, check_task, find_command, find_demos
+from mmaccel.pipelines.hosts.loading.tasks import TASKS, check_task, find_command, find_demos
 
 CLASSES = {
     "generate": TextToImage, "answer": ImageToText, "speak": TextToSpeech, "animate": ImageToVideo

@@ -13,7 +13,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import mmaccel
-from mmaccel.pipelines import transformers_release as release
+from mmaccel.pipelines.hosts import transformers_release as release
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("mmaccel", "kernels", "samplers", "pipelines", "tokenizers_vq")

@@ -19,8 +19,8 @@ from transformers import (
 
 import mmaccel
 from mmaccel import Jacobi, SamplingParams
-from mmaccel.pipelines.attach import generate as generate_service
-from mmaccel.pipelines.logits.processor_chain import take_warpers
+from mmaccel.pipelines.hosts.attach import generate as generate_service
+from mmaccel.pipelines.hosts.logits.processor_chain import take_warpers
 from tests.fixtures.tiny_lms import VOCAB, build_lm
 
 WARM, K, P, M = (

@@ -16,8 +16,8 @@ from mmaccel import (
     TopNSigma,
     WindowedRepetitionPenalty,
 )
-from mmaccel.pipelines.logits.processor_chain import LogGuidance, LogitsChain
-from mmaccel.pipelines.logits.processor_support import find_kind
+from mmaccel.pipelines.hosts.logits.processor_chain import LogGuidance, LogitsChain
+from mmaccel.pipelines.hosts.logits.processor_support import find_kind
 
 VOCAB, WINDOW = 23, 5
 PROMPT = torch.tensor([[0, 0, 5, 6], [4, 5, 6, 7], [0, 9, 8, 7]])

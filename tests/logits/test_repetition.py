@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.logits.processor_chain import LogitsChain
-from mmaccel.pipelines.logits.processor_support import find_kind, find_window_form
+from mmaccel.pipelines.hosts.logits.processor_chain import LogitsChain
+from mmaccel.pipelines.hosts.logits.processor_support import find_kind, find_window_form
 from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
 
 ROWS = [[5, 6], [4, 5, 6, 7, 7], [9, 8, 7]]

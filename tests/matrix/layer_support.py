@@ -19,8 +19,8 @@ from benchmarks.rows import write_report
 from mmaccel.catalog import METHODS
 from mmaccel.evaluation.cache import answer
 from mmaccel.outputs.machine import describe_machine
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import draw_rows, generate
 from tests.matrix.examples import Target, make

@@ -22,8 +22,8 @@ from mmaccel import CausalLMWindow, ContinuousBatching, Noise, SamplingParams
 from mmaccel.catalog import POLICIES, load
 from mmaccel.contracts import FinishedRow, Pass, Prompt
 from mmaccel.model_parts import PromptPiece
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
-from mmaccel.pipelines.runner.engine import is_capturable
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.engine import is_capturable
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.samplers.prefix_tree import PrefixTree

@@ -23,9 +23,9 @@ from mmaccel.capabilities import GLOSSARY, Capable, Reason, explain, refuse
 from mmaccel.catalog import METHODS, load
 from mmaccel.contracts import Denoiser, TokenModel
 from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.reduction.kv_cache.contract import CacheMethod, KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from tests.fixtures.graph_replay import Replay

@@ -22,7 +22,7 @@ from mmaccel.errors import (
     ShapeError,
     UnsupportedModelError,
 )
-from mmaccel.pipelines.diffusion_lm.arguments import DENOISER
+from mmaccel.pipelines.hosts.diffusion_lm.arguments import DENOISER
 from mmaccel.reduction.kv_cache.knorm import KNorm
 from mmaccel.reduction.sparse_attention.quest import Quest
 from mmaccel.reduction.visual_tokens.context import make_context

@@ -15,7 +15,7 @@ import mmaccel
 from mmaccel import ImageToVideo, TextToImage, TextToSpeech, TextToVideo
 from mmaccel.comfy.nodes import NODES
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.loading.placement import find_main_device
+from mmaccel.pipelines.hosts.loading.placement import find_main_device
 from tests.fixtures.checkpoints import SIZES
 from tests.fixtures.shared import image_folder, media_folders, new_folder
 from tests.fixtures.tiny_model import build_tiny_clips

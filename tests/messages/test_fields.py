@@ -17,7 +17,7 @@ import pytest
 import mmaccel
 from mmaccel.checks import MANY, Domain, domains, field_types, members, show
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from tests.fixtures.toy_models import ToyLanguage
 
 REQUIRED: dict[str, Any] = {  # values of fields that have none, by name

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.attach.attaching import family_of
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.attach.attaching import family_of
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.samplers.drafting import coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
 from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmaccel import ImageToVideo, SamplingParams
 from mmaccel.contracts import Pass
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.models.cosmos.token_model import (
     Yarn,
     _Settings,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmaccel import ImageToVideo, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.pipelines.models.llamagen.text_to_image import find_t5
-from mmaccel.pipelines.runner.engine import Engine
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.media import image
 from tests.fixtures.shared import reading_folders, reading_pipe

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.windows import build_janus, janus_prompts
 
 ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]

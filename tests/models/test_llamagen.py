@@ -15,7 +15,7 @@ import mmaccel
 from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.pipelines.loading.checkpoint import read_weights
+from mmaccel.pipelines.hosts.loading.checkpoint import read_weights
 from mmaccel.pipelines.models.llamagen.token_model import (
     LlamaGenTextWindow,
     LlamaGenWindow,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.diffusion_lm.models import FastDLLMDenoiser, SDARDenoiser
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.diffusion_lm.models import FastDLLMDenoiser, SDARDenoiser
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import MASK, run

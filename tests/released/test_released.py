@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
 import mmaccel
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.layers.eviction import Eviction
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.layers.eviction import Eviction
 from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
 

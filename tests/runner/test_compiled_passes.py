@@ -16,10 +16,10 @@ from mmaccel import CausalLMWindow, Jacobi, UnsupportedModelError
 from mmaccel.commands.doctor import list_devices
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError
-from mmaccel.pipelines.runner import compiled_passes, onednn
-from mmaccel.pipelines.runner.compiled_passes import find_obstacle
-from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.hosts.runner import compiled_passes, onednn
+from mmaccel.pipelines.hosts.runner.compiled_passes import find_obstacle
+from mmaccel.pipelines.hosts.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all

@@ -21,8 +21,8 @@ from mmaccel import (
     UnsupportedModelError,
 )
 from mmaccel.contracts import Pass, RunSetup, TokenModel
-from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner.cuda_graphs import CudaGraphRunner
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 

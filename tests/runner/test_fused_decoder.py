@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import mmaccel
 from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm import route
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm import route
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.runner import fused_decoder, packed_linear
+from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
-from mmaccel.pipelines.runner import fused_decoder, packed_linear
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import Difference, compare_logits
 from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder, lay_out_all
 from tests.fixtures.toy_models import make_prompt

@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from mmaccel import CausalLMWindow
-from mmaccel.pipelines.runner.fused_layers import HEADS, LAYERS, NormSpec, Residuals
-from mmaccel.pipelines.runner.fused_structure import name_forward
-from mmaccel.pipelines.transformers_release import VERSION, read_release
+from mmaccel.pipelines.hosts.runner.fused_layers import HEADS, LAYERS, NormSpec, Residuals
+from mmaccel.pipelines.hosts.runner.fused_structure import name_forward
+from mmaccel.pipelines.hosts.transformers_release import VERSION, read_release
 from tests.fixtures.fused_lms import RECOGNISED, build_decoder
 from tests.fixtures.windows import build_model
 

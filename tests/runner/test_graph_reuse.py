@@ -10,8 +10,8 @@ import torch
 
 import mmaccel
 from mmaccel import GroupedSpeculative, Jacobi, NumericsError
-from mmaccel.pipelines.runner.cuda_graphs import GraphCache
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.results import Stats
 from mmaccel.samplers.window import steps
 from tests.fixtures.graph_replay import Replay

@@ -13,12 +13,12 @@ import mmaccel
 from mmaccel import CausalLMWindow, UnsupportedModelError
 from mmaccel.commands import doctor
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm import self_check
-from mmaccel.pipelines.causal_lm.route import close_forwards
-from mmaccel.pipelines.runner import attention_products, fused_decoder, onednn
-from mmaccel.pipelines.runner.onednn import Products
-from mmaccel.pipelines.runner.own_products import find_own_products, open_own_products
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.hosts.causal_lm import self_check
+from mmaccel.pipelines.hosts.causal_lm.route import close_forwards
+from mmaccel.pipelines.hosts.runner import attention_products, fused_decoder, onednn
+from mmaccel.pipelines.hosts.runner.onednn import Products
+from mmaccel.pipelines.hosts.runner.own_products import find_own_products, open_own_products
+from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.fused_lms import build_decoder
 
@@ -109,7 +109,7 @@ def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
     decoder.use_same_bits(True)
     n_bytes = sum(p.nbytes for name, p in model.named_parameters() if p.ndim == 2)
     assert 0 < decoder.products.reordered_bytes <= n_bytes
-    mmaccel.pipelines.runner.fused_decoder.close_fused(model)
+    mmaccel.pipelines.hosts.runner.fused_decoder.close_fused(model)
     assert all(packed._reordered is None for packed in decoder.products.linears)
 
 

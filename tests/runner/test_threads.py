@@ -10,7 +10,7 @@ import torch
 from mmaccel import TextToImage
 from mmaccel.cli import main
 from mmaccel.commands import sheets as image_job
-from mmaccel.pipelines.runner.threads import (
+from mmaccel.pipelines.hosts.runner.threads import (
     choose_threads,
     is_chosen_already,
     list_counts,

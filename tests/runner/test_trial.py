@@ -12,9 +12,9 @@ from torch import Tensor
 
 from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.runner import fused_decoder
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
-from mmaccel.pipelines.runner.trial import find_gain
+from mmaccel.pipelines.hosts.runner import fused_decoder
+from mmaccel.pipelines.hosts.runner.fused_decoder import FusedDecoder
+from mmaccel.pipelines.hosts.runner.trial import find_gain
 from mmaccel.samplers import tuner
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from tests.fixtures.fused_lms import build_decoder

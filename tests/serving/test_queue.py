@@ -254,7 +254,7 @@ def command(forker: Forker, model: Path, before: str) -> Iterator[tuple[Child, s
 
 SLOW = """
 import time
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 forward = CausalLMWindow.forward
 def slowly(self, entries):
     time.sleep(0.1)

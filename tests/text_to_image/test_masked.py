@@ -13,8 +13,8 @@ from PIL import Image
 import mmaccel
 from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
 MASK = N_CODES + 3 + len(WORDS)

@@ -13,10 +13,10 @@ from torch import Tensor
 import mmaccel
 from mmaccel.catalog import make_policy
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.checkpoint import read_weights
+from mmaccel.pipelines.hosts.loading.checkpoint import read_weights
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, LLAMAGEN_TEXTS, NUMBERS, SIZES, WORDS, captions
 from tests.fixtures.llamagen import Transformer

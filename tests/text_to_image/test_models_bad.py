@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_image_family, find_source
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.outputs.image_files import human_line, image_name
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.hosts.loading.sources import content_hash
 from tests.fixtures.tiny_model import CAPTIONS
 
 

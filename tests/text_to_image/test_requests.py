@@ -19,7 +19,7 @@ from mmaccel import (
     TextToImage,
 )
 from mmaccel.errors import BusyError, NumericsError
-from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.results import Stats
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.graph_replay import Replay

@@ -10,7 +10,7 @@ import torch
 
 import mmaccel
 from mmaccel import AcousticGroups, Frames, GroupedSpeculative, OptionError, TextToSpeech
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.text_to_speech.plan import make_plan
 from mmaccel.samplers.window.token_groups import TokenGroups
 from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm

@@ -15,7 +15,7 @@ from torch import Tensor
 from mmaccel import Autoregressive, Jacobi, TextToSpeech
 from mmaccel.contracts import FinishedRow
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import check_prompt
+from mmaccel.pipelines.hosts.loading.checkpoint import check_prompt
 from mmaccel.pipelines.text_to_speech.pipeline import finish_utterance
 from mmaccel.pipelines.text_to_speech.plan import count_slots, pick_params
 from mmaccel.tokenizers_vq.frames import Frames

@@ -12,7 +12,7 @@ import torch
 from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
 from mmaccel.cli import main
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.tasks import find_command
+from mmaccel.pipelines.hosts.loading.tasks import find_command
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.models.voices_vocabulary import list_prompt, list_tokens, split_text
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, SpeechCodecConfig, save_codec

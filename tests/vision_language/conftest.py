@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language import visual_call
+from mmaccel.pipelines.hosts.vision_language import visual_call
 from tests.fixtures.tiny_vlms import CONFIGS, shared_vlm
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language.places import find_places
+from mmaccel.pipelines.hosts.vision_language.places import find_places
 from tests.fixtures.tiny_vlms import IMAGE, VIDEO, EncoderOutput
 from tests.vision_language.runs import GREEDY, position_ids
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import REDUCERS, make
-from mmaccel.pipelines.vision_language.towers import find_tower
+from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 
 N_NEW = 8

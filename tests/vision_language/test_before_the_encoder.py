@@ -19,9 +19,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import mmaccel
 from mmaccel import DivPrune, DownsamplePixels, PixelPrune
-from mmaccel.pipelines.vision_language import patches, pixels
-from mmaccel.pipelines.vision_language.tower_run import Level, TowerRun
-from mmaccel.pipelines.vision_language.towers import find_tower
+from mmaccel.pipelines.hosts.vision_language import patches, pixels
+from mmaccel.pipelines.hosts.vision_language.tower_run import Level, TowerRun
+from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens import pixel_prune
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, draw_prompts, draw_videos
 from tests.vision_language.references import (

@@ -16,10 +16,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import FiCoCoV, ToMe, VisionZip
-from mmaccel.pipelines.vision_language import encoder
-from mmaccel.pipelines.vision_language.encoder import EncoderCall
-from mmaccel.pipelines.vision_language.tower_run import TowerRun
-from mmaccel.pipelines.vision_language.towers import find_tower
+from mmaccel.pipelines.hosts.vision_language import encoder
+from mmaccel.pipelines.hosts.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.hosts.vision_language.tower_run import TowerRun
+from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.tiny_vlms import (
     IMAGE,

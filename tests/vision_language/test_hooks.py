@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.vision_language import encoder
-from mmaccel.pipelines.vision_language.encoder import EncoderCall
-from mmaccel.pipelines.vision_language.towers import find_tower
+from mmaccel.pipelines.hosts.vision_language import encoder
+from mmaccel.pipelines.hosts.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from tests.fixtures.tiny_lms import act_at
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.vision_language.runs import GREEDY, answer, build_looking, reduces, shared_looking

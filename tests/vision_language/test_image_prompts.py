@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.attach.attaching import family_of
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.attach.attaching import family_of
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DART, FastV, PyramidDrop
-from mmaccel.pipelines.attach import prompt_pass
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
-from mmaccel.pipelines.layers.store import KVCacheLayout
-from mmaccel.pipelines.prompt_cuts import layers
+from mmaccel.pipelines.hosts.attach import prompt_pass
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.own_prompt import OwnPrompt, PromptStates
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
+from mmaccel.pipelines.hosts.prompt_cuts import layers
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer, reduces

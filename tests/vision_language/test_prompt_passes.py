@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import mmaccel
-from mmaccel.pipelines.attach import prompt_pass
-from mmaccel.pipelines.layers import attention_function
+from mmaccel.pipelines.hosts.attach import prompt_pass
+from mmaccel.pipelines.hosts.layers import attention_function
 from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, draw_videos, encodes_first, shared_vlm
 
 pytestmark = pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in a pass")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language.encoder import EncoderCall
-from mmaccel.pipelines.vision_language.exit_context import open_context
-from mmaccel.pipelines.vision_language.places import find_places
-from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.pipelines.hosts.vision_language.encoder import EncoderCall
+from mmaccel.pipelines.hosts.vision_language.exit_context import open_context
+from mmaccel.pipelines.hosts.vision_language.places import find_places
+from mmaccel.pipelines.hosts.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import build_vlm, draw_images
 from tests.vision_language.runs import reduces
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DivPrune, FastV, HiRED, ILRe, VisionZip
-from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.pipelines.hosts.transformers_release import CACHE
 from tests.fixtures.tiny_vlms import draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, reduces
 

@@ -10,7 +10,7 @@ import torch
 
 import mmaccel
 from mmaccel import Autoregressive, DraftModel, GroupedSpeculative, Jacobi, SpeculativeJacobi
-from mmaccel.pipelines.runner.engine import is_capturable
+from mmaccel.pipelines.hosts.runner.engine import is_capturable
 from mmaccel.samplers.drafting.contract import (
     Drafter,
     Drafts,

@@ -20,8 +20,8 @@ from mmaccel import (
     Speculative,
 )
 from mmaccel.contracts import CanvasPass, Pass
-from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.diffusion_lm.masked_lm import MaskedLM
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from tests.fixtures.heads import LENGTH, LENGTHS, MASK
 from tests.fixtures.heads import decode as decode_by
 from tests.fixtures.tiny_lms import build_lm

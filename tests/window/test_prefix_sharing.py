@@ -17,7 +17,7 @@ from mmaccel import (
     PrefixTree,
 )
 from mmaccel.contracts import FinishedRow
-from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
+from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix
 from mmaccel.results import Progress
 from mmaccel.samplers.window.prefix_reader import PrefixReader
 from tests.fixtures.arriving import Arriving

@@ -21,8 +21,8 @@ from mmaccel import (
 )
 from mmaccel.contracts import FinishedRow, Pass
 from mmaccel.model_parts import PromptPiece
-from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
-from mmaccel.pipelines.layers.stores import LayerStores
+from mmaccel.pipelines.hosts.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.hosts.layers.stores import LayerStores
 from mmaccel.results import Progress
 from mmaccel.samplers.prefix_tree import count_common
 from mmaccel.samplers.prompt_chunks import Part

@@ -23,9 +23,9 @@ from mmaccel import (
     Speculative,
 )
 from mmaccel.contracts import FinishedRow, Pass, Prompt, TokenModel
-from mmaccel.pipelines.layers import attention
-from mmaccel.pipelines.layers.mixed_pass import MixedPass
-from mmaccel.pipelines.layers.store import KVCacheLayout
+from mmaccel.pipelines.hosts.layers import attention
+from mmaccel.pipelines.hosts.layers.mixed_pass import MixedPass
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
 from mmaccel.results import Progress
 from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed, prefill_together

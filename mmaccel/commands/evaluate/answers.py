@@ -95,7 +95,7 @@ class Answers:
         )
         from mmaccel.evaluation.questions import digest_questions, read_questions
         from mmaccel.loading import place
-        from mmaccel.pipelines.loading.placement import choose_dtype
+        from mmaccel.pipelines.hosts.loading.placement import choose_dtype
 
         check_file("--json", self.json_file)
         load = place(LoadOptions(device=self.device, dtype=self.dtype))

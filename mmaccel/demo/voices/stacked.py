@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmaccel.catalog import DEMO_WEIGHTS
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.limits import parse_json, read_lines, read_whole
 from mmaccel.outputs.video_files import read_frames
-from mmaccel.pipelines.loading.pictures import open_picture
+from mmaccel.pipelines.hosts.loading.pictures import open_picture
 
 LIST = "prompts.jsonl"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

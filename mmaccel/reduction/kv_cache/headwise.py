@@ -2,7 +2,7 @@
 
 `HeadwiseMethod` says which entries stay in each head, `ThresholdMethod` those whose scores reach a
 threshold, so that a text with little to remember leaves little. Recent entries, ragged rows and
-order are written here, memory in `mmaccel.pipelines.layers.store`.
+order are written here, memory in `mmaccel.pipelines.hosts.layers.store`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_e
 class HeadwiseMethod(CacheMethod):
     """Base of methods under which each head of each row keeps as many entries as it needs.
 
-    Heads that keep about equally many share memory; see `mmaccel.pipelines.layers.store`. In
+    Heads that keep about equally many share memory; see `mmaccel.pipelines.hosts.layers.store`. In
     rounds a head is a row of one head to the method: R is then rows times heads, and H is 1.
 
     Args:

@@ -2,7 +2,7 @@
 
 A method is a frozen dataclass with `choose`, which sees a layer in blocks (`LayerBlocks`). Most
 methods are a `BlockScorer`: they summarise blocks of cached keys, score the summaries, and the
-blocks with the highest scores are read. The executor (`mmaccel.pipelines.layers.sparse`) keeps the
+blocks with the highest scores are read. The executor (`pipelines.hosts.layers.sparse`) keeps the
 summaries: they follow the cache as it is written, and a window that is rolled back is summarised
 anew. The blocks of the window itself are always read. Nothing is evicted, so that the next pass may
 choose other blocks.

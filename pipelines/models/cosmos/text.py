@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.kernels.grouped_attention import grouped_attention
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.loading.checkpoint import shape_of
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.loading.checkpoint import shape_of
 
 LENGTH = 512
 """Features of a text."""

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from mmaccel.checks import within
 from mmaccel.config_files import read_json, read_settings
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     count_layers,
     fill,
@@ -33,7 +33,7 @@ from mmaccel.pipelines.loading.checkpoint import (
     rename,
     shape_of,
 )
-from mmaccel.pipelines.loading.moving import move_module
+from mmaccel.pipelines.hosts.loading.moving import move_module
 from mmaccel.pipelines.models.cosmos.text import (
     NAMES,
     ClipEmbedding,

@@ -30,9 +30,9 @@ from mmaccel.checks import show
 from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, refuse_device_map
-from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, check_prompt, refuse_device_map
+from mmaccel.pipelines.hosts.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.refusal import refusing
 from mmaccel.pipelines.models.cosmos.text import LENGTH, ReadingWindow
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
 from mmaccel.pipelines.models.t5 import load_t5

@@ -21,8 +21,8 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.self_check import check_windows
-from mmaccel.pipelines.loading.checkpoint import (
+from mmaccel.pipelines.hosts.causal_lm.self_check import check_windows
+from mmaccel.pipelines.hosts.loading.checkpoint import (
     LoadConfig,
     check_prompt,
     count_tokens,
@@ -31,8 +31,8 @@ from mmaccel.pipelines.loading.checkpoint import (
     refuse_device_map,
     shape_of,
 )
-from mmaccel.pipelines.loading.moving import ready
-from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.hosts.loading.moving import ready
+from mmaccel.pipelines.hosts.loading.refusal import refusing
 from mmaccel.pipelines.models.llamagen.token_model import (
     LlamaGenTextWindow,
     LlamaGenWindow,

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.loading.checkpoint import count_layers, fill, rename, shape_of
-from mmaccel.pipelines.loading.moving import move_module
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.loading.checkpoint import count_layers, fill, rename, shape_of
+from mmaccel.pipelines.hosts.loading.moving import move_module
 
 SIDE = 1024  # columns that a position counts; images have fewer
 _HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 3200: 32}  # GPT-B, -L, -XL, -XXL, -3B

@@ -24,8 +24,8 @@ from mmaccel import (
 )
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm import self_check
-from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.hosts.causal_lm import self_check
+from mmaccel.pipelines.hosts.layers.methods import LayerMethods
 from mmaccel.policies import Policy
 from mmaccel.results import Generation
 from tests.exactness.test_coarse_graphs import make_coarse

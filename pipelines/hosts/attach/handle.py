@@ -1,0 +1,100 @@
+"""What `attach` hands back: statistics, and the way to the model as it was."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from mmaccel.errors import AttachError
+from mmaccel.pipelines.hosts.attach.patching import Injection
+from mmaccel.pipelines.hosts.attach.service import Service
+from mmaccel.pipelines.hosts.vision_language.kept import KeptTokens
+from mmaccel.results import Stats
+
+
+class Handle:
+    """An attached policy; leaving the `with` block, or `detach()`, restores the model.
+
+    The model holds its handle: a policy stays attached where nobody keeps the handle.
+    """
+
+    def __init__(self, target: Any, service: Service) -> None:
+        self._target = target
+        self._service = service
+        self._injection = Injection(self)
+        try:
+            for part, methods in service.methods():
+                self._injection.add(part, methods)
+        except Exception:
+            self._injection.remove()
+            raise
+
+    @property
+    def stats(self) -> Stats | None:
+        """Statistics of the last finished call; None before the first."""
+        return self._service.stats
+
+    @property
+    def history(self) -> list[Stats]:
+        """Statistics of all finished calls, the last one at the end."""
+        return self._service.history
+
+    @property
+    def kept_tokens(self) -> list[KeptTokens]:
+        """Which visual tokens of each image and video the last call kept; empty without
+        `visual_tokens`, without images, and where the original loop ran.
+        """
+        return self._service.kept_tokens()
+
+    def reset(self) -> None:
+        """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them
+        again.
+
+        Call it after a change of the model that moves no parameter: an attribute, a hook, an
+        adapter that is switched on or off. A moved parameter is noticed without it. Calls that run
+        in other threads end first.
+
+        Raises:
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
+        """
+        with self._injection.calls.change("reset"):
+            self._service.reset()
+
+    def detach(self, *, keep_packed: bool = False) -> None:
+        """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
+        Calls that run in other threads end first.
+
+        Args:
+            keep_packed: whether parameters that are views of packed tensors stay such views, so
+                that the next policy that is attached packs nothing.
+
+        Raises:
+            AttachError: other code changed the model's class since.
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
+        """
+        with self._injection.calls.change("detach"):
+            self._service.close(keep_packed=keep_packed)
+            self._injection.remove()
+
+    def __enter__(self) -> Handle:
+        """Raises `AttachError` if the policy was detached before."""
+        if not self._injection.is_active:
+            raise AttachError(
+                "handle: expected an attached policy, received one that was detached; "
+                "call mmaccel.attach again"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        name = type(self._target).__name__
+        policy = vars(self._service)["policy"]
+        calls = len(self.history)
+        return f"Handle({name}, {policy!r}, {calls} calls)"

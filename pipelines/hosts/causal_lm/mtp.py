@@ -1,0 +1,190 @@
+"""A model's layer for multi-token prediction, opened by transformers, as a head that drafts.
+
+See `mmaccel.samplers.drafting.heads.mtp`. The layer is one of the model's own class, called with a
+mask and a cache of ours: entries stand at the columns of their rows, so that rows proceed each at
+its own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import show
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.hosts.transformers_release import CACHE
+from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
+
+
+class ColumnCache:
+    """What a layer writes its keys and values to during one pass.
+
+    Args:
+        held: the cache of a run; None holds what one pass writes.
+        columns: `[B, K]` int64, where the entries of the pass are written.
+    """
+
+    def __init__(self, held: HeadCache | None, columns: Tensor) -> None:
+        self.held = held
+        self._columns = columns
+
+    def update(
+        self, keys: Tensor, values: Tensor, *others: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values `[B, H, S, d]`, with new ones `[B, H, K, d]` among them."""
+        new = keys.transpose(1, 2), values.transpose(1, 2)
+        if self.held is None:
+            self.held = HeadCache(*new, self._columns[:, 0])
+            return keys, values
+        held = self.held.keys, self.held.values
+        for whole, part in zip(held, new, strict=True):
+            index = self._columns[..., None, None].expand_as(part)
+            whole.scatter_(1, index, part.to(whole.dtype))
+        return self.held.keys.transpose(1, 2), self.held.values.transpose(1, 2)
+
+
+class MtpHead:
+    """The layer, which does what an `EagleModel` does.
+
+    Args:
+        layers: transformers' `MtpModel` of the model.
+        vocab_size: V, ids that count; the head may have more.
+    """
+
+    aux_layers: tuple[int, ...] = ()
+
+    def __init__(self, layers: Any, vocab_size: int) -> None:
+        self._layers = layers
+        self._vocab_size = vocab_size
+        self._layer = layers.layers[0]
+        self.width: int = layers.config.hidden_size
+        kinds = getattr(layers.config, "layer_types", None)
+        self._kind = None if kinds is None else kinds[0]
+        is_sliding = self._kind == "sliding_attention"
+        self._span = layers.config.sliding_window if is_sliding else None
+        self._dtype: torch.dtype = self._layer.eh_proj.weight.dtype
+        line = torch.zeros(1, 1, dtype=torch.int64, device=self._layer.eh_proj.weight.device)
+        probe = ColumnCache(None, line)
+        self._run(
+            line,
+            torch.zeros(1, 1, self.width, dtype=torch.float32).to(line.device),
+            line,
+            probe,
+            None,
+        )
+        assert probe.held is not None
+        self._sizes = probe.held.keys.shape[2:], probe.held.values.shape[2:]
+
+    def empty_cache(self, rows: int, columns: int) -> HeadCache:
+        """See `EagleModel`."""
+        keys, values = (
+            self._layer.eh_proj.weight.new_zeros(rows, columns, *size) for size in self._sizes
+        )
+        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
+        return HeadCache(keys, values, first)
+
+    def enter(self, features: Tensor) -> Tensor:
+        """See `EagleModel`."""
+        return features.to(self._dtype)
+
+    def __call__(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
+        """See `EagleModel`."""
+        at = torch.arange(cache.keys.shape[1], device=tokens.device)
+        own = columns[..., None]  # [B, K, 1]
+        sees = (at >= cache.first[:, None, None]) & (at <= own)
+        if self._span is not None:
+            sees = sees & (at > own - self._span)
+        sees = sees | (at == own)
+        mask = torch.zeros(sees.shape, dtype=self._dtype, device=tokens.device)
+        mask = mask.masked_fill(~sees, torch.finfo(self._dtype).min)
+        return self._run(tokens, states, columns, ColumnCache(cache, columns), mask[:, None])
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """See `EagleModel`."""
+        found: Tensor = self._layers._project_to_logits(states).float()
+        return found[..., : self._vocab_size]
+
+    @torch.no_grad()
+    def _run(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        columns: Tensor,
+        cache: ColumnCache,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """States `[B, K, C]` after entries; `mask` is `[B, 1, K, S]`, additive."""
+        layers = self._layers
+        embedded = layers.embed_tokens(tokens).to(self._dtype)
+        options = {"layer_type": self._kind} if layers.has_per_layer_rope else {}
+        angles = layers.rotary_emb(embedded, position_ids=columns, **options)
+        found = self._layer(
+            embedded,
+            states.to(self._dtype),
+            position_embeddings=angles,
+            attention_mask=mask,
+            position_ids=columns,
+            **{CACHE: cache},
+        )
+        after: Tensor = layers.shared_post_norm(found) if layers.use_shared_post_norm else found
+        return after
+
+
+def open_mtp(model: Any, vocab_size: int) -> MtpHead:
+    """The layer of a model, from the checkpoint that the model was opened from.
+
+    Args:
+        vocab_size: see `MtpHead`.
+
+    Raises:
+        OptionError: a model whose configuration names no such layer, or that was not opened from a
+            folder.
+        UnsupportedModelError: a checkpoint without its weights, a layer that does not attend, or a
+            transformers that knows none.
+    """
+    config = model.config.get_text_config()
+    if not getattr(config, "num_mtp_layers", None):
+        raise OptionError(
+            f"drafts: expected a model with num_mtp_layers or num_nextn_predict_layers in its "
+            f"configuration for drafts='mtp', received a {type(model).__name__} without; draft by "
+            "another source"
+        )
+    if not model.config.name_or_path:
+        raise OptionError(
+            f"drafts: expected a model from a checkpoint for drafts='mtp', whose further layers "
+            f"are read from it, received a {type(model).__name__} without; open it with "
+            "from_pretrained"
+        )
+    from safetensors import SafetensorError
+
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise UnsupportedModelError(
+            "drafts: expected a transformers with modeling_layers.MtpModel for drafts='mtp', "
+            "received one without; pip install -U transformers"
+        ) from error
+    try:
+        layers = MtpModel.from_pretrained(model, device_map={"": model.device})
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise UnsupportedModelError(
+            f"drafts: expected weights of multi-token prediction in {model.config.name_or_path}, "
+            f"received none that transformers can read ({show(' '.join(str(error).split()))}); "
+            "copy the folder again"
+        ) from error
+    weight = model.get_output_embeddings().weight
+    layers.layers.to(device=model.device, dtype=weight.dtype)  # as the model is now
+    if layers.use_shared_post_norm:
+        layers.shared_post_norm.to(device=model.device, dtype=weight.dtype)
+    kinds = set(getattr(layers.config, "layer_types", None) or ())
+    if layers.rotary_emb is None or not kinds <= {"full_attention", "sliding_attention"}:
+        raise UnsupportedModelError(
+            f"drafts: expected layers that attend by rotary positions for drafts='mtp', received "
+            f"{', '.join(sorted(kinds)) or 'others'}; draft by another source"
+        )
+    layers.config._attn_implementation = "sdpa"  # takes our mask; passes change the model's own
+    layers.layers.eval()  # embeddings and head are the model's own, which stays as it is
+    return MtpHead(layers, vocab_size)

@@ -1,0 +1,148 @@
+"""A prompt that the model's own prefill processes, and from whose keys and values a window goes on.
+
+Prompts that are more than ids under left padding (embeddings, a cache of an earlier call, masks
+with holes, token types) are processed as transformers' `generate` processes them. The window then
+takes over the keys and values of the columns that are attended to, and the logits after the last
+column. So a window never needs to know what the prompt was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.hosts.layers.observing import Observer
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.hosts.prompt_cuts.revival import RevivingCuts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """From a layer on, the pass had fewer columns.
+
+    Attributes:
+        first: the first such layer.
+        mask: `[R, T']` bool, columns that are attended to; the last ones of the prompt's order.
+        columns: `[R, T']` int64, which columns of the prompt these are.
+        has_holes: whether the layers have caches of the whole prompt, with holes, and not shorter
+            ones.
+    """
+
+    first: int
+    mask: Tensor
+    columns: Tensor
+    has_holes: bool = False
+
+    def cache_indices(self, prompt: Tensor) -> Tensor:
+        """`[R, T']` int64; see `OwnPrompt.cache_indices`.
+
+        Args:
+            prompt: `[R, T]` bool, the prompt's columns that are attended to.
+        """
+        if self.has_holes:  # what padding writes is written anew before it is read
+            return count_columns(prompt).gather(1, self.columns)
+        return count_columns(self.mask)
+
+
+@dataclass(frozen=True)
+class PromptStates:
+    """What a model's own pass over a prompt left.
+
+    Attributes:
+        layers: keys and values `[R, H, n, D]` of each layer, of the last n columns: of all T, or of
+            those that a sliding window can see, or of those that a cut left.
+        logits: `[R, V]`, after the last column.
+        n_processed: tokens that were processed, over all rows.
+        n_passes: in so many passes.
+        cuts: by their layers, ascending.
+        steps: what later passes do in their layers; None: nothing.
+        observer: what an eviction will look at; None where nothing is evicted.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    logits: Tensor
+    n_processed: int
+    n_passes: int = 1
+    cuts: Sequence[Cut] = ()
+    steps: RevivingCuts | None = None
+    observer: Observer | None = None
+
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """A prompt of R rows and T columns.
+
+    Attributes:
+        mask: `[R, T]` bool, columns that are attended to, at least one in every row.
+        next_position: `[R]` int64, position id of the first generated token.
+        process: runs the pass, of which a selector for prompts may choose the blocks, or passes of
+            so many tokens at most.
+        inputs: by name, `[R, 1]`, what every generated token is processed with.
+        is_cut: whether some layers may cache fewer columns than others.
+        has_steps: whether later passes do something in their layers, see `RevivingCuts`.
+        whole_reason: why it cannot come in chunks; empty where it can.
+    """
+
+    mask: Tensor
+    next_position: Tensor
+    process: Callable[[SparseBlocks | None, int | None], PromptStates]
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    is_cut: bool = False
+    has_steps: bool = False
+    whole_reason: str = ""
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether generated tokens go on at the positions of their cache indices, as ids alone."""
+        return not self.inputs and torch.equal(self.next_position, self.lengths)
+
+    @property
+    def capture_obstacle(self) -> str:
+        """Why passes behind it cannot be captured; empty where they can."""
+        if not self.is_plain:
+            return "token types, or positions that do not count the tokens"
+        return "layers that cache fewer tokens than others" if self.is_cut else ""
+
+    @property
+    def fused_obstacle(self) -> str:
+        """Why passes behind it need the model's own forward; empty where they do not."""
+        if self.inputs:
+            return "the prompt needs inputs of its own in every layer"
+        return "tokens are revived in the model's own layers" if self.has_steps else ""
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[R]` int64, columns that are attended to."""
+        return self.mask.sum(1)
+
+    def cache_indices(self) -> Tensor:
+        """`[R, T]` int64, the window's cache index of every column.
+
+        See `count_columns`.
+        """
+        return count_columns(self.mask)
+
+
+def count_columns(mask: Tensor) -> Tensor:
+    """The cache index of every column `[R, T]` of those that are attended to.
+
+    Columns that nobody attends to share the index of the first generated token, which overwrites
+    them before it is read.
+    """
+    return torch.where(mask, mask.cumsum(1) - 1, mask.sum(1, keepdim=True))
+
+
+def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
+    """`PromptStates.layers` of transformers' `DynamicCache` or `StaticCache`."""
+    found = []
+    for layer in cache.layers:
+        length = int(layer.get_seq_length())  # a static layer has room for more, a sliding one less
+        found.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
+    return found

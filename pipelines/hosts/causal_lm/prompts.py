@@ -1,0 +1,112 @@
+"""Passes of a causal LM over prompts, at which methods look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.contracts import Pass, PrefixGroups
+from mmaccel.pipelines.hosts.causal_lm.caches import share_prompts
+from mmaccel.pipelines.hosts.layers.observing import Observer, RepeatedPrompt
+from mmaccel.pipelines.hosts.layers.stores import LayerStores
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+
+
+def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
+    """A pass over the next part of prompts."""
+    stores = window.run_caches()
+    width = entries.tokens.shape[1]
+    lengths = entries.lengths
+    if lengths is None:
+        lengths = torch.full_like(entries.indices[:, 0], width)
+    observer = stores.observe_part(lengths, width)
+    surplus = window.prompt_width(width) - width
+    if surplus and entries.reads is None:
+        sides = (0, 0) * (entries.tokens.ndim - 2)
+        entries = replace(entries, tokens=pad(entries.tokens, (*sides, 0, surplus)))
+    attention = window.methods.attention
+    chooses = False
+    if attention is not None and entries.lengths is not None and entries.reads is None:
+        chooses = attention.chooses_prompts and not attention.is_whole
+    ends = lengths - 1
+    is_here = (ends >= 0) & (ends < width)
+    options = dict(window.facts.last_only)
+    wanted = ends[is_here].unique() if window.takes_whole_prompts else ends[:0]
+    if len(wanted) and options:
+        options = dict.fromkeys(options, wanted.cpu())  # the head may be on another device
+        ends = torch.searchsorted(wanted, ends)
+    output = window.run_pass(
+        entries,
+        is_prompt=True,
+        sparse=stores.sparse if chooses else None,
+        watcher=observer,
+        prompt=lengths if chooses else None,
+        **options,
+    )
+    if len(wanted):
+        _keep_logits(window, output.logits, ends, is_here)
+    if window.read_prompt is not None and window.setup.prefixes is None:
+        assert window.last_states is not None
+        window.read_prompt(entries, window.last_states)
+    if observer is not None:
+        _repeat(window, entries.tokens[:, :width], lengths, observer)
+    stores.end_part()
+
+
+def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, is_here: Tensor) -> None:
+    """Keep the logits behind prompts for the first pass over windows.
+
+    Args:
+        logits: `[R, n, V]`, of the pass.
+        ends: `[R]` int64, which of the n are behind a row's prompt.
+        is_here: `[R]` bool, whether a row's prompt ends in the pass.
+    """
+    at = ends.clamp(0, logits.shape[1] - 1).to(logits.device)[:, None, None]
+    found = logits.gather(1, at.expand(-1, -1, logits.shape[2]))[:, 0, : window.vocab_size]
+    before = window.prompt_logits
+    is_new = is_here.to(found.device)[:, None]
+    window.prompt_logits = found if before is None else torch.where(is_new, found, before)
+
+
+def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
+    """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it.
+
+    What is written behind the prompt is overwritten by what comes.
+    """
+    method = window.methods.evictor
+    if method is None or not method.repeated or int(lengths.max()) <= method.budget:
+        return
+    watcher = RepeatedPrompt(observer, lengths)
+    for first in range(0, tokens.shape[1], method.repeated):
+        watcher.begin(first)
+        piece = Pass(tokens[:, first : first + method.repeated], lengths)
+        window.run_pass(piece, watcher=watcher, **window.facts.last_only)
+
+
+def prefill_shared(
+    window: CausalLMWindow, entries: Pass, groups: PrefixGroups, prompts: LayerStores
+) -> bool:
+    """A pass over the prompts of one row a group; whether they end with it, and all rows read them.
+
+    Args:
+        prompts: stores of one row a group.
+    """
+    whole = window.run_caches()
+    first = entries.tokens.new_tensor(groups.first)
+    own = entries.select(first)
+    try:
+        window.caches = prompts
+        with window.select_inputs(first):
+            run_prompt(window, own)
+    finally:
+        window.caches = whole
+    if int(own.indices[0, -1]) + 1 < max(groups.lengths):
+        return False
+    share_prompts(whole, groups, prompts)
+    return True

@@ -1,0 +1,216 @@
+"""Cached blocks: a pipeline's own decoder, block by block, over a KV cache.
+
+M. Arriola et al., "Block Diffusion: Interpolating Between Autoregressive and Diffusion Language
+Models", ICLR 2025, arXiv 2503.09573, section 3: in a block-causal model the keys and values of a
+block do not depend on later blocks, so that they are computed once.
+
+Departures: a cached block is valid while its tokens are those it was computed from, so that a
+callback may change any of them; no counter says so. A block that changed at its last step is
+computed once more, in the same pass as the next block's first step. A block that did not change at
+its last step is not computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import Checked, one_of
+from mmaccel.contracts import CanvasPass
+from mmaccel.errors import NumericsError
+from mmaccel.pipelines.hosts.diffusion_lm.cached import CachedDenoiser
+from mmaccel.pipelines.hosts.diffusion_lm.llada2.block_masks import make_reads
+from mmaccel.pipelines.hosts.generate_call import count_to_end
+from mmaccel.results import Exactness, Stats
+
+MASKS = ("pipeline", "blocks")
+
+
+@dataclass(frozen=True)
+class CachedBlocks(Checked):
+    """For diffusers' `LLaDA2Pipeline`: keeps the keys and values of finished blocks.
+
+    Scheduler, steps and random numbers are the pipeline's own; only the model's calls are cheaper.
+
+    Args:
+        mask: "pipeline" is exact with respect to the pipeline as it is, which passes a 2-D mask;
+            a model whose earlier blocks see later ones under that mask runs without a cache.
+            "blocks" gives the model the 4-D block mask that LLaDA2's own `generate` uses: exact
+            with respect to the pipeline's decoder over that mask, however the model reads a 2-D
+            one.
+
+    Raises:
+        OptionError: another mask.
+    """
+
+    needs = frozenset({"own scheduler"})
+    excludes = {  # noqa: RUF012
+        "own attention": "computes a block anew where its tokens change, from all before it",
+        "seeds": "leaves the pipeline its own random numbers",
+        "token layouts": "leaves the pipeline its own tokens",
+    }
+    mask: str = one_of("pipeline", MASKS)
+    exactness: ClassVar[Exactness] = "bitwise"
+
+    @property
+    def reference(self) -> str:
+        """The decoder that `exactness` refers to."""
+        if self.mask == "pipeline":
+            return "the pipeline as it is, with its 2-D mask"
+        return "the pipeline's decoder over the model's own 4-D block mask"
+
+
+class BlockCache:
+    """Logits of calls of a model, whose columns are computed from the first block on that is not as
+    it was in the call before.
+
+    Args:
+        model: for passes over the KV cache.
+        reading: of a 2-D mask, see `pipelines.hosts.diffusion_lm.llada2.block_masks.BlockMasks`.
+        block: columns per block.
+        length: columns by which calls may grow.
+    """
+
+    def __init__(self, model: CachedDenoiser, reading: str, block: int, length: int) -> None:
+        self._model, self._reading = model, reading
+        self._block, self._length = block, length
+        self._cached: list[Tensor] = []  # ids, visible columns and positions, `[R, N]`
+
+    def run(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64.
+
+        Cost: one host synchronisation.
+        """
+        rows, n = ids.shape
+        inputs = [ids, visible, positions]
+        first = 0
+        if self._cached and len(self._cached[0]) == rows:
+            both = min(n, self._cached[0].shape[1])
+            same = [a[:, :both] == b[:, :both] for a, b in zip(self._cached, inputs, strict=True)]
+            n_same = int(torch.stack(same).all(0).all(0).long().cumprod(0).sum())
+            first = min(n_same, n - self._block) // self._block * self._block
+        if first == 0:
+            self._model.open_cache(rows, n + self._length + 2 * self._block)
+        columns = torch.arange(first, n, device=ids.device).expand(rows, -1)
+        entries = CanvasPass(
+            tokens=ids[:, first:],
+            positions=positions[:, first:],
+            cache_indices=columns,
+            reads=make_reads(visible, first, self._block, self._reading),
+            queries=columns - first,
+        )
+        self._cached = [ids.clone(), visible, positions]  # the pipeline writes into its ids
+        return self._model.run(entries)
+
+
+@dataclass
+class BlockCall:
+    """A call of the pipeline, and the model's calls that are served while its own decoder runs.
+
+    Attributes:
+        asked: arguments that the caller gave, by name.
+        arguments: all of them, with defaults.
+        block: `block_length`, or the scheduler's.
+        length: `gen_length`.
+        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
+        n_prompt: columns of the prompt; set when the pipeline has prepared it.
+        is_served: whether the model's calls go to `run`.
+        own: the model's own call.
+        cache: serves the calls; None runs the model's own.
+        check: from whether a call's mask hides something to why it cannot be cached, or "".
+        formats: number formats of the passes.
+        tokens: `[R, N]` int64, input of the last model call; the pipeline writes into it.
+        stats: of the model calls.
+    """
+
+    asked: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    block: int
+    length: int
+    mask_token: int
+    end_token: int
+    n_prompt: int = 0
+    is_served: bool = False
+    own: Any = None
+    cache: BlockCache | None = None
+    check: Any = None
+    formats: Any = None
+    tokens: Tensor | None = None
+    stats: Stats = field(default_factory=Stats)
+
+    @classmethod
+    def of(
+        cls, pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> BlockCall | None:
+        """The call; None where the pipeline itself says what is wrong with it."""
+        length, block = arguments.get("gen_length"), arguments.get("block_length")
+        block = pipe.scheduler.config.block_length if block is None else block
+        tokens = []
+        for name in ("mask_token_id", "eos_token_id"):
+            value = arguments.get(name)
+            value = getattr(pipe, name) if value is None else value
+            tokens.append(-1 if value is None else int(value))
+        mask_token, end_token = tokens
+        is_sound = all(isinstance(count, int) and count > 0 for count in (block, length))
+        if mask_token < 0 or not is_sound:
+            return None
+        return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
+
+        Raises:
+            NumericsError: NaN logits.
+        """
+        if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
+            return self.own(*args, **options)
+        self.tokens = ids = args[0]
+        visible = options["attention_mask"]
+        stats, block = self.stats, self.block
+        if not stats.fallbacks:
+            reason = self.check(not bool(visible.all()))
+            stats.fallbacks = [reason] if reason else []
+        began = time.perf_counter()
+        if stats.fallbacks or self.cache is None:
+            out = self.own(ids, **options)
+            stats.positions += ids.numel()
+        else:
+            with self.formats.passing():
+                logits = self.cache.run(ids, visible, options["position_ids"])
+            self.formats.note(logits)
+            stats.positions += logits.shape[0] * logits.shape[1]
+            out = SimpleNamespace(logits=logits)
+        stats.passes += 1
+        stats.row_passes += len(ids)
+        is_real = visible.bool() | (ids == self.mask_token)
+        if bool(out.logits[:, -block:][is_real[:, -block:]].isnan().any()):
+            raise NumericsError(
+                "logits: expected numbers, received NaN; check the model's dtype and weights"
+            )
+        stats.forward_seconds += time.perf_counter() - began
+        return out
+
+    def canvas(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The slots `[B, L]` of prompts and canvases `[B, N]` int64, and which are committed."""
+        slots = tokens.new_full((tokens.shape[0], self.length), self.mask_token)
+        generated = tokens[:, self.n_prompt : self.n_prompt + self.length]
+        slots[:, : generated.shape[1]] = generated
+        return slots, slots.ne(self.mask_token)
+
+    def report(self, policy: Any, sequences: Tensor) -> Stats:
+        """Statistics of a run that made `[B, L]` sequences, each up to its first end token."""
+        index = torch.arange(sequences.shape[1], device=sequences.device)
+        is_row = index < count_to_end(sequences, self.end_token)[:, None]
+        own = CachedBlocks().reference
+        stats = self.stats
+        stats.policy, stats.exactness = repr(policy), "bitwise"
+        stats.tokens = int((is_row & (sequences != self.mask_token)).sum())
+        stats.reference = own if stats.fallbacks else getattr(policy, "reference", own)
+        stats.use_dtype(self.formats.name)
+        return stats

@@ -1,0 +1,70 @@
+"""How block-causal model classes read attention masks: declared per class, and then self-checked.
+
+Two kinds of mask reach a LLaDA2. *The pipeline's own call* passes a 2-D mask, and published code
+reads it in four ways: LLaDA2.0 and 2.1 as released refuse it, ports of them read it causally, token
+by token, others attend to every visible column, and a model may build its own block mask from it.
+Only logits that depend on no later block can be cached. *The model's own generate* passes a 4-D
+block mask, under which the model is block-causal by construction.
+
+T. Bie et al., "LLaDA2.0: Scaling Up Diffusion Language Models to 100B", 2025, arXiv 2512.15745,
+section 5.4 (a block is sampled given the blocks before it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import Checked, one_of
+from mmaccel.pipelines.hosts.layers.store import MASK_FORMS
+from mmaccel.samplers.canvas.layout import seen_blocks
+
+READINGS = ("blocks", "causal")
+
+
+@dataclass(frozen=True)
+class BlockMasks(Checked):
+    """How a model class reads masks.
+
+    Attributes:
+        reading: of a 2-D mask: "blocks" where an entry attends to its own block and those before
+            it, "causal" where it attends to no later entry; None where it attends to later blocks
+            or the model takes no 2-D mask, so that nothing can be cached.
+        form: of a 4-D mask: "additive" where it is added to scores, "bool", or "zero-one" where 1
+            stands for visible.
+
+    Raises:
+        OptionError: another reading or form.
+    """
+
+    reading: str | None = one_of(None, READINGS)
+    form: str = one_of("additive", MASK_FORMS)
+
+
+BLOCK_MASKS = {"LLaDA2MoeModelLM": BlockMasks(None, "additive")}
+"""Declarations by class name; add your own model's. The self-check finds a wrong one."""
+
+_TRANSFORMERS = BlockMasks("causal", "additive")  # of its decoders
+
+
+def find_masks(model: Any) -> BlockMasks | None:
+    """The declaration of a model's class, or None."""
+    kind = type(model)
+    own = _TRANSFORMERS if kind.__module__.startswith("transformers.") else None
+    return BLOCK_MASKS.get(kind.__name__, own)
+
+
+def make_reads(visible: Tensor, first: int, block: int, reading: str) -> Tensor:
+    """Which columns the entries of columns from `first` on attend to, `[R, N - first, N]` bool.
+
+    Args:
+        visible: `[R, N]` bool or integers, columns that are no padding.
+        block: columns per block, counted from column 0.
+        reading: one of `READINGS`.
+    """
+    columns = torch.arange(visible.shape[1], device=visible.device)
+    seen = seen_blocks(columns, columns[first:], 1 if reading == "causal" else block)
+    return visible[:, None].bool() & seen

@@ -1,0 +1,54 @@
+"""A transformers decoder as a `Denoiser`.
+
+Masked and block diffusion language models are decoders without a causal mask. The model is called
+with a prepared 4-D mask, over the KV cache of `mmaccel.pipelines.hosts.diffusion_lm.cached`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.hosts.causal_lm.compatibility import find_facts
+from mmaccel.pipelines.hosts.diffusion_lm.cached import CachedDenoiser
+
+
+class MaskedLM(CachedDenoiser):
+    """Wraps a decoder; see `mmaccel.contracts.Denoiser`.
+
+    Args:
+        model: a transformers model with a language-modelling head, trained to fill in masks.
+        mask_token: id of an open slot; None for a model of uniform corruption.
+        shift: 1 if the logits at a position are those of the next one (Dream), 0 if they are its
+            own (LLaDA).
+        block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
+        vocab_size: V, if only the first V ids may be drawn.
+
+    Raises:
+        UnsupportedModelError: no decoder with full attention in every layer, or one that fails its
+            self-check with and without a cache.
+        OptionError: an option outside its domain, or a model in training mode with dropout.
+
+    Cost: the self-check, at most nine short passes, once for each model.
+    """
+
+    cached_options = plain_options = MappingProxyType({"return_dict": True})
+
+    def __init__(
+        self,
+        model: Any,
+        mask_token: int | None,
+        *,
+        shift: int = 0,
+        block: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        windows = find_facts(model).windows
+        if any(window is not None for window in windows):
+            raise UnsupportedModelError(
+                f"model: expected attention over everything in every layer, received a "
+                f"{type(model).__name__} with sliding windows; use another model"
+            )
+        super().__init__(model, mask_token, shift=shift, block=block, vocab_size=vocab_size)
+        self.check()

@@ -1,0 +1,52 @@
+"""Which denoiser serves a model.
+
+Sources of the model types: the configuration classes in github.com/ML-GSAI/LLaDA and its ports,
+DreamLM/Dream, JetAstra/SDAR, NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them. TraDo's
+checkpoints have SDAR's files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmaccel.contracts import Denoiser
+from mmaccel.pipelines.hosts.attach.unwrap import unwrap
+
+FAMILIES = {  # transformers' model_type -> class in mmaccel.pipelines.hosts.diffusion_lm.models
+    "llada": "LLaDADenoiser",
+    "mmada": "LLaDADenoiser",
+    "Dream": "DreamDenoiser",
+    "sdar": "SDARDenoiser",
+    "Fast_dLLM_Qwen": "FastDLLMDenoiser",
+}
+
+
+def find_denoiser(target: Any) -> str | None:
+    """Name of the denoiser class that an object is, or that serves it; None for other objects.
+
+    Some models with other code have one of the model types (LLaDA-MoE and Lumina-DiMOO: "llada").
+    Their name is returned too, and the self-check in `open_denoiser` refuses them.
+    """
+    if isinstance(target, Denoiser):
+        return type(target).__name__
+    kind = getattr(getattr(unwrap(target), "config", None), "model_type", None)
+    return FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
+def open_denoiser(target: Any) -> Denoiser:
+    """The object itself if it is a denoiser, or a new denoiser around the model.
+
+    Args:
+        target: one that `find_denoiser` names.
+
+    Raises:
+        OptionError: a model in training mode, or one without a valid mask token.
+        UnsupportedModelError: a model that fails the self-check of its family.
+    """
+    if isinstance(target, Denoiser):
+        return target
+    from mmaccel.pipelines.hosts.diffusion_lm import models
+
+    model = unwrap(target)
+    denoiser: Denoiser = getattr(models, FAMILIES[model.config.model_type])(model)
+    return denoiser

@@ -1,0 +1,271 @@
+"""Quantisation of a run's caches carried out: accepted entries are packed when they are old enough.
+
+A query before which a row of a layer has n entries reads the first `count(n)` of them in fewer bits
+(`CacheQuantizer`). A window that reaches across a boundary reads the group in front of it twice:
+entries before the boundary whole, those behind it in fewer bits. So what an entry reads follows
+from its position and the accepted tokens alone, whatever was drafted, and no draft is packed, since
+no window is wider than the newest entries that stay whole.
+
+Groups have their memory from the beginning, and entries that are read whole stand in a ring, so
+that nothing moves. A pass begins with `Packing.advance`, which reads from `start` what was
+accepted, and packs the next group of rows that this pass or the next one may read it of; it counts
+once it is due. Where tensors are not read on the host, every pass packs the next group of each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.pack_group import Codes, Packed, pack_group, put_group, take_group
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer
+
+
+class Workspace:
+    """Memory in which the layers of a run are unpacked, one after the other.
+
+    A layer's keys and values are read before the next layer's are unpacked.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+
+    def take(self, side: int, like: Tensor, length: int) -> Tensor:
+        """`[R, H, length, D]` for states like `[R, H, S, D]`, holding anything.
+
+        Args:
+            side: 0 for keys, 1 for values.
+            like: rows, heads and width, dtype and device.
+            length: of each head.
+        """
+        rows, heads, _, width = like.shape
+        name = side, like.device, like.dtype
+        n_numbers = rows * heads * length * width
+        known = self._made.get(name)
+        if known is None or known.numel() < n_numbers:
+            known = self._made[name] = like.new_empty(n_numbers)
+        return known[:n_numbers].view(rows, heads, length, width)
+
+
+class PackedEntries:
+    """The first entries of a layer's rows, in whole groups; rows may have fewer than others.
+
+    Args:
+        quantizer: packs them.
+        workspace: of the run.
+        keys, values: `[R, H, S, D]`, all entries of each row.
+        n_groups: the most that a row packs now, of the `most` that there is memory for.
+
+    Attributes:
+        quantizer: see above.
+    """
+
+    def __init__(
+        self, quantizer: CacheQuantizer, workspace: Workspace, keys: Tensor, values: Tensor,
+        n_groups: int, most: int,
+    ) -> None:  # fmt: skip
+        self.quantizer = quantizer
+        self._workspace = workspace
+        size = quantizer.group
+        groups = [
+            states[:, :, : n_groups * size].unflatten(2, (n_groups, size))
+            for states in (keys, values)
+        ]
+        packed = quantizer.pack_keys(groups[0]), quantizer.pack_values(groups[1])
+        self._sides = [_reserve(codes, most) for codes in packed]  # [R, H, N, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(part.nbytes for codes in self._sides for part in codes.parts())
+
+    def for_kernels(self, counts: Tensor) -> Packed | None:
+        """What kernels read, of which `counts` `[R]` entries count; None where none can."""
+        quantizer = self.quantizer
+        if quantizer.code_bits is None:
+            return None
+        keys, values = self._sides
+        counts = counts.to(keys.codes.device)
+        return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
+
+    def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
+        """Pack the group behind those that count.
+
+        Args:
+            keys, values: `[R, H, room, D]`, rings of what stands behind a row's packed entries;
+                entry n at `n % room`.
+            counts: `[R]` int64, how many those are.
+        """
+        packed = self.for_kernels(counts)
+        if packed is not None:
+            dispatch.run(pack_group, keys, values, packed)
+            return
+        counts = counts.to(keys.device)
+        quantizer = self.quantizer
+        methods = quantizer.pack_keys, quantizer.pack_values
+        for states, held, pack in zip((keys, values), self._sides, methods, strict=True):
+            group = take_group(states, counts, quantizer.group)
+            put_group(held, pack(group), counts // quantizer.group)
+
+    def join(
+        self, keys: Tensor, values: Tensor, counts: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined.
+
+        Args:
+            keys, values, counts: see `pack_next`.
+            length: cache indices that are wanted.
+        """
+        size = self.quantizer.group
+        made = []
+        for side, (states, held) in enumerate(zip((keys, values), self._sides, strict=True)):
+            packed = Codes(*(part[:, :, : -(-length // size)] for part in held.parts()))
+            room = states.shape[2]
+            n_groups = packed.codes.shape[2]
+            n_packed = n_groups * size
+            both = self._workspace.take(side, states, max(length, n_packed + room))
+            self.quantizer.unpack(packed, both[:, :, :n_packed].unflatten(2, (n_groups, size)))
+            # what stands behind a row's entries is seen by no query; zeros, for NaN passes masks
+            both[:, :, n_packed:] = 0
+            first = counts.to(states.device)[:, None]
+            at = first + (torch.arange(room, device=states.device) - first) % room
+            both.scatter_(2, at[:, None, :, None].expand_as(states), states)
+            made.append(both[:, :, :length])
+        return made[0], made[1]
+
+    def extend(
+        self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends.
+
+        Args:
+            counts: see `pack_next`.
+            is_behind: `[R, W]` bool, entries that read it in fewer bits.
+        """
+        size = self.quantizer.group
+        counts = counts.to(mask.device)
+        row = torch.arange(len(counts), device=mask.device)
+        unpacked = []
+        for states, held in zip((key, value), self._sides, strict=True):
+            next_group = (part[row, :, counts // size][:, :, None] for part in held.parts())
+            group = states.new_empty(*states.shape[:2], 1, size, states.shape[3])
+            self.quantizer.unpack(Codes(*next_group), group)
+            unpacked.append(group[:, :, 0])
+        entry = torch.arange(key.shape[2], device=mask.device)
+        packed_until = counts[:, None]
+        is_next = (entry >= packed_until) & (entry < packed_until + size)  # [R, S]
+        is_behind = is_behind.to(mask.device)[:, None, :, None]
+        seen = mask.masked_fill(is_next[:, None, None] & is_behind, float("-inf"))
+        added = torch.zeros_like(mask[..., :1]).masked_fill(~is_behind, float("-inf"))
+        return (
+            torch.cat([seen, added.expand(-1, -1, -1, size)], 3),
+            torch.cat([key, unpacked[0]], 2),
+            torch.cat([value, unpacked[1]], 2),
+        )
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, `[n]` int64, in their order."""
+        self._sides = [
+            Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._sides
+        ]
+
+
+def _reserve(codes: Codes, most: int) -> Codes:
+    """Codes `[R, H, N, ...]` with memory for `most` groups."""
+    parts = []
+    for part in codes.parts():
+        room = part.new_zeros(*part.shape[:2], most, *part.shape[3:])
+        room[:, :, : part.shape[2]] = part
+        parts.append(room)
+    return Codes(*parts)
+
+
+class Packing:
+    """The packed entries of one run, whose prompt is in the cache.
+
+    Args:
+        quantizer: packs.
+        layers: of the cache, maybe after eviction, and all that share their layouts.
+        lengths: `[R]` int64, positions of the prompt.
+        reads_back: whether passes may read tensors on the host.
+    """
+
+    def __init__(
+        self,
+        quantizer: CacheQuantizer,
+        layers: Sequence[WindowLayer],
+        lengths: Tensor,
+        reads_back: bool = True,
+    ) -> None:
+        self._reads_back = reads_back
+        self._quantizer = quantizer
+        self._layers = layers
+        workspace = Workspace()
+        self._layouts = list({id(layer.layout): layer.layout for layer in layers}.values())
+        size = quantizer.group
+        for layout in self._layouts:
+            counts = quantizer.count(layout.to_index(lengths))
+            n_groups = int(counts.max()) // size
+            # a group that is not due, and a window
+            layout.pack(counts, quantizer.residual + size + quantizer.widest)
+            for layer in self._served(layout):
+                keys, values = layer.held()
+                layer.packed = PackedEntries(
+                    quantizer, workspace, keys, values, n_groups, -(-layout.max_length // size)
+                )
+                layer.hold_ring(keys, values)
+
+    @property
+    def has_packed(self) -> bool:
+        """Whether a row holds something in fewer bits. Cost: a host synchronisation."""
+        found = (layout.packed for layout in self._layouts)
+        return any(packed is not None and bool(packed.any()) for packed in found)
+
+    def advance(self, indices: Tensor) -> None:
+        """Count what has become due, and pack what will be, before a pass.
+
+        Args:
+            indices: `[R, W]` int64, cache indices of the pass where nothing was evicted; those
+                before a row's first are accepted.
+
+        Raises:
+            OptionError: a pass that is wider than the quantiser allows.
+
+        Cost: a host synchronisation on a CPU; elsewhere a group of every layer is packed.
+        """
+        quantizer = self._quantizer
+        width = indices.shape[1]
+        if width > quantizer.widest:
+            raise OptionError(
+                f"{quantizer.name}: expected a group and a residual of at least the {width} "
+                f"entries of a pass, received {quantizer!r}; give larger ones or a narrower window"
+            )
+        entry = torch.arange(width + 1, device=indices.device)
+        for layout in self._layouts:
+            assert layout.packed is not None
+            start = layout.to_index(indices[:, 0]).clamp(max=layout.max_length - 1)
+            torch.maximum(layout.packed, quantizer.count(start), out=layout.packed)
+            # entries of this pass and the first one after it that are behind the next boundary
+            is_behind = quantizer.count(start[:, None] + entry) > layout.packed[:, None]
+            reads_next = is_behind[:, :-1].contiguous()
+            # a single entry reads what is packed before it
+            is_near, is_crossed = True, width > 1
+            if self._reads_back:
+                is_near, is_crossed = torch.stack([is_behind.any(), reads_next.any()]).tolist()
+            layout.reads_next = reads_next if is_crossed else None
+            if is_near:
+                for layer in self._served(layout):
+                    assert layer.packed is not None
+                    layer.packed.pack_next(*layer.held(), layout.packed)
+
+    def _served(self, layout: KVCacheLayout) -> list[WindowLayer]:
+        """The layers that have a layout."""
+        return [layer for layer in self._layers if layer.layout is layout]

@@ -1,0 +1,114 @@
+"""A prompt whose queries see blocks of their own, tile by tile.
+
+A selector for prompts lists the blocks that each tile of queries sees (`SparseBlocks`). A tile is a
+window at its own position, so that what attends to blocks in later passes attends to them here, one
+tile after the other. In a pass of the model's own, rows may begin with padding: they are moved to
+the front, so that tiles are those of a row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.window_attention import Blocks, window_attention
+from mmaccel.pipelines.hosts.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.hosts.layers.sparse import SparseBlocks
+
+
+def attend_by_tiles(
+    tiles: Sequence[Blocks],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    by_kernel: bool,
+    **options: Any,
+) -> Tensor:
+    """Attention `[R, Hq, T, D]` of prompts that begin at cache index 0.
+
+    Args:
+        tiles: what each tile sees.
+        query: `[R, Hq, T, D]`.
+        key, value: `[R, Hkv, S, D]`, S >= T.
+        by_kernel: whether `window_attention` is dispatched.
+        options: further arguments of it.
+    """
+    found = []
+    start = torch.zeros(len(query), dtype=torch.int64, device=query.device)
+    for number, blocks in enumerate(tiles):
+        first = number * blocks.size
+        some = query[:, :, first : first + blocks.size]
+        given = options | {"blocks": blocks}
+        if by_kernel:
+            made, _ = dispatch.run(window_attention, some, key, value, start + first, **given)
+        else:
+            made = gathered_attention(some, key, value, start + first, **given)
+        found.append(made)
+    return torch.cat(found, 2)
+
+
+@dataclass(frozen=True)
+class PromptTiles:
+    """The selector of prompts that a model's own pass processes.
+
+    Attributes:
+        sparse: chooses.
+        mask: `[R, T]` bool, columns that are attended to.
+    """
+
+    sparse: SparseBlocks
+    mask: Tensor
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
+        mask: Tensor | None, scale: float, softcap: float | None,
+    ) -> Tensor | None:  # fmt: skip
+        """Attention `[R, Hq, T, D]` of a layer; None where it attends as it would.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, T, D]`.
+            key, value: `[R, Hkv, S, D]`.
+            mask: as in `Watcher.keep`. A layer under another one than a causal mask over the
+                columns that are attended to keeps its own attention.
+            scale: of the scores.
+            softcap: see `window_attention`.
+
+        Cost: two host synchronisations.
+        """
+        columns = self.mask.to(query.device)
+        width = columns.shape[1]
+        if query.shape[2] != width or key.shape[2] != width or not self._is_causal(mask, columns):
+            return None
+        lengths = columns.sum(1)
+        order = (~columns).to(torch.uint8).argsort(dim=1, stable=True)  # [R, T], padding last
+        query, key, value = (_arrange(states, order) for states in (query, key, value))
+        tiles = self.sparse.choose_prompt(layer, query, key, lengths, scale=scale)
+        if tiles is None:
+            return None
+        out = attend_by_tiles(
+            tiles, query, key, value, by_kernel=False, scale=scale, softcap=softcap
+        )
+        return _arrange(out, order.argsort(dim=1))
+
+    @staticmethod
+    def _is_causal(mask: Tensor | None, columns: Tensor) -> bool:
+        """Whether a query that is no padding sees the columns up to itself, and no others."""
+        if mask is None:
+            return bool(columns.all())
+        seen = mask if mask.dtype == torch.bool else mask == 0  # [R, 1, T, S]
+        width = columns.shape[1]
+        expected = columns.new_ones(width, width).tril() & columns[:, None]
+        is_other = (seen[:, 0] != expected) & columns[..., None]
+        return not bool(is_other.any())
+
+
+def _arrange(states: Tensor, order: Tensor) -> Tensor:
+    """`[R, H, T, D]` in the order `[R, T]` of their columns."""
+    return states.gather(2, order[:, None, :, None].expand_as(states))

@@ -1,0 +1,422 @@
+"""Sparse attention carried out: summaries of blocks that follow the cache, and the blocks chosen.
+
+A window overwrites cache indices from its `start` on, so that only the blocks from there to the
+window's end are summarised anew; blocks behind the end hold nothing, whatever an earlier window had
+there. So a rollback needs no work of its own. A pass that says what it reads is summarised anew in
+the blocks that it writes; blocks of which it reads nothing hold nothing.
+
+What methods keep from pass to pass (`LastChoice`), and what a layer has chosen for others, is in
+the executor. Summaries are stored by number and then by block, so that scoring them is a product
+with contiguous memory.
+
+Where tensors are not read on the host (on a GPU, and in captured steps everywhere) lists are as
+long as the method says at most, with their counts beside them, and what is kept from pass to pass
+stays in the same tensors, which `forget` clears for the next run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.checks import check_answer
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.block_scores import block_scores
+from mmaccel.kernels.choose_blocks import choose_blocks
+from mmaccel.kernels.window_attention import Blocks
+from mmaccel.pipelines.hosts.layers.store import WindowLayer
+from mmaccel.reduction.sparse_attention.contract import (
+    AttentionMethod,
+    LastChoice,
+    LayerBlocks,
+    PromptBlocks,
+    PromptMethod,
+)
+from mmaccel.results import BlockCounts
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a pass has done to a layer's cache.
+
+    Attributes:
+        blocks: `[R, n]` int64, blocks that it may have written in.
+        is_real: `[R, S]` bool, what holds something.
+        own: `[R, N]` bool, the blocks of the pass itself.
+        n_own: how many those are at most.
+        start: `[R]` int64, cache index of each row's first query.
+    """
+
+    blocks: Tensor
+    is_real: Tensor
+    own: Tensor
+    n_own: int
+    start: Tensor
+
+
+class BlockChooser(ABC):
+    """Base of what chooses the blocks that a pass attends to in a layer."""
+
+    @abstractmethod
+    def choose(
+        self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
+    ) -> Blocks | None:
+        """The blocks of a window in a layer; None for all.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, W, D]`.
+            key: `[R, Hkv, S, D]`, what the layer holds, the window's own keys included.
+            start: `[R]` int64, cache index of each row's first query.
+            scale: of the scores.
+        """
+
+
+class SparseBlocks(BlockChooser):
+    """The blocks that the layers of one run attend to.
+
+    Args:
+        method: chooses them.
+        reads_back: whether passes may read tensors on the host, which makes lists as short as they
+            can be.
+    """
+
+    def __init__(self, method: AttentionMethod, reads_back: bool = True) -> None:
+        self.method = method
+        self._reads_back = reads_back
+        self._left_out: dict[torch.device, Tensor] = {}  # [2], blocks and choices of none
+        self._asked = set[int]()  # layers
+        self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, C, N + 1]; the last is scratch
+        self._chosen: dict[int, Tensor] = {}  # by layer, of the pass, [R, H, N]
+        self._last: dict[int, LastChoice] = {}
+        self._begins: dict[int, Tensor] = {}  # by layer, [R]
+
+    @property
+    def counts(self) -> BlockCounts:
+        """What was left out. Cost: a host synchronisation."""
+        left_out = [counted.tolist() for counted in self._left_out.values()]
+        return BlockCounts(*map(sum, zip(*left_out, strict=True))) if left_out else BlockCounts()
+
+    def begin(self, layer: int, store: WindowLayer, lengths: Tensor) -> None:
+        """Summarise a layer's prompt.
+
+        Args:
+            layer: its number.
+            store: of the layer.
+            lengths: `[R]` int64, entries of each row's prompt if nothing was evicted.
+        """
+        if not self._chooses(layer) or self.method.source(layer) != layer:
+            return
+        key = store.held()[0]
+        ends = store.layout.to_index(lengths).to(key.device)
+        is_real = torch.arange(key.shape[2], device=key.device) < ends[:, None]
+        self._remember(layer, ends)
+        self._follow(layer, key, None, is_real)
+
+    def forget(self) -> None:
+        """Begin anew, in the same tensors: another run has the same shapes."""
+        for kept in (self._left_out, self._summaries, self._begins):
+            for held in kept.values():
+                held.zero_()
+        for last in self._last.values():
+            last.forget()
+
+    def choose(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        start: Tensor,
+        *,
+        scale: float,
+        since: Tensor | None = None,
+        indices: Tensor | None = None,
+        reads: Tensor | None = None,
+    ) -> Blocks | None:
+        """See `BlockChooser.choose`.
+
+        Args:
+            layer, query, key, start, scale: as there.
+            since: `[R]` int64, at most `start`: from there on others may have written; None:
+                nobody has.
+            indices: `[R, W]` int64, cache indices of a pass that says what it reads; None: from
+                `start` on.
+            reads: `[R, 1 or W, S]` bool, what such a pass reads.
+
+        Cost: a host synchronisation on a CPU, and one more with `since` or `reads`.
+        """
+        width = query.shape[2]
+        size = self.method.block
+        if not self._chooses(layer):
+            return None
+        n_blocks = -(-key.shape[2] // size)
+        if indices is not None and reads is not None:
+            own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
+            own.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
+            n_own = int(own.sum(1).max())
+            written = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
+            done = _Written(written, reads.any(1), own, n_own, indices[:, 0])
+            return self._choose(layer, query, key, done, scale)
+        if since is None and self._is_scored(layer, start):
+            return self._choose_by_scores(layer, query, key, start, scale)
+        n_own = (width + size - 2) // size + 1
+        n_new = n_own
+        first = start // size
+        if since is not None:
+            n_new += int((first - since // size).max())
+            first = since // size
+        written = first[:, None] + torch.arange(n_new, device=key.device)  # [R, n]
+        ends = (start + width)[:, None]
+        is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
+        block = torch.arange(n_blocks, device=key.device)
+        own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
+        return self._choose(layer, query, key, _Written(written, is_real, own, n_own, start), scale)
+
+    def choose_prompt(
+        self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
+    ) -> list[Blocks] | None:
+        """Of each tile of a prompt's queries the blocks that it sees; None: all see all.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, T, D]`, which begin at cache index 0.
+            key: `[R, Hkv, S, D]`, S >= T.
+            lengths: `[R]` int64, entries of each row's prompt.
+            scale: of the scores.
+
+        Cost: a host synchronisation.
+        """
+        method = self.method
+        if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
+            return None
+        size = method.block
+        width = query.shape[2]
+        surplus = -width % size
+        is_real = torch.arange(width, device=key.device) < lengths[:, None]  # [R, T]
+        own_keys = key[:, :, :width].where(is_real[:, None, :, None], 0)
+        queries = query.where(is_real[:, None, :, None], 0).unflatten(1, (key.shape[1], -1))
+        prompt = PromptBlocks(
+            layer=layer,
+            queries=pad(queries, (0, 0, 0, surplus)),
+            keys=pad(own_keys, (0, 0, 0, surplus)),
+            lengths=lengths,
+            size=size,
+            scale=scale,
+        )
+        own = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
+        chosen = method.choose_prompt(prompt)
+        shape = (*key.shape[:2], *own.shape)
+        check_answer(f"{method.name}.choose_prompt", chosen, shape, "bool")
+        chosen = (chosen | own) & prompt.is_before
+        chosen = chosen.expand(-1, key.shape[1], -1, -1)  # [R, H, N, N]
+        holds = pad(is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)  # [R, N]
+        seen = prompt.is_before & holds[:, :, None] & holds[:, None]
+        left_out = (seen[:, None] & ~chosen).sum()
+        count = chosen.sum(-1)  # [R, H, N]
+        self._count(left_out, torch.zeros_like(left_out))
+        n_left_out, *most = torch.cat([left_out[None], count.amax((0, 1))]).tolist()
+        if n_left_out == 0:
+            return None
+        found = []
+        for tile, n_listed in enumerate(most):
+            index = chosen[:, :, tile].to(torch.uint8).topk(n_listed, -1).indices
+            found.append(Blocks(index.int(), count[:, :, tile].int(), size))
+        return found
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these, `[n]` int64, in their order."""
+        for known in (self._summaries, self._begins):
+            for layer, states in known.items():
+                known[layer] = states[rows.to(states.device)]
+        for last in self._last.values():
+            last.select(rows)
+
+    def _chooses(self, layer: int) -> bool:
+        method = self.method
+        return layer >= method.first_layer and not (method.is_whole or method.chooses_prompts)
+
+    def _choose(
+        self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float
+    ) -> Blocks | None:
+        """The blocks of a pass.
+
+        Args:
+            layer, query, key, scale: as in `choose`.
+            done: what the pass has written.
+        """
+        method = self.method
+        size = method.block
+        surplus = done.own.shape[1] * size - done.is_real.shape[1]
+        holds = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)[:, None]
+        source = method.source(layer)
+        if source == layer:
+            self._chosen[layer] = self._ask(layer, query, key, done, scale, holds)
+        chosen = self._chosen[source]
+        if method.reads_all(layer):
+            return None
+
+        # what the window has written is read in any case
+        is_empty = ~chosen.any(-1)
+        chosen = chosen | (done.own[:, None] & holds)
+        count = chosen.sum(-1)
+        left_out = (holds & ~chosen).sum()
+        self._count(left_out, is_empty.sum())
+        most = method.most(chosen.shape[2], done.n_own)
+        if self._reads_back:
+            most, n_left_out = torch.stack([count.max(), left_out]).tolist()
+            if n_left_out == 0:
+                return None
+        index = chosen.to(torch.uint8).topk(most, -1).indices  # those that are chosen come first
+        return Blocks(index.int(), count.int(), size)
+
+    def _is_scored(self, layer: int, start: Tensor) -> bool:
+        """Whether two kernels choose for a layer, whose prompt is summarised."""
+        begins = self._begins.get(layer)
+        is_begun = begins is not None and len(begins) == len(start)
+        return is_begun and self.method.summary is not None and not self.method.reads_all(layer)
+
+    def _choose_by_scores(
+        self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
+    ) -> Blocks | None:
+        """As `choose`, by two kernels."""
+        method = self.method
+        kind = method.summary
+        assert kind is not None
+        room = key.shape[2]
+        width = query.shape[2]
+        size = method.block
+        n_blocks = -(-room // size)
+        n_own = (width + size - 2) // size + 1
+        if kind == "given":
+            written = start[:, None] // size + torch.arange(n_own, device=key.device)
+            is_real = torch.arange(room, device=key.device) < (start + width)[:, None]
+            self._follow(layer, key, written, is_real)
+        summaries = self._grow(layer, n_blocks)[..., :n_blocks].mT
+        share = method.share
+        scores = dispatch.run(
+            block_scores, query, key, summaries, start,
+            size=size, kind=kind, each=share is not None,
+        )  # fmt: skip
+        index, count = dispatch.run(
+            choose_blocks, scores, start, self._counted(key.device)[0],
+            width=width, room=room, size=size, most=method.most(n_blocks, n_own),
+            budget=method.budget, p=share, scale=scale,
+        )  # fmt: skip
+        if self._reads_back:
+            held = ((start + width).clamp(max=room) + size - 1) // size
+            if bool((count >= held[:, None]).all()):
+                return None
+            index = index[..., : int(count.max())]
+        return Blocks(index, count, size)
+
+    def _ask(
+        self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float, holds: Tensor
+    ) -> Tensor:
+        """What the method chooses in a pass, `[R, H, N]` bool.
+
+        Args:
+            layer, query, key, done, scale: as for `_choose`.
+            holds: `[R, 1, N]` bool, blocks that hold something.
+        """
+        method = self.method
+        begins = self._begins.get(layer)
+        is_new = begins is None or len(begins) != len(done.start)
+        if is_new:  # its rows have no prompt, or are others
+            self._remember(layer, done.start)
+        last = self._last[layer]
+        before = replace(last)
+        chosen = method.choose(
+            LayerBlocks(
+                layer=layer,
+                queries=query.unflatten(1, (key.shape[1], -1)).flatten(2, 3),
+                keys=key,
+                summaries=self._follow(layer, key, None if is_new else done.blocks, done.is_real),
+                size=method.block,
+                is_real=done.is_real,
+                is_own=done.own,
+                start=done.start,
+                begins=self._begins[layer],
+                width=query.shape[2],
+                n_own=done.n_own,
+                scale=scale,
+                is_first=self._reads_back and layer not in self._asked,
+                reads_back=self._reads_back,
+                last=last,
+                lasts=self._last,
+            )
+        )
+        self._asked.add(layer)
+        if not self._reads_back:
+            last.settle(before)
+        check_answer(f"{method.name}.choose", chosen, (*key.shape[:2], holds.shape[2]), "bool")
+        return (chosen & holds).expand(-1, key.shape[1], -1)
+
+    def _count(self, left_out: Tensor, empty: Tensor) -> None:
+        """Add to what is counted, `[]` int64 both."""
+        self._counted(left_out.device).add_(torch.stack([left_out, empty]))
+
+    def _counted(self, device: torch.device) -> Tensor:
+        """`[2]` int64, what is counted on a device."""
+        if device not in self._left_out:
+            self._left_out[device] = torch.zeros(2, dtype=torch.int64, device=device)
+        return self._left_out[device]
+
+    def _grow(self, layer: int, n_blocks: int) -> Tensor:
+        """Summaries `[R, H, C, N + 1]` of a layer, with room for so many blocks."""
+        known = self._summaries[layer]
+        if known.shape[3] <= n_blocks:  # the cache has grown
+            grown = known.new_zeros(*known.shape[:3], n_blocks + 1)
+            grown[..., : known.shape[3] - 1] = known[..., :-1]
+            self._summaries[layer] = known = grown
+        return known
+
+    def _remember(self, layer: int, ends: Tensor) -> None:
+        """Begin a layer's memory behind prompts that end at `ends` `[R]`."""
+        held = self._begins.get(layer)
+        if held is None or len(held) != len(ends):
+            self._begins[layer] = ends.clone()
+            self._last[layer] = LastChoice()
+            return
+        held.copy_(ends)
+        self._last[layer].forget()
+
+    def _follow(
+        self, layer: int, key: Tensor, written: Tensor | None, is_real: Tensor
+    ) -> Tensor | None:
+        """Summaries `[R, H, N, C]` of what a layer holds; None of methods that have none.
+
+        Args:
+            layer: its number.
+            key: `[R, H, S, D]`.
+            written: `[R, n]` int64, the blocks that have changed; None: all.
+            is_real: `[R, S]` bool.
+        """
+        method = self.method
+        capacity = key.shape[2]
+        size = method.block
+        n_blocks = -(-capacity // size)
+        known = self._summaries.get(layer)
+        is_new = known is None or len(known) != len(key)
+        blocks = torch.arange(n_blocks, device=key.device).expand(len(key), -1)
+        blocks = blocks if is_new or written is None else written
+        at = blocks[..., None] * size + torch.arange(size, device=key.device)  # [R, n, P]
+        row = torch.arange(len(key), device=key.device)[:, None, None]
+        index = at.clamp(max=capacity - 1)
+        found = key.transpose(1, 2)[row, index]  # [R, n, P, H, D]
+        holds = is_real[row, index] & (at < capacity)
+        made = method.summarise(found.permute(0, 3, 1, 2, 4), holds[:, None, ..., None])
+        if made is None:
+            return None
+        shape = (*key.shape[:2], blocks.shape[1], *getattr(made, "shape", ())[3:])
+        check_answer(f"{method.name}.summarise", made, shape, "float")
+        made = made.mT  # [R, H, C, n]
+        if is_new:
+            self._summaries[layer] = made.new_zeros(*made.shape[:3], n_blocks + 1)
+        known = self._grow(layer, n_blocks)
+        target = blocks.clamp(max=known.shape[3] - 1)[:, None, None].expand_as(made)
+        known.scatter_(3, target, made)
+        return known[..., :n_blocks].mT

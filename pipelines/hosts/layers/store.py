@@ -1,0 +1,693 @@
+"""A key/value cache in which a pass chooses, row by row, the cache indices it writes.
+
+For window models a cache index is a position; for canvas models it is any number. A pass writes its
+keys and values at its cache indices and reads a view, so rolling back means overwriting: nothing is
+cropped, concatenated or moved. Memory for all cache indices is allocated at the first pass that
+reads beyond the prompt, after the prompt's activations are freed. A store is indexed as
+`[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
+memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
+`[R, H, S, D]`.
+
+`make_masks` and `mask_reads` make the attention masks of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.errors import ShapeError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.compact import compact
+from mmaccel.pipelines.hosts.layers.packing import PackedEntries
+
+MASK_FORMS = ("additive", "bool", "zero-one")
+"""Of the masks that models take: added to scores, True where something is seen, or 1 there."""
+
+HIDDEN = -1e4  # a mask of numbers hides what has this or less
+_STEPS = 8  # of how many entries the heads of a layer keep
+
+
+class KVCacheLayout:
+    """Which entries the rows of a store hold, and which of them the current pass writes and reads.
+
+    All layers that hold entries at the same cache indices share one.
+
+    Args:
+        rows: rows the cache holds.
+        max_length: S, cache indices per row; the last one is scratch for surplus writes.
+        reports_past_only: whether the cache reports its length without the pass's own tokens, for
+            models that compare that length with a mask's.
+
+    Attributes:
+        rows: rows of a full pass: all rows of the cache, or the selected ones inside `select`.
+        max_rows: rows the cache holds.
+        pass_rows: R, rows of the current pass: the first ones, or the selected ones.
+        max_length: S, see above.
+        allocated_length: cache indices per row that have memory: what the first pass reads, then
+            S; and one more, which nothing uses: so no pass reads whole rows, for which compiled
+            passes (`mmaccel.pipelines.hosts.runner.compiled_passes`) would be compiled again.
+        visible_length: cache indices per row that the current pass reads, at most S.
+        reported_length: length that the cache reports to the model.
+        selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
+        write_index: `[R * W]` int64, flat indices that the current pass writes.
+        indices: `[R, W]` int64, the cache indices of the current pass.
+        heads: n, of which each is a row here, so that they hold different numbers of entries:
+            row r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
+        dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
+            that passes write from then on; None: nothing was.
+        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: those
+            behind them stand in a ring, all of whose memory is allocated, cache index n at its
+            n-th entry in turn. None: nothing is.
+        reads_next: `[R, W]` bool, which entries of the current pass read the group behind those in
+            fewer bits, too; None: none do.
+    """
+
+    def __init__(
+        self, rows: int, max_length: int, reports_past_only: bool = False, heads: int = 1
+    ) -> None:
+        self.rows = self.max_rows = self.pass_rows = rows
+        self.max_length = self.visible_length = self.reported_length = max_length
+        self.heads = heads
+        self._reports_past_only = reports_past_only
+        self.allocated_length = 0
+        self.selected_rows: Tensor | None = None
+        self.write_index: Tensor | None = None
+        self.indices: Tensor | None = None
+        self.dropped: Tensor | None = None
+        self.packed: Tensor | None = None
+        self.reads_next: Tensor | None = None
+
+    def to_index(self, positions: Tensor) -> Tensor:
+        """Cache indices of new entries that would stand at `positions` `[R, ...]` if nothing had
+        been evicted; of each head of a row where these are rows here.
+        """
+        if self.dropped is None:
+            return positions
+        dropped = self.dropped
+        if self.selected_rows is not None:
+            dropped = dropped[self.selected_rows.to(dropped.device)]
+        positions = self.repeat(positions)
+        return positions - dropped.view(-1, *[1] * (positions.ndim - 1))
+
+    def repeat(self, states: Tensor) -> Tensor:
+        """What is known of rows `[R, ...]`, for each of their heads where these are rows here."""
+        return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
+
+    def shift(self, reads: Tensor) -> Tensor:
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool.
+
+        Args:
+            reads: `[R, 1 or W, P]` bool, cache indices that would be read if nothing had been
+                evicted: all of an evicted row's, up to those that passes write from then on.
+        """
+        if self.dropped is None:
+            return reads
+        index = torch.arange(self.visible_length, device=reads.device) + self.dropped[:, None]
+        is_inside = (index < reads.shape[-1])[:, None]
+        index = index.clamp(max=reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1)
+        return reads.gather(2, index) & is_inside
+
+    def shorten(self, dropped: Tensor, room: int | None = None, heads: int = 1) -> KVCacheLayout:
+        """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
+
+        Args:
+            room: cache indices that a row needs at most; None: all that are left.
+            heads: see the class; rows are those of this layout times so many.
+
+        Cost: a host synchronisation.
+        """
+        length = self.max_length - int(dropped.min())
+        length = length if room is None else min(length, room)
+        rows = self.max_rows * heads
+        shorter = KVCacheLayout(rows, length, self._reports_past_only, heads)
+        shorter.dropped = dropped
+        return shorter
+
+    def pack(self, packed: Tensor, room: int) -> None:
+        """Count the first entries of each row as held in fewer bits from now on.
+
+        Args:
+            packed: `[R]` int64, how many.
+            room: entries of each row's ring.
+        """
+        self.packed = packed
+        self.allocated_length = room
+
+    def list_rows(self, rows: Tensor) -> Tensor:
+        """The numbers here of `rows` `[n]` int64 of the cache, those of all their heads."""
+        if self.heads == 1:
+            return rows
+        head = torch.arange(self.heads, device=rows.device)
+        return (rows[:, None] * self.heads + head).flatten()
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, `[n]` int64, in their order."""
+        rows = self.list_rows(rows)
+        self.rows = self.max_rows = len(rows)
+        if self.dropped is not None:
+            self.dropped = self.dropped[rows.to(self.dropped.device)]
+        if self.packed is not None:
+            self.packed = self.packed[rows.to(self.packed.device)]
+
+    def allocate(self) -> None:
+        """Let all cache indices have memory from the next write on."""
+        self.allocated_length = self.max_length + 1
+
+    def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
+        """Prepare a pass.
+
+        Args:
+            cache_indices: `[R, W]` int64 that the pass writes, in any order; indices beyond the
+                allocated length write to the last one.
+            visible_length: cache indices per row that the pass reads.
+        """
+        self.pass_rows = cache_indices.shape[0]
+        self.indices = cache_indices
+        self.visible_length = min(visible_length, self.max_length)
+        n_own = cache_indices.shape[1] if self._reports_past_only else 0
+        self.reported_length = self.visible_length - n_own
+        if self.packed is None and self.visible_length >= self.allocated_length:
+            is_first = self.allocated_length == 0
+            self.allocated_length = (self.visible_length if is_first else self.max_length) + 1
+        if self.selected_rows is None:
+            rows = torch.arange(self.pass_rows, device=cache_indices.device)
+        else:
+            rows = self.selected_rows.to(cache_indices.device)
+        length = self.allocated_length
+        at = cache_indices.clamp(max=length - 2)
+        if self.packed is not None:
+            at = cache_indices.clamp(max=self.max_length - 1) % length
+        self.write_index = (at + rows[:, None] * length).flatten()
+
+    def choose_entries(self, entries: Tensor) -> None:
+        """Let the prepared pass write some of its entries alone, `[T]` int64 numbers of the R W."""
+        assert self.write_index is not None and self.indices is not None
+        width = self.indices.shape[1]
+        row = torch.arange(self.heads, device=entries.device)[:, None]
+        row = row + entries // width * self.heads
+        at = (row * width + entries % width).flatten()  # [n T]
+        self.write_index = self.write_index[at.to(self.write_index.device)]
+
+    def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
+        """Let the prepared pass write further entries of a row, behind its others: those that would
+        stand from one cache index on, before another, if nothing had been evicted.
+
+        Returns:
+            The layout of a pass over these entries alone.
+        """
+        assert self.write_index is not None
+        own = KVCacheLayout(1, self.max_length, self._reports_past_only)
+        own.dropped = None if self.dropped is None else self.dropped[row : row + 1]
+        own.allocated_length = self.allocated_length
+        index = torch.arange(first, last, device=self.write_index.device)[None]
+        own.prepare(own.to_index(index), min(last, self.visible_length))
+        assert own.write_index is not None
+        others = own.write_index + row * self.allocated_length
+        self.write_index = torch.cat([self.write_index, others])
+        return own
+
+    @contextmanager
+    def select(self, rows: Tensor) -> Iterator[None]:
+        """Inside the block, passes are of these rows, `[n]` int64, in their order."""
+        self.selected_rows = self.list_rows(rows)
+        self.rows = len(self.selected_rows)
+        try:
+            yield
+        finally:
+            self.rows = self.max_rows
+            self.selected_rows = None
+
+
+@dataclass(frozen=True)
+class Going:
+    """Entries that a layer drops next.
+
+    Attributes:
+        entries: `[R, 1 or H, S]` bool, by their cache indices.
+        boundary: `[R]` int64, the position from which on queries do not see them.
+    """
+
+    entries: Tensor
+    boundary: Tensor
+
+
+class WindowLayer:
+    """Keys and values of one attention layer, with the interface of transformers' cache layers.
+
+    Memory: `rows * allocated length * heads * (key width + value width)` numbers.
+
+    Args:
+        layout: of all heads.
+        heads: `[n]` int64, the heads of a layer that this part holds, each as a row of one head;
+            None: all of them.
+
+    Attributes:
+        layout, heads: see above.
+        keys, values: `[R S, H, D]`; None before the first pass, and in a layer of parts.
+        parts: where heads hold different numbers of entries, stores of some heads each.
+        packed: the first entries, in fewer bits; None: all are as they were written.
+        going: what is dropped next; None: nothing is.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, layout: KVCacheLayout, heads: Tensor | None = None) -> None:
+        self.layout = layout
+        self.heads = heads
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.parts: tuple[WindowLayer, ...] = ()
+        self.packed: PackedEntries | None = None
+        self.going: Going | None = None
+        self.is_initialized = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values `[R, H, W, D]` at the cache indices of the pass.
+
+        Returns:
+            Views `[R, H, visible length, D]` of all keys and values; of a layer of parts, what was
+            given.
+
+        Raises:
+            ShapeError: no pass was prepared for this shape.
+        """
+        if self.parts:
+            for part in self.parts:
+                part.update(part.take_heads(key_states), part.take_heads(value_states))
+            return key_states, value_states
+        layout = self.layout
+        rows, _, width, _ = key_states.shape
+        index = layout.write_index
+        if index is None or rows * width != index.shape[0]:
+            raise ShapeError(
+                f"window cache: expected keys of {layout.pass_rows} rows at the cache indices of "
+                f"the pass, received {list(key_states.shape)}; run the model through the forward "
+                "of its wrapper"
+            )
+        self.make_room(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            flat = states.transpose(1, 2).flatten(0, 1)  # [R * W, H, D]
+            store.index_copy_(0, self.write_index(store.device), flat)
+        return self.visible()
+
+    def take_heads(self, states: Tensor) -> Tensor:
+        """Of `[R, H, ...]` those of this part's heads, which are its rows: `[R n, 1, ...]`."""
+        assert self.heads is not None
+        return states[:, self.heads.to(states.device)].flatten(0, 1)[:, None]
+
+    def join_heads(self, made: Sequence[Tensor]) -> Tensor:
+        """`[R, H, ...]` of what was made of each part, `[R n, ...]`."""
+        heads = torch.cat([part.heads for part in self.parts if part.heads is not None])
+        found = [
+            one.unflatten(0, (-1, part.layout.heads))
+            for part, one in zip(self.parts, made, strict=True)
+        ]
+        return torch.cat(found, 1)[:, heads.argsort().to(made[0].device)]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory for all that the pass writes and reads."""
+        n_indices = self.layout.max_rows * self.layout.allocated_length
+        return self.keys is not None and self.keys.shape[0] >= n_indices
+
+    def make_room(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[N, H, D]` of all cache indices that have memory in this pass.
+
+        Args:
+            key_states, value_states: `[R, H, W, D]` of the pass, whose heads and dtype they take.
+        """
+        self.lazy_initialization(key_states, value_states)
+        if not self.has_room:
+            self.hold(*self.held())
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+    def write_index(self, device: torch.device) -> Tensor:
+        """`[R * W]` int64, flat indices that the current pass writes."""
+        index = self.layout.write_index
+        assert index is not None
+        return index if index.device == device else index.to(device)
+
+    def visible(self) -> tuple[Tensor, Tensor]:
+        """Views `[R, H, visible length, D]` of what the current pass reads; the rings where a layer
+        has packed entries, see `unpack`.
+        """
+        layout = self.layout
+        keys, values = self.held()
+        if self.packed is not None:
+            return keys, values
+        rows: slice | Tensor = slice(layout.pass_rows)
+        if layout.selected_rows is not None:
+            rows = layout.selected_rows.to(keys.device)
+        return keys[rows, :, : layout.visible_length], values[rows, :, : layout.visible_length]
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the entries of the current pass may not all see the same of the store."""
+        return self.going is not None or self.layout.reads_next is not None
+
+    def change(
+        self, mask: Tensor, key: Tensor, value: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the entries of a pass see of a store that changes between two of them.
+
+        Args:
+            mask: `[R, 1, W, S]` of numbers that are added.
+            key, value: `[R, H, S, D]`, what the pass reads.
+            position: `[R, W]` int64, of the entries.
+
+        Returns:
+            A mask `[R, 1 or H, W, S]`, keys and values, longer where a group is read twice.
+        """
+        if self.going is not None:
+            entries = fit(self.going.entries, key.shape[2]).to(mask.device)
+            boundary = self.going.boundary.to(mask.device)
+            is_behind = self.layout.repeat(position).to(mask.device) >= boundary[:, None]
+            hidden = entries[:, :, None] & is_behind[:, None, :, None]
+            mask = mask.masked_fill(hidden, float("-inf"))
+        if self.layout.reads_next is not None:
+            assert self.packed is not None and self.layout.packed is not None
+            return self.packed.extend(mask, key, value, self.layout.packed, self.layout.reads_next)
+        return mask, key, value
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, S, D]` that have memory, but for packed ones: views, or a copy of
+        parts, whose heads have anything behind what they hold.
+        """
+        if self.parts:
+            held = [part.held() for part in self.parts]
+            size = max(keys.shape[2] for keys, _ in held)
+            keys, values = (
+                self.join_heads([pad(one[:, 0], (0, 0, 0, size - one.shape[2])) for one in states])
+                for states in zip(*held, strict=True)
+            )
+            return keys, values
+        assert self.keys is not None and self.values is not None
+        rows = self.layout.max_rows
+        keys = self.keys.view(rows, -1, *self.keys.shape[1:])
+        values = self.values.view(rows, -1, *self.values.shape[1:])
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        """Hold these `[R, H, S, D]` from the first cache index that has memory on, in a copy."""
+        self.keys = _make_store(keys, self.layout.allocated_length)
+        self.values = _make_store(values, self.layout.allocated_length)
+
+    def count(self, ends: Tensor) -> Tensor:
+        """`[R, 1 or H]` int64, entries that the heads hold before the positions `ends` `[R]`."""
+        if not self.parts:
+            return self.layout.to_index(ends)[:, None]
+        return self.join_heads([part.layout.to_index(ends) for part in self.parts])
+
+    def write_row(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values `[H, n, D]` to the first cache indices of a row."""
+        self.make_room(keys[None], values[None])
+        for store, states in zip(self.held(), (keys, values), strict=True):
+            store[row, :, : states.shape[1]] = states
+
+    def hide(self, going: Going) -> None:
+        """Let queries behind a boundary see some entries no more; see `Going`."""
+        self.going = going
+        for part in self.parts:
+            boundary = part.layout.repeat(going.boundary)
+            part.going = Going(part.take_heads(going.entries), boundary)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, `[n]` int64, in their order; the layout is told afterwards."""
+        for part in self.parts:
+            part.keep(rows)
+        rows = self.layout.list_rows(rows)
+        if self.going is not None:
+            entries = self.going.entries[rows.to(self.going.entries.device)]
+            boundary = self.going.boundary[rows.to(self.going.boundary.device)]
+            self.going = Going(entries, boundary)
+        if self.keys is not None:
+            keys, values = self.held()
+            self.keys = _make_store(keys[rows.to(keys.device)], keys.shape[2])
+            self.values = _make_store(values[rows.to(values.device)], values.shape[2])
+        if self.packed is not None:
+            self.packed.keep(rows)
+
+    def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
+        """Keep chosen entries, moved to the front, in memory of their own.
+
+        Args:
+            keep: `[R, 1 or H, K]` int64, cache indices in ascending order; shorter lists end in -1.
+            layout: of the layer from now on; see `KVCacheLayout.shorten`.
+        """
+        keys, values = self.held()
+        layout.allocate()
+        self.layout = layout
+        self.hold(take(keys, keep), take(values, keep))
+
+    def move(self, keep: Tensor) -> None:
+        """Keep chosen entries, moved to the front, in the same memory; see `evict`."""
+        for store in self.held():
+            store.copy_(take(store, keep))
+
+    def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
+        """Let each head keep entries of its own, in parts of those that keep about equally many, in
+        eighths of what the longest one keeps: so a part has room for little more than it holds.
+
+        Args:
+            keep: `[R, H, K]` int64, cache indices in ascending order; shorter lists end in -1.
+            ends: `[R]` int64, positions of the entries that passes write next.
+            whole: the layout of layers that hold everything.
+            room: cache indices that heads need behind those of the longest in their part; None: all
+                that are left.
+
+        Cost: host synchronisations, and a copy of what stays.
+        """
+        keys, values = self.held()
+        counts = (keep >= 0).sum(-1)  # [R, H]
+        most = counts.amax(0)
+        step = ((most * _STEPS).float() / most.max()).ceil()
+        parts = []
+        for one in step.unique().flip(0):
+            heads = (step == one).nonzero()[:, 0]
+            dropped = (ends[:, None] - counts[:, heads].to(ends.device)).flatten()
+            longest = int(most[heads].max())
+            most_needed = None if room is None else longest + room
+            layout = whole.shorten(dropped, most_needed, len(heads))
+            layout.allocate()
+            part = WindowLayer(layout, heads)
+            own = part.take_heads(keep)[..., :longest]
+            part.hold(take(part.take_heads(keys), own), take(part.take_heads(values), own))
+            parts.append(part)
+        self.parts = tuple(parts)
+        self.keys = self.values = None
+        self.layout = whole
+
+    @property
+    def layouts(self) -> list[KVCacheLayout]:
+        """Its layout, or those of its parts."""
+        return [part.layout for part in self.parts] or [self.layout]
+
+    def hold_ring(self, keys: Tensor, values: Tensor) -> None:
+        """Hold the entries of `[R, H, S, D]` that are behind packed ones, in a ring."""
+        assert self.layout.packed is not None
+        room = self.layout.allocated_length
+        packed = self.layout.packed[:, None]
+        index = packed + (torch.arange(room, device=packed.device) - packed) % room
+        self.hold(take(keys, index[:, None]), take(values, index[:, None]))
+
+    def unpack(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, visible length, D]` of rings and what is packed before them."""
+        assert self.packed is not None and self.layout.packed is not None
+        return self.packed.join(keys, values, self.layout.packed, self.layout.visible_length)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all keys and values, as they are allocated."""
+        n_packed = 0 if self.packed is None else self.packed.n_bytes
+        n_whole = sum(store.nbytes for store in (self.keys, self.values) if store is not None)
+        return n_packed + n_whole + sum(part.n_bytes for part in self.parts)
+
+    @property
+    def bytes_an_index(self) -> int:
+        """Bytes of all heads' keys and values at a cache index, as they were written; 0 before the
+        first pass.
+        """
+        stores = [store for store in (self.keys, self.values) if store is not None]
+        own = self.layout.heads * sum(store[:1].nbytes for store in stores)
+        return own + sum(part.bytes_an_index for part in self.parts)
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """Move entries of the last pass to the front of what it wrote.
+
+        Args:
+            start: `[R]` int64, where it would have begun if nothing had been evicted.
+            path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
+        """
+        for part in self.parts:
+            part.commit(start, path)
+        if self.parts:
+            return
+        assert self.keys is not None and self.values is not None
+        start = self.layout.to_index(start).to(self.keys.device)
+        path = self.layout.repeat(path).to(self.keys.device)
+        keep = torch.where(path >= 0, start[:, None] + path, -1)
+        for store in (self.keys, self.values):
+            by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])[: len(path)]
+            dispatch.run(compact, by_row, keep, start)
+
+    def clear(self) -> None:
+        """Zero all keys and values, in the same memory."""
+        for part in self.parts:
+            part.clear()
+        for store in (self.keys, self.values):
+            if store is not None:
+                store.zero_()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate keys and values of this shape at the first call."""
+        if self.keys is None:
+            room = self.layout.max_rows * self.layout.allocated_length
+            heads = key_states.shape[1]
+            self.keys = key_states.new_zeros(heads, room, key_states.shape[3]).transpose(0, 1)
+            self.values = value_states.new_zeros(heads, room, value_states.shape[3]).transpose(0, 1)
+            self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        """Length that the cache reports; see `KVCacheLayout.reported_length`."""
+        return self.layout.reported_length
+
+    def get_max_length(self) -> int:
+        """Cache indices per row."""
+        return self.layout.max_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys a mask has to cover."""
+        return self.layout.visible_length, 0
+
+
+def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
+    """A transformers `Cache` of `n_layers` empty window layers.
+
+    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.24.
+    """
+    from transformers.cache_utils import Cache
+
+    layers: list[Any] = [_layer_class()(layout) for _ in range(n_layers)]
+    return Cache(layers=layers)
+
+
+@cache
+def _layer_class() -> type[WindowLayer]:
+    """`WindowLayer` as a child of transformers' own: a `Cache` asks only those for their length."""
+    from transformers.cache_utils import CacheLayerMixin
+
+    return type("WindowCacheLayer", (WindowLayer, CacheLayerMixin), {})
+
+
+def take(states: Tensor, index: Tensor) -> Tensor:
+    """Entries `[R, H, K, D]` of `[R, H, S, D]` at indices `[R, 1 or H, K]`; some entry where an
+    index is beyond them.
+    """
+    at = index.to(states.device).clamp(0, states.shape[2] - 1)[..., None]
+    return states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[3]))
+
+
+def fit(known: Tensor, size: int) -> Tensor:
+    """What is known `[R, H, S]` of the entries of a store, of `size` of them; 0 of those behind."""
+    n_missing = size - known.shape[2]
+    return pad(known, (0, n_missing)) if n_missing > 0 else known[..., :size]
+
+
+def _make_store(states: Tensor, room: int) -> Tensor:
+    """A store `[R room, H, D]` that begins with states `[R, H, S, D]`, row by row."""
+    rows, heads, length, width = states.shape
+    # zeros: an index that was never written is masked, but NaN would come through a mask
+    memory = states.new_zeros(heads, rows, room, width)
+    memory[:, :, :length] = states.transpose(0, 1)[:, :, :room]
+    return memory.flatten(1, 2).transpose(0, 1)
+
+
+def number_served(windows: Sequence[int | None]) -> dict[int, int]:
+    """The layers that methods serve, by number: those that see everything, as methods count them.
+
+    Args:
+        windows: sliding window of every layer; None where it sees everything.
+    """
+    served = [layer for layer, window in enumerate(windows) if window is None]
+    return {layer: number for number, layer in enumerate(served)}
+
+
+def make_masks(
+    positions: Tensor,
+    rows: int,
+    visible_length: int,
+    windows: Collection[int | None],
+    dtype: torch.dtype,
+) -> Tensor | dict[str, Tensor]:
+    """The masks of a pass, as transformers' decoders take them.
+
+    Args:
+        positions: `[R, W]` int64, positions of the pass's tokens; `[1, W]` if all rows agree.
+        rows: R.
+        visible_length: keys that the pass reads.
+        windows: sliding window of every layer, in positions; None where a layer sees everything.
+
+    Returns:
+        `[R, 1, W, visible length]`, 0 where a key is seen and -inf elsewhere. Where layers differ,
+        a dictionary of these by transformers' name of the layer's kind.
+    """
+    kinds = set(windows)
+    masks = {
+        "full_attention" if window is None else "sliding_attention": make_mask(
+            positions, visible_length, window, dtype
+        ).expand(rows, -1, -1, -1)
+        for window in kinds
+    }
+    return masks if len(kinds) > 1 else next(iter(masks.values()))
+
+
+def make_mask(
+    positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype
+) -> Tensor:
+    """`[R, 1, W, S]`: 0 where a query at a cache index sees a key, and -inf elsewhere."""
+    keys = torch.arange(visible_length, device=positions.device)[None, None, None]
+    own = positions[:, None, :, None]
+    hidden = keys > own  # [R, 1, W, S]
+    if window is not None:  # a surplus query, beyond all keys, sees the last ones: no NaN
+        hidden |= keys <= own.clamp(max=visible_length - 1) - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(hidden, float("-inf"))
+
+
+def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) -> Tensor:
+    """The mask of entries that attend to chosen cache indices.
+
+    Args:
+        reads: `[R, 1, P]` or `[R, W, P]` bool, cache indices that an entry attends to. One that
+            reads nothing (padding) reads itself, so that it has no NaN, which would come through
+            others' masks.
+        indices: `[R, W]` int64, where the entries are written.
+        form: one of `MASK_FORMS`.
+
+    Returns:
+        `[R, 1, W, P]`: bools, ones and zeros, or 0 where an index is read and the lowest finite
+        number elsewhere.
+    """
+    is_blind = ~reads.any(-1, keepdim=True)
+    own = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
+    seen = (reads | (is_blind & own))[:, None]  # [R, 1, W, P]
+    if form == "bool":
+        return seen
+    if form == "zero-one":
+        return seen.to(dtype)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)

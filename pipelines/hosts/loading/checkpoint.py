@@ -1,0 +1,378 @@
+"""Loading of checkpoints: folders of transformers and diffusers, and single files of tensors.
+
+A checkpoint with missing, surplus or reshaped tensors is refused with their names.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmaccel.checks import check_fields, check_path, show, within
+from mmaccel.config_files import read_json, shorten
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.options import LoadOptions
+from mmaccel.pipelines.hosts.loading.refusal import check_folder, refusing
+from mmaccel.pipelines.hosts.transformers_release import warn_if_untested
+from mmaccel.weight_folders import check_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig(LoadOptions):
+    """`LoadOptions` that were read: where "auto" leads, and what images need beside.
+
+    Attributes:
+        device, dtype: of the model, as torch takes them.
+        size: width and height of the images in pixels; None takes the model's default.
+        decoder: a file with the image decoder, for checkpoints that have none.
+
+    Raises:
+        OptionError: a value of another type, or a missing file.
+    """
+
+    device: Any = "cpu"
+    dtype: Any = torch.float32
+    size: tuple[int, int] | None = within(None, 1, hint="write for example (768, 768)")
+    decoder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token, str | None):
+            raise OptionError("token: expected a text or None, received another value")
+        check_fields(self)
+        if self.decoder is not None:
+            check_path("decoder", self.decoder, "file")
+
+
+def load_model(
+    kind: Any, folder: Path, load_config: LoadConfig, optional: str = "$^", option: str = "model"
+) -> Any:
+    """Load a model in evaluation mode.
+
+    Args:
+        kind: class of transformers or diffusers.
+        folder: written by `save_pretrained`.
+        load_config: device, dtype, and whether code of the checkpoint may run.
+        optional: pattern of names of tensors that may be missing or surplus.
+        option: name of the option in messages.
+
+    Raises:
+        UnsupportedModelError: files that cannot be read or do not fit each other; tensors that are
+            missing, surplus or of another shape, with names; code that is not trusted.
+    """
+    warn_if_untested()
+    check_folder(folder, option)
+    is_mapped = load_config.device_map is not None
+    if not is_mapped:
+        _check_memory(kind, folder, load_config, option)
+    options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # refused below, with names
+    options |= {} if load_config.variant is None else {"variant": load_config.variant}
+    if hasattr(kind, "load_config"):  # a class of diffusers, which runs no code
+        options["torch_dtype"] = load_config.dtype
+    else:
+        options["dtype"], options["weights_only"] = load_config.dtype, True
+        options["trust_remote_code"] = load_config.trust_remote_code
+    if is_mapped:
+        options["device_map"] = load_config.device_map
+        options["offload_folder"] = load_config.offload_folder
+    with (
+        refusing(
+            f"the {kind.__name__} in {folder}",
+            "one that transformers refuses",
+            "give the folder that save_pretrained wrote",
+            option=option,
+            folder=folder,
+        ),
+        _without_report(),
+    ):
+        model, loaded = kind.from_pretrained(folder, **options)
+    missing, surplus = loaded["missing_keys"], loaded["unexpected_keys"]
+    reshaped = [key if isinstance(key, str) else key[0] for key in loaded["mismatched_keys"]]
+    for what, found, unless in (
+        ("of another shape", reshaped, "$^"),
+        ("missing", set(missing) - set(reshaped), optional),
+        ("surplus", surplus, optional),
+    ):
+        names = sorted(name for name in found if not re.search(unless, name))
+        if names:
+            raise UnsupportedModelError(
+                f"{option}: expected the tensors of {kind.__name__} in {folder}, received "
+                f"{len(names)} {what}, such as {names[0]}; copy the folder again"
+            )
+    return (model if is_mapped else model.to(load_config.device)).eval()
+
+
+def _check_memory(kind: Any, folder: Path, load_config: LoadConfig, option: str) -> None:
+    """Refuse a model that the free memory does not hold: its files' bytes, or those of an outline
+    without numbers in the dtype.
+    """
+    config = read_json(folder / "config.json", option=option)
+    outline = None
+    if not (config.get("auto_map") or config.get("quantization_config")):
+        outline = build_outline(kind, folder)
+    remedy = ""
+    if outline is None:
+        files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+        n_bytes = sum(file.stat().st_size for file in files)
+    else:
+        n_bytes = sum(p.numel() for p in outline.parameters()) * load_config.dtype.itemsize
+        n_bytes += sum(b.nbytes for b in outline.buffers())
+        if load_config.dtype == torch.float32:
+            remedy = f"dtype bf16 takes {n_bytes / 2**31:.1f} GiB; or take a smaller model"
+    check_memory(n_bytes, str(folder), option, load_config.device, remedy)
+
+
+def build_outline(kind: Any, folder: Path) -> Any:
+    """A model without numbers; None where it cannot be built, for reasons its library will say."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if hasattr(kind, "load_config"):  # diffusers
+                return kind.from_config(kind.load_config(folder, local_files_only=True))
+            from transformers import AutoConfig
+
+            config_class = getattr(kind, "config_class", None) or AutoConfig
+            config = config_class.from_pretrained(folder, local_files_only=True)
+            return (kind if config_class is not AutoConfig else kind.from_config)(config)
+    except Exception:
+        return None
+
+
+def refuse_device_map(load_config: LoadConfig, family: str) -> None:
+    """Refuse a device map for a family whose files transformers does not load.
+
+    Raises:
+        UnsupportedModelError: there is one.
+    """
+    if load_config.device_map is not None:
+        raise UnsupportedModelError(
+            f"device_map: expected none for {family}, whose files are not loaded by transformers, "
+            f"received {show(load_config.device_map)}; give device="
+        )
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Keep transformers from writing a table of what `load_model` says in one line."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_error)  # a level of its own would turn on another report
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
+    """Load the configuration of a model of transformers; see `load_processor`."""
+    from transformers import AutoConfig
+
+    return load_processor(AutoConfig, folder, load_config)
+
+
+def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
+    """Load a processor, tokenizer or configuration of transformers.
+
+    Args:
+        kind: class of transformers.
+        folder: written by `save_pretrained`.
+        load_config: whether code of the checkpoint may run.
+
+    Raises:
+        UnsupportedModelError: missing files, some that cannot be read, or code that is not trusted.
+    """
+    check_folder(folder)
+    with refusing(
+        f"the {kind.__name__} in {folder}",
+        "none that transformers can read",
+        "copy the folder again, with its configuration, tokenizer and processor files",
+        folder=folder,
+    ):
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
+        )
+
+
+def load_causal_lm(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
+    """Load a causal LM of transformers and its tokenizer; see `load_model` and `load_processor`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = load_processor(AutoTokenizer, folder, load_config)
+    return load_model(AutoModelForCausalLM, folder, load_config), tokenizer
+
+
+def check_size(size: tuple[int, int] | None, own: tuple[int, int]) -> None:
+    """Check the size for a model that has one size.
+
+    Raises:
+        OptionError: another size than the model's.
+    """
+    if size not in (None, own):
+        raise OptionError(
+            f"size: expected {own[0]}x{own[1]}, the only one of this model, received "
+            f"{'x'.join(map(str, size or ()))}; leave it out"
+        )
+
+
+def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
+
+    Raises:
+        OptionError: sides that are not multiples of `step`.
+    """
+    width, height = size
+    if width < step or height < step or width % step or height % step:
+        raise OptionError(
+            f"size: expected multiples of {step}, received {width}x{height}; "
+            f"for example {max(1, round(width / step)) * step}x"
+            f"{max(1, round(height / step)) * step}"
+        )
+    return height // step, width // step
+
+
+def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> str:
+    """Check a user's text and strip blanks from both ends.
+
+    Args:
+        text: given by the user.
+        tokenizer: of transformers; its control tokens are refused in the text.
+        what: description of the text in messages.
+
+    Raises:
+        OptionError: no text, an empty one, an incomplete character, or a control token.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise OptionError(f"prompt: expected {what}, received {show(text)}; write one")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # surrogates: a shell's bytes that are not UTF-8
+        raise OptionError(
+            f"prompt: expected {what} in whole characters, received {text[error.start]!r} at "
+            f"position {error.start}; write it in UTF-8"
+        ) from error
+    if tokenizer is not None and "<" in text and ">" in text:
+        for name in tokenizer.get_added_vocab():  # slow for tokenizers with image codes
+            if name.startswith("<") and name.endswith(">") and name in text:
+                raise OptionError(
+                    f"prompt: expected words, received {name}, a control token of the model; "
+                    "leave it out"
+                )
+    return text.strip()
+
+
+_WRAPPERS = ("model", "module", "state_dict", "ema")  # keys that hold the weights of a checkpoint
+_UNUSED = ("quantize.codebook_used", "freqs_cis")  # training statistics, and a computed table
+
+
+def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]:
+    """Read the tensors of a `.pt` or `.safetensors` file, also below one of the usual keys.
+
+    No code of the file runs. Zip files, as torch.save writes them, are mapped into memory.
+
+    Raises:
+        OptionError: no such file.
+        UnsupportedModelError: a file without tensors, or with more than the free memory holds.
+    """
+    file = Path(file)
+    if not file.is_file():
+        raise OptionError(f"{option}: expected a file, received {str(file)!r}; check the path")
+    check_memory(file.stat().st_size, str(file), option)
+    with (
+        refusing(f"a checkpoint of tensors in {file}", "another", "copy it again", option=option),
+        torch.serialization.safe_globals([Namespace]),  # training arguments
+    ):
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(file)
+        content: Any = torch.load(
+            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
+        )
+    while isinstance(content, dict):
+        inner = [content[name] for name in _WRAPPERS if isinstance(content.get(name), dict)]
+        if not inner:
+            break
+        content = inner[0]
+    tensors = content.items() if isinstance(content, dict) else ()
+    found = {str(name): value for name, value in tensors if isinstance(value, Tensor)}
+    if not found:
+        raise UnsupportedModelError(
+            f"{option}: expected tensors by name in {file}, received "
+            f"{shorten([str(name) for name, _ in tensors][:5] or content)}; give a checkpoint that "
+            f"has them, or one of {', '.join(_WRAPPERS)}"
+        )
+    return found
+
+
+def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[int, ...]:
+    """The shape of a tensor that sizes are read from.
+
+    Raises:
+        UnsupportedModelError: no such tensor, or one of another number of sides or without numbers.
+    """
+    shape = tuple(weights[name].shape) if name in weights else None
+    if shape is None or len(shape) != n_sides or 0 in shape:
+        received = f"{list(shape)}" if shape is not None else f"only {sorted(weights)[:4]}"
+        raise UnsupportedModelError(
+            f"weights: expected a tensor {name} with {n_sides} sides, received "
+            f"{received[:200]}; give the published file"
+        )
+    return shape
+
+
+def count_layers(names: Iterable[str]) -> int:
+    """The number of layers that names of tensors such as `layers.7.wq.weight` count."""
+    return len({found[1] for name in names if (found := re.match(r"layers\.(\d+)\.", name))})
+
+
+def rename(
+    weights: Mapping[str, Tensor], layer: Mapping[str, str], outer: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Published tensors under the names of a decoder of transformers; others keep theirs.
+
+    Args:
+        weights: those of layers are named `layers.7.attention.wq.weight`.
+        layer: here "attention.wq", and transformers' name.
+        outer: of tensors outside layers, without ".weight" where they have it.
+    """
+    found = {}
+    for name, value in weights.items():
+        base = name.removesuffix(".weight")
+        new = outer.get(base)
+        prefix = re.match(r"layers\.\d+\.", name)
+        if prefix and base[prefix.end() :] in layer:
+            new = f"model.{prefix[0]}{layer[base[prefix.end() :]]}"
+        found[name if new is None else new + name[len(base) :]] = value
+    return found
+
+
+def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Assign tensors to a module on the meta device: all of its tensors, and no others.
+
+    Raises:
+        UnsupportedModelError: tensors that are missing, surplus or of another shape or dtype; with
+            names.
+    """
+    used = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
+    try:
+        module.load_state_dict(used, strict=True, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedModelError(
+            f"weights: expected the tensors of {type(module).__name__}, received others "
+            f"({reason}); give the published file of this size"
+        ) from error

@@ -1,0 +1,56 @@
+"""Logits processors that read one position's scores alone, for rules that transformers lacks.
+
+They are the rules of `SamplingParams` of the same meaning (`mmaccel.kernels.adaptive`), for
+transformers' `generate`, whose own list of processors ends with temperature, top-H, top-k, top-p,
+min-p and eta.
+
+Departures: none; both run before the temperature, as in `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass
+
+from torch import Tensor
+
+from mmaccel.checks import within
+from mmaccel.kernels.adaptive import cool_by_entropy, keep_above_noise
+from mmaccel.pipelines.hosts.logits.repetition import WindowRule
+
+_COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
+
+
+@dataclass(frozen=True)
+class TopNSigma(WindowRule):
+    """Top-n-sigma, arXiv 2411.07641.
+
+    Args:
+        n_sigma: standard deviations below the largest score that a token may be, above 0.
+
+    Raises:
+        OptionError: for a value outside its domain.
+    """
+
+    n_sigma: float = within(MISSING, 0, math.inf, "1 is usual", above_low=True)
+
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        return keep_above_noise(scores.float(), self.n_sigma).to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class EntropyTemperature(WindowRule):
+    """EDT, arXiv 2403.14541: divides scores by ``0.8 ** (theta / H)``; a temperature follows.
+
+    Args:
+        theta: above 0.
+
+    Raises:
+        OptionError: for a value outside its domain.
+    """
+
+    theta: float = within(MISSING, 0, math.inf, "0.1 to 1 is usual", above_low=True)
+
+    def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        own = scores.float()
+        return (own / cool_by_entropy(own, self.theta).clamp(min=_COLDEST)).to(scores.dtype)

@@ -1,0 +1,233 @@
+"""Passes of the fused decoder on a CPU as compiled code, where that is faster.
+
+`torch.compile` makes one loop of the small operations between two matrix products. Compiling takes
+some ten seconds, and a pass of a small model milliseconds: it pays after some hundred seconds of
+passes at the earliest, and for some shapes never. So there is a trial before it is used: at the
+first pass of a shape in a run, both ways take turns over the same input, and the faster one runs
+the shape's passes from then on. `True` makes the trial at once. "auto" waits until passes of the
+kind have taken as long as compiling may take, so that at most twice the least time is spent. A
+shape is a number of rows, and of tokens, up to the next power of two.
+
+A function is compiled for a number of rows, and for one token of each or several: the numbers of
+tokens and keys may change without compiling again. A prompt's first pass, which makes room in the
+cache, and passes of some of a cache's rows run as they are.
+
+The logits differ from those of the fused decoder in their last bits, as those differ from the
+model's own forward; the trial compares them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from tempfile import TemporaryFile
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mmaccel.checks import show
+from mmaccel.errors import UnsupportedModelError, describe
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.hosts.layers.store import WindowLayer
+from mmaccel.pipelines.hosts.runner.trial import find_gain
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.samplers.run_lock import in_turn
+from mmaccel.samplers.tuner import Tuner
+
+UseCompile = Literal["auto"] | bool
+Shape = tuple[int, int]  # rows, tokens of each: the next power of two
+Kind = tuple[int, bool]  # rows, whether there are several tokens
+Given = tuple[Any, ...]
+
+_COMPILE_SECONDS = 20.0  # of passes of a kind, before "auto" compiles it
+_TRIAL_SECONDS = 1.0  # of passes of a shape, before "auto" measures it where its kind is compiled
+_ROUNDS = 8  # passes by each way in a trial, of which the first is not timed
+_GAIN = 1.03  # by how much the compiled passes must be faster
+
+logger = logging.getLogger("mmaccel")
+
+
+@dataclass
+class CompiledRun:
+    """The passes of one run. All passes of a shape run in the same way.
+
+    Attributes:
+        mode: True or "auto", see above; False compiles nothing.
+        is_captured: whether its passes are captured in CUDA graphs.
+        ran: whether a pass ran compiled.
+        chosen: what runs the passes of a shape.
+    """
+
+    mode: UseCompile
+    is_captured: bool = False
+    ran: bool = False
+    chosen: dict[Shape, Callable[..., Tensor]] = field(default_factory=dict)
+
+
+class CompiledPasses:
+    """The passes of a decoder, and what is known about compiling them, over all runs.
+
+    Args:
+        plain: a pass as a function of a decoder and tensors; it overwrites what it wrote before.
+
+    Attributes:
+        reasons: why passes of a kind are not compiled, by kind.
+        gains: seconds of a plain pass over those of a compiled one, by shape, of all trials.
+        plain_passes: times those that ran as they are, by shape.
+    """
+
+    def __init__(self, plain: Callable[..., Tensor]) -> None:
+        self.plain = plain
+        self.reasons: dict[Kind, str] = {}
+        self.gains: dict[Shape, float] = {}
+        self._compiled: dict[Kind, Callable[..., Tensor]] = {}
+        self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
+
+    def run(self, run: CompiledRun, *given: Any) -> Tensor:
+        """Run a pass; `given` is what `plain` takes: a decoder, its input `[R, W, C]`, tensors.
+
+        Raises:
+            UnsupportedModelError: the mode is True, and the pass cannot be compiled.
+        """
+        rows, width = given[1].shape[:2]
+        shape = rows, 1 << (width - 1).bit_length()
+        call = run.chosen.get(shape)
+        if call is None:
+            with _disable_current_modes():  # under which nothing is compiled
+                call = run.chosen[shape] = self._choose(run.mode, shape, given)
+        if call is self.plain:
+            return self.plain_passes[shape].time(1, partial(call, *given))
+        run.ran = True
+        with _disable_current_modes():
+            return call(*given)
+
+    @in_turn
+    def _choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
+        """What runs the passes of a shape in a run, after a trial if it is time for one.
+
+        Cost: of a trial: compiling if need be, and 16 passes.
+        """
+        kind = _find_kind(shape)
+        if shape not in self.gains and kind not in self.reasons:
+            if kind in self._compiled:
+                is_time = self.plain_passes[shape].total > _TRIAL_SECONDS
+            else:
+                timed = self.plain_passes.items()
+                total = sum(each.total for other, each in timed if _find_kind(other) == kind)
+                is_time = total > _COMPILE_SECONDS and not find_obstacle()
+            if mode is True or is_time:
+                self._try(shape, kind, given)
+        if mode is True and kind in self.reasons:
+            raise UnsupportedModelError(
+                "compile=True: expected layers that torch.compile takes, received "
+                f"{self.reasons[kind]}; set compile='auto'"
+            )
+        is_faster = self.gains.get(shape, 0.0) > _GAIN
+        return self._compiled[kind] if is_faster else self.plain
+
+    def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
+        """Compile a kind if need be, compare, and measure."""
+        compiled = self._compiled.get(kind)
+        try:
+            if compiled is None:
+                compiled = _compile(self.plain)
+                _mark(given[1:], several=kind[1])
+            expected = self.plain(*given)
+            received = compiled(*given)
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            self.reasons[kind] = f"a pass that ends in a {describe(error)}"
+            return
+        difference = compare_logits(expected, received)
+        if not difference.is_telling:  # rows that have ended may hold anything; another pass tells
+            return
+        dtype = expected.dtype
+        is_single = dtype in (torch.float32, torch.float64)
+        tolerance = Tolerance.strict(torch.float32) if is_single else Tolerance.of(dtype)
+        if not difference.within(tolerance):
+            self.reasons[kind] = f"compiled passes that are {difference}"
+            return
+        if kind not in self._compiled:
+            logger.info("compiled passes of the fused decoder")
+            self._compiled[kind] = _keep(compiled)
+        ways = partial(self.plain, *given), partial(self._compiled[kind], *given)
+        self.gains[shape] = find_gain([ways] * _ROUNDS, tolerance)
+
+
+def takes(run: CompiledRun, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
+    """Whether a run may compile a pass: on a CPU, of all rows of a cache that has room."""
+    if run.mode is False or hidden.device.type != "cpu" or dispatch.mode() == "triton":
+        return False
+    layout = cache[0].layout
+    is_whole = layout.selected_rows is None and layout.pass_rows == layout.max_rows
+    return is_whole and all(store.has_room for store in cache)
+
+
+def _find_kind(shape: Shape) -> Kind:
+    return shape[0], shape[1] > 1
+
+
+def _compile(plain: Any) -> Callable[..., Tensor]:
+    """Compile a copy of a function: torch counts what it compiled of a function's code, and stops
+    compiling it after some models."""
+    code = plain.__code__.replace()
+    own = FunctionType(
+        code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def _keep(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A compiled function that compiles no more: what it was not compiled for runs as it is."""
+
+    def call(*given: Any) -> Tensor:
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return compiled(*given)
+
+    return call
+
+
+def _mark(given: Sequence[Any], several: bool) -> None:
+    """Tell torch which lengths of a pass's tensors may change: tokens, if several, and keys."""
+    hidden, angles, masks, stores, index = given
+    by_kind = masks.values() if isinstance(masks, dict) else [masks]
+    axes = [(mask, 3) for mask in by_kind] + [(states, 0) for pair in stores for states in pair]
+    if several:
+        axes += [(hidden, 1), (index, 0), *((mask, 2) for mask in by_kind)]
+        axes += [(turns, 0) for pair in angles.values() for turns in pair]
+    for tensor, axis in axes:
+        torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+@cache
+def find_obstacle() -> str:
+    """Why passes on a CPU cannot be compiled on this machine, and what helps; empty where they can.
+
+    Cost: at the first call, one run of the compiler.
+    """
+    try:
+        try:
+            from torch._inductor.runtime.runtime_utils import cache_dir  # whose import makes it
+
+            with TemporaryFile(dir=cache_dir()):
+                pass
+        except OSError as error:
+            return (
+                f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); "
+                "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+            )
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except Exception as error:
+        return f"torch finds no C++ compiler, but a {describe(error)}; install g++"
+    return ""

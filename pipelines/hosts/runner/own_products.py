@@ -1,0 +1,113 @@
+"""Products in oneDNN's order for a model's own forward: of windows that the fused decoder does not
+serve, and of canvases.
+
+Inside a pass the model's `nn.Linear` layers multiply by `PackedLinear`, so that adapters, experts'
+routers and unknown layers run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from mmaccel.pipelines.hosts.runner.onednn import Products
+from mmaccel.pipelines.hosts.runner.packed_linear import PackedLinear
+from mmaccel.samplers.run_lock import in_turn
+
+
+class OwnProducts:
+    """Linear layers of a model on a CPU.
+
+    Args:
+        linears: of `_find_linears`.
+
+    Attributes:
+        dtype: of their weights.
+        products: of them.
+    """
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self.linears = linears
+        self.dtype = linears[0].weight.dtype
+        self.products = Products([PackedLinear([linear]) for linear in linears], {})
+        self._forwards = dict(zip(linears, map(_make_forward, self.products.linears)))
+
+    @contextmanager
+    def using(self, n_rows: int) -> Iterator[None]:
+        """Inside the block products of so many rows take oneDNN's order where that is faster."""
+        if not self.products.prepare(n_rows):
+            yield
+            return
+        try:
+            for linear, forward in self._forwards.items():
+                vars(linear)["forward"] = forward
+            yield
+        finally:
+            for linear in self._forwards:
+                vars(linear).pop("forward", None)
+
+
+def _find_linears(model: Any) -> list[nn.Linear]:
+    """Plain layers with weights of the model's dtype on a CPU; none of a compiled model."""
+    found = []
+    for module in model.modules():
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            return []
+        if type(module) is not nn.Linear or "forward" in vars(module):
+            continue
+        weight = module.weight
+        is_known = type(weight) is nn.Parameter and not weight.is_inference()  # these: no versions
+        if is_known and weight.device.type == "cpu" and weight.dtype == model.dtype:
+            found.append(module)
+    return found
+
+
+def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        return product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def own_products(found: OwnProducts | None, entries: Tensor) -> AbstractContextManager[None]:
+    """Inside the block, a pass over entries `[R, W, …]` of the model."""
+    return nullcontext() if found is None else found.using(entries.shape[0] * entries.shape[1])
+
+
+_opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
+
+
+@in_turn
+def open_own_products(model: Any) -> OwnProducts | None:
+    """Those of a model whose weights are worth a copy in oneDNN's order, else None; opened again
+    where its layers changed.
+    """
+    linears = _find_linears(model)
+    found = _opened.get(model)
+    if found is None or found.linears != linears or found.dtype != model.dtype:
+        close_own_products(model)
+        if not linears:
+            return None
+        found = OwnProducts(linears)
+    found.products.reorder()
+    if not found.products.reordered_bytes:
+        return None
+    _opened[model] = found
+    return found
+
+
+def find_own_products(model: Any) -> OwnProducts | None:
+    """Those that are open."""
+    return _opened.get(model)
+
+
+@in_turn
+def close_own_products(model: Any) -> None:
+    """Drop the copies of a model's weights."""
+    found = _opened.pop(model, None)
+    if found is not None:
+        found.products.unpack()
