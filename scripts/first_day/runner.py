@@ -219,7 +219,7 @@ def make_environment(folder: Path) -> Path:
     for name in _SOURCES:
         unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, copy / name, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     venv.create(folder / "venv", with_pip=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
