@@ -21,12 +21,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.report import classes, page_of  # noqa: E402
+from benchmarks.method_pages import classes  # noqa: E402
 
 FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")  # installed inside mmaccel
 _CARD = re.compile(r"\]\(\.\./mmaccel/demo/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
-_METHODS = re.compile(r"^<!-- methods: (\w+) -->$", re.MULTILINE)
+_REFERENCES = re.compile(r"^<!-- (methods|api|fields): ([^>]+) -->$", re.MULTILINE)
 _TOGETHER = re.compile(r"^(    )(\w+(?:, \w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
@@ -58,17 +58,18 @@ def expand_navigation(entries: list[Any], docs: Path) -> list[Any]:
     return expanded
 
 
-def expand_methods(markdown: str) -> str:
-    """A page on which the comment `methods: SLOT` stands for all methods of that slot."""
+def expand_references(markdown: str) -> str:
+    """A page on which `methods: SLOT` stands for the methods of that slot, and `api:` and `fields:`
+    for names below `mmaccel`, the former with their members.
+    """
 
-    def references(found: re.Match[str]) -> str:
-        return "\n\n".join(
-            f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
-            f"More: [{public}](../{page_of(found[1], name, entry)})."
-            for public, (name, entry) in classes(found[1]).items()
-        )
+    def references(match: re.Match[str]) -> str:
+        names = classes(match[2]) if match[1] == "methods" else match[2].split()
+        lines = "\n    options:\n      heading_level: 3"
+        lines += "" if match[1] == "api" else "\n      members: false"
+        return "\n\n".join(f"::: mmaccel.{name}{lines}" for name in names)
 
-    return _METHODS.sub(references, markdown)
+    return _REFERENCES.sub(references, markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -80,8 +81,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Lists methods; links to cards, as they are right in the repository, lead to these pages."""
-    markdown = expand_methods(markdown)
+    """Lists names; links to cards, as they are right in the repository, lead to these pages."""
+    markdown = expand_references(markdown)
     if page.file.src_uri.startswith("cards/"):
         return _OTHER_CARD.sub(r"](\1.md)", markdown)
     return _CARD.sub(r"](cards/\1.md)", markdown)

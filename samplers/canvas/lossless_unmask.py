@@ -48,7 +48,8 @@ _HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 @dataclass(frozen=True)
 class LosslessUnmask(RunPolicy):
-    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes.
+    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes: nested
+    guesses of what stepwise decoding does next, verified in one pass.
 
     Args:
         drafts: canvases that a pass computes, 1..256, of which 1 is `Stepwise`; or "auto" to choose
@@ -57,6 +58,12 @@ class LosslessUnmask(RunPolicy):
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
+
+    Loses: in seconds where a pass of several canvases costs as many times one (a CPU): "auto" then
+    stays at 1 and loses 2 % at most; in orders that depend on logits; with `cache="block"` in
+    ragged batches.
+    Figures: passes 256 to 42 on `scenes-masked` (Halton), 170 by confidence; 14.3 to 5.5 on
+    `grammar-masked`.
     """
 
     drafts: int | str = within("auto", 1, 256, _HINT, words=("auto",))

@@ -54,7 +54,10 @@ class MaskedParallel(SelectorPolicy):
             (arccos), "random" or "left".
         choose: "last" draws tokens and ranks slots by their probability, "first" ranks without.
         choice: temperature of the noise on the ranks at the first pass, 0 at the last.
-        block, cache: as in `Stepwise`.
+
+    Loses: wherever slots depend on each other, as the number of slots does not ask how sure the
+    model is; a choice after the draw favours likely tokens at one slot a pass, too.
+    Figures: `scenes-masked`, 12 passes of 256: 22 of 24 captions true, 14 in Halton order.
     """
 
     steps: int | None = within(12, 1, hint="8 to 32 is usual")

@@ -52,8 +52,9 @@ class BanditSpec(DraftSource):
         token_cost: what a further token of a pass costs, as a share of a pass of one. None: what
             passes cost is measured. With a number passes are the same in every run.
 
-    Raises:
-        OptionError: a value out of range, or a source that needs more than tokens and scores.
+    Loses: in short passes on a CPU, where choosing costs what it saves.
+    Figures: `stdlib`, window 6, greedy: 2.91 tokens a pass and 1.57 times as fast as `generate`
+    (`ngram` alone 2.75).
     """
 
     sources: tuple[DraftSource, ...] = within(

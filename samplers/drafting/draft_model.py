@@ -75,8 +75,7 @@ class DraftModel(ModelSource):
             are the drafter's.
         length: when it stops before the window is full, such as `mmaccel.SVIP()`; None: never.
 
-    Raises:
-        OptionError: no model, or no rule of length.
+    Loses: where a draft is not several times cheaper than a pass.
     """
 
     length: DraftLength | None = within(

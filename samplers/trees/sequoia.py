@@ -45,6 +45,10 @@ class Sequoia(TreeShape):
         depth: the most nodes of a path, less than the window; the drafter is asked as often.
         acceptance: p of a child by the number of drafts before it, then by its rank, the likeliest
             first; the last row holds for all later drafts. The default is that of coarse drafts.
+
+    Loses: where errors of a chain come together, as on images: shapes of one size are then equally
+    good.
+    Figures: `scenes`, window 48, 80 nodes: 7.7 tokens a pass (`DySpec` 8.0).
     """
 
     nodes: int = within(32, 1, 1024, "32 suits a window of 32")

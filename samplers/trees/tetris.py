@@ -29,9 +29,11 @@ class TETRIS(DySpec):
 
     Args:
         nodes: the most of a row.
-        depth: the most nodes of a path, less than the window; the drafter is asked as often.
-        ranks: of an entry's children that are looked at, the chain's draft among them.
         budget: nodes a row in the mean over the batch.
+
+    Loses: in batches of one; models without mixed passes and `fused="exact"` compute `nodes` of
+    every row.
+    Figures: `scenes`, window 64, 64 nodes a row in the mean: 7.8 tokens a pass.
     """
 
     nodes: int = within(48, 1, 1024, "48 suits a window of 32")

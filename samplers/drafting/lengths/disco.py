@@ -37,6 +37,8 @@ class DISCO(DraftLength):
     Args:
         threshold: of the probability of acceptance.
         rate: step of the classifier's gradient descent; 0 teaches it nothing.
+
+    Loses: where drafts are nearly free, and in batches.
     """
 
     threshold: float = within(0.4, 0, 1, "0.4 is a start")

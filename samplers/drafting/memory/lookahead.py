@@ -46,6 +46,10 @@ class Lookahead(CandidateSource):
     Args:
         ngram: N, tokens of an n-gram; as many passes make one.
         pool: n-grams that a row keeps.
+
+    Memory: 33 kB a row as it is.
+    Loses: against tables: an n-gram takes `ngram` passes to be found; in narrow windows, on images.
+    Figures: `stdlib`, window 6, greedy: 2.69 tokens a pass (`stand` 3.63).
     """
 
     ngram: int = within(4, 2, 16, "4 suits most texts")

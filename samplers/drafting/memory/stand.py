@@ -47,10 +47,10 @@ class STAND(CandidateSource):
     Args:
         ngram: the most tokens that are looked for; the longest suffix that was found counts.
 
-    Raises:
-        OptionError: an n-gram of no token.
-
     Memory: eight tokens of 4 bytes and as many probabilities of 2 for each token of a row.
+    Loses: on images, on short texts, on long ones (each draft is compared with the whole text), and
+    beside the fused sampling kernel of GPUs.
+    Figures: `stdlib`, window 6: 3.63 tokens a pass greedy, 1.31 at temperature 1.
     """
 
     ngram: int = within(3, 1, 64, "3 suits most texts")

