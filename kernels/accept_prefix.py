@@ -1,10 +1,7 @@
 """The end of a pass: the accepted prefix of every row into the token buffer, and all counts.
 
-Idea: a pass gives each row W tokens and says which of its W - 1 drafts were right. The tokens up to
-the first wrong draft's slot are generated, the rest are drafts of the next pass. Rows end at their
-length or at a stop token. A slot of invalid scores generates nothing, nor do those after it.
-
-Departures: none. This file is the specification of `accept_prefix_triton.py`.
+Rows end at their length or at a stop token. A slot of invalid scores generates nothing, nor do
+those after it.
 """
 
 from __future__ import annotations
@@ -50,10 +47,9 @@ def accept_prefix(
             generated.
         peak: `[B, W]` float, the largest score of each slot; neither NaN nor infinity if valid.
         variation: `[B, W-1]` float, total variation spent on each draft slot; only slots whose
-            tokens are generated are charged. None spends nothing.
-        state: of the rows; written to.
+            tokens are generated are charged.
         limit: `[]` int64, slots wanted of every row.
-        stops: `[S]` int64, tokens after which a row ends; None for none.
+        stops: `[S]` int64, tokens after which a row ends.
         origin: column of slot 0.
         counts: count the pass too; see `count_pass`.
 
@@ -84,11 +80,7 @@ def accept_prefix(
 
 
 def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None:
-    """Count a pass in which rows gained `state.n_new` tokens, and sum up what the host reads.
-
-    Args:
-        state, variation, limit: as in `accept_prefix`.
-    """
+    """Count a pass in which rows gained `state.n_new` tokens, and sum up what the host reads."""
     n_new = state.n_new
     n_generated = state.n_generated
     at = state.passes.clamp(max=len(state.gains) - 1)  # no row gains tokens so late

@@ -25,7 +25,8 @@ def column_mass(
     scale: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Sum over queries of the attention each position gets.
+    """Sum over queries of the attention each position gets, `[R, Hkv, S]` float32. Without weights
+    a head's masses add up to its number of queries.
 
     Args:
         q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
@@ -33,12 +34,7 @@ def column_mass(
         lse: `[R, Hq, W]` float32, of `window_attention` with these queries and keys and no
             restriction but the causal tail. Queries at -inf count nothing.
         start: `[R]` int64, position of each row's first query.
-        scale: what scores are multiplied by.
         weights: `[R, W]` float, how much each query counts; None: 1.
-
-    Returns:
-        `[R, Hkv, S]` float32; 0 at positions no query sees. Without weights a head's masses add up
-        to its number of queries.
 
     Cost: float32 scores `[R, Hq, W, S]` and a float32 copy of the keys; no host sync.
     """

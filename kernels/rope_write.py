@@ -36,7 +36,8 @@ def rope_write(
     grouped: bool = False,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Normalise and rotate queries and keys, and write keys and values to the cache, in place.
+    """Normalise and rotate queries and keys, and write keys and values to the cache, in place; the
+    queries `[T, Hq, D]`.
 
     Args:
         qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
@@ -48,9 +49,6 @@ def rope_write(
         grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
             `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
         norms: of queries and keys before they turn, rounded to their dtype; None: none.
-
-    Returns:
-        The queries `[T, Hq, D]`.
 
     Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
     synchronisation.
@@ -110,14 +108,14 @@ def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Te
 
 
 def turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Heads `[..., D]` rotated by angles `[..., P]`, the sine from `sign_sine`; P as above."""
+    """Heads `[..., D]` rotated by angles `[..., P]`, the sine from `sign_sine`."""
     n_turned = cos.shape[-1]
-    some = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
+    heads_turned = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
     if interleaved:
-        partner = some.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partner = heads_turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     else:
-        partner = some.roll(n_turned // 2, -1)
-    turned = (some * cos).addcmul_(partner, sin)
+        partner = heads_turned.roll(n_turned // 2, -1)
+    turned = (heads_turned * cos).addcmul_(partner, sin)
     if turned.dtype != heads.dtype:
         turned = turned.to(heads.dtype)
-    return turned if some is heads else torch.cat([turned, heads[..., n_turned:]], -1)
+    return turned if heads_turned is heads else torch.cat([turned, heads[..., n_turned:]], -1)

@@ -3,11 +3,6 @@
 A step of decoding multiplies few rows: its time is that of reading the weight. So the norm in front
 of the product, the gate and the residual addition behind it cost nothing but their launches, which
 this operation saves.
-
-Source: the layers of transformers' decoders; for the norm `mmaccel.kernels.norm`, for the gate
-`mmaccel.kernels.gated_act`.
-
-Departures: none.
 """
 
 from __future__ import annotations
@@ -34,27 +29,24 @@ def row_product(
     scale: float = 1.0,
     same_bits: bool = False,
 ) -> Tensor:
-    """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out.
+    """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out:
+    `[T, N]`.
 
     Args:
         x: `[T, C]` float.
         weight: `[N, C]` of the same dtype; `[2 N, C]` under a gate, gate before up.
-        bias: as many numbers as the weight has rows.
         norm: of x; an RMS norm without bias in the kernel.
         gate: what is done to the two halves of the product.
         total: `[T, N]` of the same dtype, to which the product is added.
         scale: of the product, before the addition.
         same_bits: whether a row has the same bits among any number of rows, in the kernel.
 
-    Returns:
-        `[T, N]` of the dtype of x.
-
     Cost: up to ten operations in torch; one launch in Triton; no host synchronisation.
     """
-    made = F.linear(x if norm is None else normalise(x, norm), weight, bias)
+    product = F.linear(x if norm is None else normalise(x, norm), weight, bias)
     if gate is not None:
-        made = gated_act(made, gate)
-    return made if total is None else torch.add(total, made, alpha=scale)
+        product = gated_act(product, gate)
+    return product if total is None else torch.add(total, product, alpha=scale)
 
 
 def find_tile(n_rows: int) -> int:

@@ -51,18 +51,7 @@ CHUNKS = Option("prefill_chunk_size", frozenset({"mixed passes"}))
 
 
 class WindowScheduler(Scheduler):
-    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`.
-
-    Args:
-        prompt, noise: see there.
-        model: of the run.
-        source: of its drafts.
-        runner: of its steps.
-
-    Attributes:
-        chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
-        feeds_all: whether the prompts of the rows with which a run begins are processed here, too.
-    """
+    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`."""
 
     def __init__(
         self,
@@ -81,7 +70,9 @@ class WindowScheduler(Scheduler):
         if batching.prefix_tree is not None:
             self._reader = PrefixReader(batching.prefix_tree, model, source, is_static=is_static)
         # rows that keep the logits behind their prompts begin together
+        # tokens of prompts that a step processes at most; None: those of admitted rows
         self.chunk_size = None if model.takes_whole_prompts else model.setup.prefill_chunk_size
+        # the prompts of the rows with which a run begins, too
         self.feeds_all = self.chunk_size is not None or self._reader is not None
         self._feed = PromptFeed(self.chunk_size)
         self._planned: list[Part] = []  # a chunk that the next pass processes, or the last one did
@@ -93,7 +84,7 @@ class WindowScheduler(Scheduler):
 
     @property
     def n_decoding(self) -> int:
-        """Number of batch slots whose row is unfinished and has its whole prompt in the cache."""
+        """Batch slots whose row is unfinished and has its whole prompt in the cache."""
         return self.n_open - len(self._feed)
 
     def prompt(self) -> Prompt:
@@ -122,7 +113,6 @@ class WindowScheduler(Scheduler):
             model.select_rows(inputs, None)
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
-        """As in `Scheduler`; the row no longer reads what it shared."""
         self._forget_prefix(batch_slot)
         super().finish(batch_slot, ended)
 
@@ -135,11 +125,8 @@ class WindowScheduler(Scheduler):
         run.passes.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
-        """Finish the rows that have ended, admit others into their batch slots, and process what
-        is next of prompts.
-
-        Returns:
-            How many rows begin to decode.
+        """Finish the rows that have ended, admit others into their batch slots, and process what is
+        next of prompts. How many rows begin to decode.
         """
         self._keep_prompts()
         ended = run.rows.ended.tolist()
@@ -162,7 +149,7 @@ class WindowScheduler(Scheduler):
         return n_begun
 
     def _go_on(self, run: WindowRun) -> int:
-        """Admit rows and process their prompts, as long as no row decodes; see `refill`."""
+        """Admit rows and process their prompts, as long as no row decodes; how many begin to."""
         n_begun = 0
         while True:
             self._admit(run)
@@ -198,7 +185,7 @@ class WindowScheduler(Scheduler):
             prompts: list[tuple[int, ...]] = []
             if self._reader is not None:
                 pairs = zip(tokens[:, index].tolist(), ends, strict=True)
-                prompts = [tuple(own[:end]) for own, end in pairs]
+                prompts = [tuple(prompt[:end]) for prompt, end in pairs]
             self._feed.cursors[self.rows[batch_slot]] = Cursor(ends, prompts)
 
     def _forget_prefix(self, batch_slot: int) -> None:
@@ -221,10 +208,8 @@ class WindowScheduler(Scheduler):
         run.rows.hold(run.rows.tokens.new_tensor(list(batch_slots)), run.prompt)
 
     def _process(self, run: WindowRun) -> int:
-        """Process the next tokens of prompts, and let rows begin whose prompts are whole.
-
-        Returns:
-            How many begin.
+        """Process the next tokens of prompts, and let rows begin whose prompts are whole; how many
+        do.
         """
         mixes = self.chunk_size is not None and not self._apart
         while True:
@@ -266,22 +251,19 @@ class WindowScheduler(Scheduler):
         self._planned = []
 
     def _find_pieces(self) -> list[PromptPiece]:
-        """The planned chunk as pieces of the next pass."""
         if not self._planned:
             return []
         tokens = super().prompt().tokens.clamp(min=0)
         pieces = []
         for part in self._planned:
             row = self._find_row(part.row, part.branch)
-            own = tokens[row, part.start : part.start + part.n]
-            pieces.append(PromptPiece(row, part.start, own))
+            prompt_tokens = tokens[row, part.start : part.start + part.n]
+            pieces.append(PromptPiece(row, part.start, prompt_tokens))
         return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fill in the statistics of all rows.
-
-        Returns:
-            Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
+        """Fill in the statistics of all rows; of the prompt's rows tokens `[B, length]`, lengths
+        `[B]` and passes `[B]`, int64.
         """
         totals = self.totals
         stats.accepted = totals.accepted
@@ -294,17 +276,15 @@ class WindowScheduler(Scheduler):
             stats.notes.append(f"prefill_chunk_size: chunks had passes of their own: {self._apart}")
         ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)
-        for own, row in zip(tokens, ended):
-            own[: row.tokens.shape[0]] = row.tokens
+        for row_tokens, row in zip(tokens, ended):
+            row_tokens[: row.tokens.shape[0]] = row.tokens
         lengths = [row.tokens.shape[0] for row in ended]
         passes = [row.passes for row in ended]
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
     def _receive(self, run: WindowRun, at_once: int | None) -> None:
-        """Let rows join, with batch slots for them.
-
-        Args:
-            at_once: how many at most; None: as many as there is room for.
+        """Let rows join, with batch slots for them, `at_once` at most; None: as many as there is
+        room for.
         """
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)
@@ -328,8 +308,8 @@ class WindowScheduler(Scheduler):
 
     def _find_row(self, row: int, branch: int) -> int:
         """The row of a pass that a branch of an unfinished row is."""
-        slots = [k for k, own in enumerate(self.rows) if own == row and self.is_open[k]]
-        return slots[0] + branch * len(self.rows)
+        slots = [k for k, each in enumerate(self.rows) if each == row and self.is_open[k]]
+        return slots[0] + branch * len(self.rows)  # branch-major
 
     @as_called()
     def _prefill(self, run: WindowRun, model: TokenModel) -> None:
