@@ -85,9 +85,8 @@ class AcousticGroups(WindowPolicy):
         return iterate(run, self.coupling, rule, rest=partial(self.rest, groups=groups))
 
     def find_groups(self, model: TokenModel, prompt: Prompt) -> TokenGroups:
-        """The groups of a model's tokens, kept until others of the model are asked for.
-
-        Cost: the distances of all pairs of codes, once, and a sum over the vectors each time.
+        """The groups of a model's tokens, kept until others of the model are asked for: the
+        distances of all pairs of codes are found once.
         """
         vectors = model.vectors(self.vectors)
         if vectors is None or len(vectors) != model.vocab_size:
@@ -115,8 +114,8 @@ class AcousticGroups(WindowPolicy):
     def rule(
         self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, groups: TokenGroups
     ) -> tuple[Tensor, Tensor]:
-        """Accept drafts `[B, K]` with a(x) by coins `[B, K]`; accepted `[B, K]` bool, and the total
-        variation `[B, K]` that this spends on each slot.
+        """Accept drafts `[B, K]` with a(x); which, and the total variation spent on each slot
+        `[B, K]`.
         """
         a, b = _weigh(p_target, p_draft, groups)
         spent = (p_draft * a - p_target * b).clamp(min=0.0).sum(-1)

@@ -127,11 +127,9 @@ class GroupedSpeculative(WindowPolicy):
 def group_ratio(
     p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
 ) -> Tensor:
-    """min(1, P(G)/Q(G)) for the group around every token, `[B, K, V]` in 0..1.
-
-    The group of the token of rank r (by p_target, falling) holds ranks r-group … r+group-1 whose
-    probability is less than `max_gap`, at least 1e-6, away from the token's; with group 0 it holds
-    the token alone. `sort` does what `sort_falling` does.
+    """min(1, P(G)/Q(G)) `[B, K, V]` for the group around every token: of rank r (by p_target,
+    falling) the ranks r-group … r+group-1 whose probability is less than `max_gap` away, and r
+    itself.
     """
     ordered, order = (sort or sort_falling)(p_target)
     size = ordered.shape[-1]
@@ -156,10 +154,8 @@ def group_ratio(
 
 
 def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
-    """Sums `[..., V]` of `weights[..., low:high]` by rank, by differences of a float64 running sum.
-
-    `low` and `high` are of the first M ranks, `[..., M]` int64; all others have `group` ranks on
-    either side, as far as there are so many.
+    """Sums `[..., V]` of `weights[..., low:high]` by rank. `low` and `high` are of the first M
+    ranks; all others have `group` ranks on either side, as far as there are so many.
     """
     *rows, size = weights.shape
     low, high = (rank.expand(*rows, -1) for rank in (low, high))

@@ -40,7 +40,7 @@ class Jacobi(WindowPolicy):
         drafts: where drafts come from: a `DraftSource`, such as a `Coarse` or one of your own, or
             the short name of one. "auto" is "suffix" of text ("ngram" where steps are captured);
             elsewhere the coarse model that ships with the model, else "previous-frame" in a clip
-            and "neighbour". The policy's page lists the names.
+            and "neighbour". docs/drafts.md has the names.
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".

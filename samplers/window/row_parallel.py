@@ -111,11 +111,10 @@ class RowParallel(WindowPolicy):
 
 
 def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tuple[Tensor, Tensor]:
-    """The slots `[B, W]` bool whose tokens are final after a pass, and the drafts `[B, W-1]` bool
-    that were right: final, and read by this pass as they are. The right ones are the first of each
-    row.
+    """The slots `[B, W]` whose tokens are final after a pass, and the drafts `[B, W-1]` that were
+    right: final, and read by this pass as they are; those are the first of each row of the image.
 
-    `matches` `[B, W-1]` bool are drafts that are what their slots want, or were final before.
+    `matches` `[B, W-1]` are drafts that are what their slots want, or were final before.
     """
     size = layout.columns
     frame = layout.frame
@@ -146,9 +145,8 @@ def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tu
 
 
 def follow(p_last: Tensor, moved: Tensor, width: int) -> Tensor:
-    """Distributions `[B, W, V]` of a window's slots as the last pass has left them, `p_last`
-    `[B, W', V]`, since which each row has moved on by `moved` `[B]` slots; of slots that it did not
-    cover those of its last one.
+    """Distributions `[B, W, V]` of a window that has moved on by `moved` `[B]` slots since `p_last`
+    `[B, W', V]`; of slots behind that its last one.
     """
     slots = torch.arange(width, device=p_last.device)
     at = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)

@@ -157,12 +157,12 @@ def iterate(
     is_joint: bool = False,
     rest: Rest | None = None,
 ) -> Generation:
-    """The loop shared by the exact and the relaxed rules; the finished generation of a fresh run.
+    """The loop shared by the exact and the relaxed rules, on a fresh run.
 
     Args:
         coupling: how drafts after the first rejection are redrawn; exact, whatever the rule.
         rule: decides which drafts are accepted.
-        walk: of passes that cover trees, under the exact rule; None: none do.
+        walk: of passes that cover trees, under the exact rule.
         is_joint: verify all drafts of a window together, instead of by the rule.
         rest: what the first draft that the rule rejects is replaced from; None: (p - q)+.
     """
@@ -255,10 +255,8 @@ def _redraw_window(
     fresh: Fresh,
     is_other: bool,
 ) -> Tensor:
-    """The window's next contents `[B, W]` int64.
-
-    `is_other`: drafts were accepted by another rule, or verified against another distribution, than
-    the one by which drafts behind the rejection are kept.
+    """The window's next contents `[B, W]`. `is_other`: drafts were accepted by another rule, or
+    another distribution, than the one by which drafts behind the rejection are kept.
     """
     compute = run.backend.run
     last = verified.last
