@@ -32,7 +32,7 @@ TASKS = {
     "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     PROMPTED_CLIPS: Task("makes clips from prompts", "TextToVideo", "moving-scenes"),
-    _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
+    _CACHES: Task("answers questions about long texts", "docs/results-reduction.md", "recall", ""),
 }
 SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
 _BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
