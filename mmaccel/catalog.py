@@ -391,9 +391,7 @@ VISION_DEMO = "mmaccel.demo.loading:load_demo"
 SPOKEN_MODELS = {"voices": "speaks English of 497 words in four voices; for mmaccel speak"}
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {
-    "grammar-masked": "a grammar of seven tasks, masked; for benchmarks/canvas.py",
     "recall": "answers questions about long documents; for mmaccel evaluate cache",
-    "stdlib": "continues Python source; for drafts of text",
 }
 
 
