@@ -29,10 +29,6 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
         The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
         or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
         left. Token ids are [B, T].
-
-    Raises:
-        OptionError: another name, or a folder without weights.
-        UnsupportedModelError: see `check_folder`.
     """
     check_choice("name", name, NAMES)
     home = WEIGHTS / name

@@ -34,12 +34,13 @@ def attach_policy(target: Any, policy: Any, options: AttachOptions) -> Handle:
         return _attach_to_pipeline(target, policy, options)
     model, family, refusal = find_served(target)  # runs the model's self-check
     chosen = choose_policy(policy, options.layout, family.layout(model))
-    check_layout(options.layout, count_ids(model))
     engine = options.engine
     engine.check(find_device(model), chosen)
     if options.strict and refusal is not None:
         raise refusal
     window = family.wrap(model) if refusal is None else None
+    n_ids = count_ids(model) or getattr(window, "vocab_size", None)
+    check_layout(options.layout, n_ids)
     reduction = options.reduction
     vision = VisionModel(model, family, reduction) if reduction else None
     refuse(explain(chosen, options.layer_methods, *reduction.parts, engine, window, vision))
