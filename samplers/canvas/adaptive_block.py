@@ -53,12 +53,6 @@ class AdaptiveBlock(SelectorPolicy):
         return Threshold(self.threshold)
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass.
-
-        Raises:
-            OptionError: a delimiter that is no token of the model.
-            UnsupportedModelError: a model with blocks of its own.
-        """
         check_model(model)
         if self.delimiters and model.block is not None:
             raise UnsupportedModelError(

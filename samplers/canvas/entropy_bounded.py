@@ -64,8 +64,8 @@ class EntropyBounded(SelectorPolicy):
             )
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`; the longest prefix of the open slots, by entropy, that costs at most the
-        bound. One slot costs nothing and is always taken.
+        """The longest prefix of the open slots, by entropy, that costs at most the bound, `[B, Q]`
+        bool. One slot costs nothing and is always taken.
         """
         index, costs = prefix_costs(predictions)
         n = torch.arange(1, index.shape[1] + 1, device=index.device)
@@ -99,7 +99,6 @@ class EntropyBounded(SelectorPolicy):
         return bound[:, None]
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         generation = super().decode(run)
         stats = generation.stats
         if self.budget_nats is not None and stats.accepted == [stats.row_passes]:
@@ -115,7 +114,8 @@ def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
 
     Returns:
         Index of each slot in that order, `[B, Q]` int64, and `[B, Q]` float64: nats that the first
-        k + 1 of them cost at most, never less than fewer; closed slots come last and add nothing.
+            k + 1
+        of them cost at most, never less than fewer; closed slots come last and add nothing.
     """
     index = ranked(-predictions.entropy, predictions.is_open)
     spread = torch.where(predictions.is_open, predictions.entropy.double(), 0.0)

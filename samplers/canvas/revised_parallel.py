@@ -70,7 +70,6 @@ class RevisedParallel(SelectorPolicy):
         return super().needs | (_OF_SHADOWS if self.revise == "shadow" else NOTHING)
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
         if self.revise == "shadow":
             options |= {"layout": "entries", "pass_type": ShadowPass}
         run = super().open(model, prompt, length, **options)
@@ -83,7 +82,7 @@ class RevisedParallel(SelectorPolicy):
         return Threshold(self.threshold)
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`; as much of it as the reviser allows."""
+        """As much of it as the reviser allows."""
         return ReviserLimit(super().full_selector(run, state), run)
 
 

@@ -51,7 +51,6 @@ class Stepwise(RunPolicy):
         return "bitwise" if is_exact else "relaxed"
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         order = run.order(self.order)
         with run.interruptible():
             while run.sync():

@@ -58,10 +58,11 @@ class HierarchyDrafting(DraftSource):
         ranks = rank.where(is_read, -1).flatten(1)
         texts = Texts(buffer.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks)
         last = tokens_before(buffer, filled[:, None], self.ngram)
-        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
-        first = found[:, 0]  # [B, 1], in the text of all rows
-        end = first // n_columns * n_columns + filled[first // n_columns]
+        indices, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
+        first = indices[:, 0]  # [B, 1], in the text of all rows: r N + n
+        end = first // n_columns * n_columns + filled[first // n_columns]  # where row r's text ends
         ahead = (frontier.columns - filled[:, None]).clamp(min=0)  # [B, K]
+        # what is known of row r's text ends, and is read over again from `first` on
         tokens = buffer.flatten()[first + ahead % (end - first).clamp(min=1)]
         tokens = tokens.clamp(0, frontier.vocab_size - 1)
         return Drafts(tokens.where(is_found[:, 0], last_known(frontier)))

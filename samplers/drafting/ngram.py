@@ -29,7 +29,6 @@ class NGram(DraftSource):
     name = "ngram"
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`."""
         return Drafter(_OfText() if run.prompt.layout is None else self)
 
     def propose(self, frontier: Frontier) -> Drafts:

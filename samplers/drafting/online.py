@@ -114,17 +114,7 @@ def _open_weights(model: StateModel, layout: Layout | None, length: int) -> Open
 
 
 class OnlineModel:
-    """A linear C that is fitted between passes.
-
-    Args:
-        output: `[V, D]`, the large model's output matrix.
-        layout: of the tokens, which says what neighbours are; None for a text.
-        length: tokens of a row.
-
-    Attributes:
-        config: sizes.
-        drafts_new_slots: False: it has nothing to say of slots that no pass has seen.
-    """
+    """A linear C that is fitted between passes, for rows of `length` tokens."""
 
     drafts_new_slots = False
 
@@ -166,7 +156,7 @@ class OnlineModel:
         return self._weights
 
     def slot_weights(self) -> None:
-        """None: of a slot itself nothing is known."""
+        """Of a slot itself nothing is known."""
 
     def of_prompt(self, prompts: Tensor) -> Tensor:
         """A constant, see `base`."""
@@ -181,11 +171,8 @@ class OnlineModel:
         return torch.ones(*distances.shape, 1, device=distances.device, dtype=torch.float32)
 
     def learn(self, seen: Tensor, now: Tensor, states_seen: Tensor, states: Tensor) -> None:
-        """Add n slots which a pass evaluated, and the pass before it.
-
-        Args:
-            seen, now: `[n, N]` int64, ids of the neighbours in the earlier and in the later pass.
-            states_seen, states: `[n, D]` float32.
+        """Add n slots which a pass evaluated, and the pass before it: ids `[n, N]` of the
+        neighbours as the earlier and the later pass saw them, and both states `[n, D]` float32.
         """
         change = (self.embedded[now] - self.embedded[seen]).flatten(1)  # [n, N * R]
         self._squares.addmm_(change.T, change)

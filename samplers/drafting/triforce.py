@@ -42,5 +42,5 @@ class TriForce(SelfDrafting):
     def attention(self) -> Method:
         """Compares chunks of one length by their means."""
         options = {"budget": self.budget, "block": self.block, "first_layer": self.first_layer}
-        found: Method = make("attention", "dhsa", **options)
-        return found
+        method: Method = make("attention", "dhsa", **options)
+        return method

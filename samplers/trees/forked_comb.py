@@ -49,16 +49,14 @@ class ForkedComb(TreeShape):
 
     @property
     def nodes(self) -> int:
-        """N L + M K."""
         return self.branches * self.length + self.twigs * self.twig_length
 
     @property
     def depth(self) -> int:
-        """L + K - 1, as a twig may leave a branch's last draft but one."""
+        """As a twig may leave a branch's last draft but one."""
         return self.length + self.twig_length - 1
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         forks = fork_chain(tree, self.ranks)
         if forks is None:

@@ -47,7 +47,6 @@ class SpecExec(TreeShape):
     is_capturable = True
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         chances = grow_likeliest(tree, self.nodes, self.depth, self.ranks, expand=self.expand)
         return None if chances is None else tree.nodes(chances > float("-inf"))

@@ -42,12 +42,12 @@ class TETRIS(DySpec):
     only_bitwise = True
 
     def is_needed(self, chances: Tensor) -> Tensor:
-        """See `DySpec.is_needed`: the likeliest of the batch, parents before their children."""
+        """The likeliest of the batch, parents before their children."""
         is_best = torch.zeros_like(chances, dtype=torch.bool)
         is_best.view(-1)[self.find_wanted(chances)] = True
         return is_best & super().is_needed(chances)
 
     def find_wanted(self, chances: Tensor) -> Tensor:
-        """See `DySpec.find_wanted`: as many as the budget, of which some may be no nodes."""
+        """As many as the budget, of which some may be no nodes."""
         order = chances.flatten().sort(descending=True, stable=True).indices
         return order[: self.budget * len(chances)]

@@ -44,7 +44,6 @@ class ChunkKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The observation window."""
         return self.window
 
     @property

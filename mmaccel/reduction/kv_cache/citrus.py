@@ -35,7 +35,6 @@ class CItruS(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The instruction."""
         return self.instruction
 
     def score(self, layer: CachedLayer) -> Tensor:

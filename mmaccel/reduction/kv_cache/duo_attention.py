@@ -48,7 +48,6 @@ class DuoAttention(HeadwiseMethod):
 
     @property
     def observed(self) -> int:
-        """The window."""
         return self.window
 
     @property
@@ -71,7 +70,6 @@ class DuoAttention(HeadwiseMethod):
         return known.expand_as(mass).contiguous()
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """What is known of the heads, `[R, H, S]`."""
         assert layer.total is not None
         return layer.total
 

@@ -42,6 +42,5 @@ class H2O(CacheMethod):
         return max(1, int(self.budget * self.recent))
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """The attention received, `[R, H, S]`."""
         assert layer.total is not None
         return layer.total

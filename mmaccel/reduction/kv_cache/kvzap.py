@@ -69,17 +69,14 @@ class KVzap(ThresholdMethod):
 
     @property
     def observed(self) -> int:
-        """The window, where there is no scorer."""
         return self.window if self.scorer is None else 0
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether there is a scorer."""
         return self.scorer is not None
 
     @property
     def sizes(self) -> LayerSizes | None:
-        """Of the scorer's model."""
         return None if self.scorer is None else self._opened.sizes
 
     def rate(self, index: int, hidden: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ class KVzip(HeadwiseMethod):
 
     @property
     def repeated(self) -> int:
-        """A piece."""
         return self.piece
 
     @property

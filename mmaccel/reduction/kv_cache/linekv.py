@@ -43,13 +43,11 @@ class LineKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The last row."""
         assert self.every is not None
         return self.every
 
     @property
     def n_recent(self) -> int:
-        """The last rows."""
         return self.lines * self.observed
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -39,9 +39,7 @@ class MorphKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The recent entries."""
         return self.window
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """Votes `[R, H, S]`."""
         return layer.mass()

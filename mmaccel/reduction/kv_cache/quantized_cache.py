@@ -44,7 +44,6 @@ class QuantizedCache(CacheQuantizer):
 
     @property
     def code_bits(self) -> int:  # type: ignore[override]
-        """See `CacheQuantizer`."""
         return self.bits
 
     def pack_keys(self, keys: Tensor) -> Codes:

@@ -71,6 +71,5 @@ class RaaS(CacheMethod):
         return layer.lengths.minimum(most)
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """The time stamps, `[R, H, S]`."""
         assert layer.total is not None
         return layer.total

@@ -41,7 +41,6 @@ class SnapKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The observation window."""
         return self.window
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -27,7 +27,6 @@ class TOVA(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The last entry alone."""
         return 1
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -59,7 +59,6 @@ class ActQKV(BlockScorer):
         return ((bias * states).sum(3) / bias.sum(3)).to(queries.dtype)
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """The blocks that match the probes best, `[R, H, N]` bool."""
         assert blocks.summaries is not None
         probes = self.probe(blocks.queries.unflatten(2, (-1, blocks.width)))
         scores = self.score(probes, blocks.summaries)

@@ -62,11 +62,7 @@ class MInference(PromptMethod):
         return sums.scatter_add(2, tile, by_block)
 
     def patterns(self, prompt: PromptBlocks, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Blocks `[R, H, N, N]` bool of the three patterns: A-shape, vertical-slash, block.
-
-        Args:
-            attended: of `attend`.
-        """
+        """Blocks `[R, H, N, N]` bool of the three patterns: A-shape, vertical-slash, block."""
         number = torch.arange(prompt.n_blocks, device=attended.device)
         behind = (number[:, None] - number).clamp(min=0)  # [N, N], blocks from a tile to a block
         nearest = prompt.highest(-behind.float().expand_as(attended), self.budget)

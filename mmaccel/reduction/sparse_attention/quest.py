@@ -38,7 +38,6 @@ class Quest(BlockScorer):
         return summarise(keys, is_real, "bounds")
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """The largest bound of each block `[R, H, N]`."""
         return score_bounds(queries, summaries).amax(2)
 
 

@@ -50,15 +50,12 @@ class TidalDecode(AttentionMethod):
     shares_layers: ClassVar[bool] = True
 
     def source(self, layer: int) -> int:
-        """The last choosing layer."""
         return self.reselect if layer >= self.reselect else self.first_layer
 
     def reads_all(self, layer: int) -> bool:
-        """Those that choose, and those before the first."""
         return layer <= self.first_layer or layer == self.reselect
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """The blocks that hold the highest scores, `[R, H, N]` bool."""
         scores = (blocks.queries @ blocks.keys.mT).amax(2)  # [R, H, S]
         scores = scores.masked_fill(~blocks.is_real[:, None], float("-inf"))
         return blocks.highest(blocks.by_block(scores, float("-inf")).amax(-1), self.budget)

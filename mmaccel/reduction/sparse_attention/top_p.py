@@ -101,5 +101,4 @@ class TopP(AttentionMethod):
         return torch.zeros_like(is_candidate).scatter_(2, index, chosen)
 
     def most(self, n_blocks: int, n_own: int) -> int:
-        """All candidates, if the attention is spread out."""
         return count_highest(n_blocks, n_own, self.budget)

@@ -49,7 +49,6 @@ class XAttention(PromptMethod):
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything is computed."""
         return self.threshold >= 1
 
     def estimate(self, prompt: PromptBlocks) -> Tensor:

@@ -79,7 +79,7 @@ class CDPruner(TokenReducer):
         return exp(self.weight / (2 - 2 * self.weight))
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`: algorithm 1 of Chen et al."""
+        """Algorithm 1 of Chen et al., `[B, N]`."""
         valid = context.valid
         vectors = unit(context.x, valid) * scores[..., None]  # L = V V^T
         n_picks = int(budget.max())

@@ -50,7 +50,6 @@ class DART(TokenReducer):
         return frozenset({"keys", "text"}) if self.text_pivots else frozenset({"keys"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:

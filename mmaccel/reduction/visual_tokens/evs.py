@@ -42,7 +42,7 @@ class EVS(TokenReducer):
     needs = frozenset({"frames", "grid"})
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`; never less than the first frame."""
+        """Never less than the first frame, `[B]`."""
         first = (context.valid & (context.group == 0)).sum(1)
         return super().budget(context).maximum(first)
 

@@ -46,7 +46,6 @@ class FastV(TokenReducer):
     needs = frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:

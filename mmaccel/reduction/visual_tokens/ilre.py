@@ -53,7 +53,6 @@ class ILRe(PromptReducer):
     needs = frozenset({"text_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return (self.layer or max(1, depth * 2 // 5),)
 
     def score(self, context: VisualContext) -> Tensor:

@@ -61,9 +61,7 @@ class PixelPrune(TokenReducer):
         return budget.minimum(differs.sum(1))
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`: a patch that goes is merged into the one that stands for it,
-        whose pixels alone count.
-        """
+        """A patch `[B, N]` that goes is merged into the one that stands for it."""
         kept = top(scores, context.valid, budget)
         target = self._predict(context)[1].where(~kept, itself(kept))
         for _ in range(kept.shape[1].bit_length()):  # of a target that went, its own target

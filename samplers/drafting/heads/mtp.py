@@ -39,12 +39,5 @@ class MTP(HeadSource):
     name = "mtp"
 
     def load_head(self, model: LayerStates) -> Any:
-        """See `HeadSource.load_head`.
-
-        Raises:
-            OptionError: a model whose configuration names no such layer, or that was not opened
-                from a folder.
-            UnsupportedModelError: a checkpoint without its weights, or a transformers without it.
-        """
         window = cast(TokenModel, model)
         return open_mtp(window.model, window.vocab_size)

@@ -34,5 +34,4 @@ class SpecDecPP(DraftLength):
     power: float = within(1.0, 0, 16, "1 takes probabilities as they are")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
-        """`[B]` bool: whether all drafts of the window are likely accepted."""
         return 1 - (drafted.confidences**self.power).prod(1) <= self.threshold

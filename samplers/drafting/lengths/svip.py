@@ -31,5 +31,4 @@ class SVIP(DraftLength):
     threshold: float = within(0.6, hint="0.6 is a start")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
-        """`[B]` bool: whether the root of the last entropy is low enough."""
         return drafted.entropy.sqrt() <= self.threshold

@@ -49,11 +49,7 @@ class ADED(CandidateSource):
 
 @dataclass(eq=False)
 class TrigramDrafter(CandidateDrafter):
-    """Counts of tri-grams in one run; they are counted anew whenever they are asked for.
-
-    Args:
-        occurrences: see `ADED`.
-    """
+    """Counts of tri-grams in one run; they are counted anew whenever they are asked for."""
 
     occurrences: int
 

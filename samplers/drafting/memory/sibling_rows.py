@@ -53,10 +53,6 @@ class SiblingDrafter(CandidateDrafter):
     """Votes of sibling rows in one run; nothing is kept between passes."""
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
-        return vote(self._texts(run), contexts, _VOTES, run.vocab_size)
-
-    def _texts(self, run: OpenRun) -> Texts:
-        """All rows of the batch one after the other, those of other prompts closed."""
         rows = run.rows
         tokens = rows.tokens
         n_rows, n_columns = tokens.shape
@@ -66,6 +62,7 @@ class SiblingDrafter(CandidateDrafter):
         is_said = (column >= rows.origin) & (column < rows.columns[:, :1])  # [R, N]
         row = torch.arange(n_rows, device=tokens.device)[:, None]
         rank = column * n_rows + row  # the latest in its text, of equals the last row
+        # all rows of the batch one after the other, those of other prompts closed
         ranks = rank.where(is_sibling[..., None] & is_said, -1)  # [B, R, N]
-        texts = tokens.flatten().expand(n_rows, -1)
-        return Texts(texts, column.repeat(n_rows), ranks.flatten(1))
+        texts = Texts(tokens.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks.flatten(1))
+        return vote(texts, contexts, _VOTES, run.vocab_size)

@@ -37,12 +37,6 @@ class SourceImage(DraftSource):
 
 @dataclass(eq=False)
 class ImageDrafter(Drafter):
-    """A given image in one run.
-
-    Args:
-        ids: of the image.
-    """
-
     ids: GivenIds
 
     @property

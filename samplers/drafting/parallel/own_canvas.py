@@ -52,12 +52,6 @@ class OwnCanvas(DraftSource):
     needs_layers = True
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`.
-
-        Raises:
-            OptionError: a model whose passes see no mask in both directions, or do not read this
-                mask token.
-        """
         model = run.model
         if self.mask_token >= model.n_inputs:
             raise OptionError(

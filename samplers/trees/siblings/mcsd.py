@@ -36,7 +36,6 @@ class MCSD(SiblingRule):
     name = "mcsd"
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """See `SiblingRule.draw`."""
         n_drawn = k if first is None else k - 1
         uniforms = noise.uniforms(n_drawn)  # [B, n, k]
         drawn = [draw(p_draft, uniforms[..., i]) for i in range(n_drawn)]
@@ -47,5 +46,4 @@ class MCSD(SiblingRule):
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, lambda same, token: same)

@@ -38,7 +38,7 @@ class RSD(SiblingRule):
     name = "rsd"
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """See `SiblingRule.draw`. A token of no probability is never drawn."""
+        """A token of no probability is never drawn."""
         size = p_draft.shape[-1]
         scores = p_draft.log() + noise.gumbel(size)
         n_drawn = k
@@ -54,7 +54,6 @@ class RSD(SiblingRule):
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, _without)
 
 

@@ -39,7 +39,6 @@ class SpecTr(MCSD):
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """See `SiblingRule.choose`."""
         n = (siblings >= 0).sum(1, keepdim=True)  # K of each row, [R, 1]
         gamma = solve_gamma(p_target, p_draft, n)
         at = siblings.clamp(min=0)
@@ -58,12 +57,8 @@ class SpecTr(MCSD):
 
 
 def solve_gamma(p_target: Tensor, p_draft: Tensor, n: Tensor) -> Tensor:
-    """The least gamma that is allowed, `[R, 1]`; see above.
-
-    Args:
-        p_target: p `[R, V]`.
-        p_draft: q `[R, V]`.
-        n: K of each row, `[R, 1]` int64.
+    """The least gamma that is allowed, `[R, 1]`, for p and q `[R, V]` and each row's K `[R, 1]`;
+    see above.
     """
     low = torch.ones_like(p_target[:, :1])
     high = n.clamp(min=1).to(low.dtype)
