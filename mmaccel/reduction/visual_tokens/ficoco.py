@@ -89,6 +89,7 @@ class FiCoCoV(_FiCoCo):
         features: what the language model sees, see `ToMe`.
 
     Loses: as `ToMe`; each layer compares all pairs.
+    Figures: `scenes-vqa`, 22 % kept: 6.0 points lost of 97.0.
     """
 
     attended: float = 0.35
