@@ -126,7 +126,7 @@ class FiCoCoL(_FiCoCo):
         attended: weight of the text's attention, against that of the resemblance.
 
     Loses: in shallow models, as it begins at layer 5; it is nearly the slowest, and the most
-    accurate on `scenes-vqa`.
+    accurate on `scenes-vqa`, where it loses nothing at 11 %.
     """
 
     attended: float = 0.4
