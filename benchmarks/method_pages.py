@@ -64,9 +64,9 @@ def find_class(slot: str, public: str) -> Any:
     return next(map(load, targets), None) or getattr(mmaccel, public)
 
 
-def link(slot: str, public: str, folder: str = "") -> str:
-    """A link to a method's section, from a page in docs/ or with that folder from elsewhere."""
-    return f"[`{public}`]({folder}{PAGES[slot]}#{public.lower()})"
+def link(slot: str, public: str) -> str:
+    """A link to a method's section, from a page in docs/."""
+    return f"[`{public}`]({PAGES[slot]}#{public.lower()})"
 
 
 def guarantee(cls: Any) -> str:

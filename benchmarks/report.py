@@ -7,7 +7,6 @@ shows, a sentence above, and columns with the format of a row's cell.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -18,14 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from benchmarks.method_pages import (
-    PAGES,
-    classes,
-    find_class,
-    guarantee,
-    link,
-    method_sections,
-)
+from benchmarks.method_pages import PAGES, link, method_sections
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import METHODS, load
 from mmaccel.errors import MMAccelError, OptionError
@@ -33,7 +25,7 @@ from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import grid
 from mmaccel.pipelines.hosts.runner.engine import GRAPHS, SHARING, Engine, chunks_of
 from mmaccel.pipelines.hosts.runner.fused_layers import LAYERS
-from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from scripts.size import make_table, read_budget
 
@@ -255,53 +247,6 @@ def baseline_tables(reports: Reports) -> Iterator[Block]:
             "{runs} images a side, in turn. Made by `{command}`."
         )
         yield fill_block(says.format_map(report), _BASELINES, rows)
-
-
-_BATCH_1, _BATCH_8 = "scenes-cpu-batch1", "scenes-cpu-batch8"
-_MASKED, _GRAMMAR = "scenes-masked-cpu-canvas-exact", "grammar-masked-cpu-canvas"
-_CHOSEN = (  # report, heading, policy and window, or the plain canvas policy and another
-    (_BATCH_1, "images token by token, batch 1", "jacobi", 32, "float32"),
-    (_BATCH_1, "", "mc-sjd", 32, "float32"),
-    (_BATCH_1, "", "gsd", 32, "float32"),
-    (_BATCH_8, "the same, batch 8", "jacobi", 8, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "bfloat16"),
-    (_MASKED, "masked images", "stepwise halton", "lossless-unmask halton", ""),
-    (_GRAMMAR, "masked text", "stepwise", "lossless-unmask", ""),
-    (_GRAMMAR, "", "stepwise", "entropy-bounded 0.5", ""),
-)
-
-
-def choosing_table(reports: Reports) -> Iterator[Block]:
-    """A row for each kind of model and policy, at guidance 2 where there is guidance.
-
-    Seconds of canvas runs are left out: they were not taken in turn with those of the plain loop.
-    """
-    lines = []
-    for name, heading, first, second, dtype in _CHOSEN:
-        report = reports.get(name, {})
-        if dtype:
-            rows = [row for row in report.get("rows", ()) if row["guidance"] == 2]
-            plain = [row for row in rows if row["policy"] == "autoregressive"]
-            own = [
-                row
-                for row in rows
-                if (row["policy"], row["window"], row["dtype"]) == (first, second, dtype)
-            ]
-            words = "" if dtype == EXACT_DTYPE else f", {dtype}"
-            label = f"`{first}`, window {second}{words}"
-        else:
-            rows = report.get("canvas", ())
-            plain, own = ([row for row in rows if row["policy"] == p] for p in (first, second))
-            label = f"`{second}`"
-        for row in own:
-            passes = f"{plain[0]['passes']:.{0 if dtype else 1}f}"
-            exactness = exactness_in(row["exactness"], dtype or EXACT_DTYPE)
-            gain = f"{row['speed_up']:.2f}×" if dtype else "–"
-            lines.append((heading, label, exactness, passes, f"{row['passes']:.1f}", gain))
-    heads = ("generated", "policy", "exactness", "passes without", "passes with", "in seconds")
-    if lines:
-        yield Block("", heads, lines)
 
 
 # --- canvases, visual tokens, caches --------------------------------------------------------------
@@ -674,9 +619,7 @@ _LIBRARY = {
     "library-static": "transformers, static cache, compiled pass",
 }
 _TIMES: Columns = {
-    "first call, s an image": "{first_seconds:.4f}",
     "s an image": "{seconds:.4f}",
-    "images/s": "{images_per_s:.2f}",
     "speed-up": "{speed_up:.2f}×",
 }
 _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
@@ -736,29 +679,6 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
 
 # --- the catalog ----------------------------------------------------------------------------------
 
-_SLOTS = {
-    "window": "window policies, for models decoded token after token",
-    "canvas": "canvas policies, for masked and diffusion models",
-    "drafts": "where drafts come from: `Jacobi(drafts=…)`",
-    "tree": "branches beside the drafts: `Jacobi(tree=…)`",
-    "siblings": "which of several drafts of a slot is accepted: `Speculative(siblings=…)`",
-    "visual_tokens": "which visual tokens stay: `visual_tokens=`",
-    "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
-    "attention": "which cached keys a pass attends to: `attention=`",
-}
-
-
-def methods_table(_: Reports) -> Iterator[Block]:
-    """The methods of each slot by their guarantee."""
-    rows = []
-    for slot, title in _SLOTS.items():
-        by_guarantee: dict[str, list[str]] = {}
-        for public in classes(slot):
-            word = guarantee(find_class(slot, public)) or "the policy's"
-            by_guarantee.setdefault(word, []).append(link(slot, public, "docs/"))
-        rows += [(title, word, ", ".join(links)) for word, links in by_guarantee.items()]
-    yield Block("", ("slot", "guarantee", "methods"), rows)
-
 
 def layer_support_table(reports: Reports) -> Iterator[Block]:
     """Methods of caches and attention with the same cells share a row."""
@@ -785,15 +705,12 @@ def fused_layers_list(_: Reports) -> Iterator[Block]:
     yield Block(", ".join(f"`{family}`" for family in families))
 
 
-def kernels_table(_: Reports) -> Iterator[Block]:
-    """What each kernel computes, from the first line of its specification."""
+def kernels_list(_: Reports) -> Iterator[Block]:
+    """The operations that have a kernel in Triton."""
     kernels = DOCS.parent / "kernels"
-    lines = []
-    for file in sorted(kernels.glob("*.py")):
-        if any(kernels.glob(f"{file.stem}*_triton.py")) and not file.stem.endswith("_triton"):
-            what = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
-            lines.append((f"`{file.stem}`", what))
-    yield Block("", ("kernel", "what it computes"), lines)
+    names = {file.stem for file in kernels.glob("*.py")}
+    found = [name for name in sorted(names) if any(kernels.glob(f"{name}*_triton.py"))]
+    yield Block(", ".join(f"`{name}`" for name in found if not name.endswith("_triton")))
 
 
 _SECTIONS = {  # of docs/compatibility.md: title, and columns beside name, batch and classes
@@ -905,7 +822,6 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "first-screen": FIRST_SCREEN,
     "baselines": baseline_tables,
     "canvas": canvas_tables,
-    "choosing": choosing_table,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,
@@ -917,11 +833,10 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "gpu-figures": figure_table,
     "gpu-kernels": partial(gpu_tables, key="timings"),
     **{f"gpu-{key}": partial(gpu_tables, key=key) for key in list(_GPU)[1:]},
-    "methods": methods_table,
     **{f"{slot.replace('_', '-')}-methods": partial(sections, slot) for slot in PAGES},
     "run-options": run_options_table,
     "fused-layers": fused_layers_list,
-    "kernels": kernels_table,
+    "kernels": kernels_list,
     "layer-support": layer_support_table,
     "compatibility": compatibility_tables,
     "sizes": lambda _: iter([Block(make_table(read_budget()))]),

@@ -7,11 +7,9 @@ mean weighted by size. Attention then counts a token log(size) stronger. Seeded 
 each part of the tokens, after D. Bolya, J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023
 (arXiv:2303.17604).
 
-Departures: a destination is one of four consecutive tokens, chosen by a counter-based generator, or
-of more where the budget is smaller than a quarter; a source less similar than `threshold` stays,
-which the authors of ToMe for diffusion considered (their issue 40). Merging is before a layer, from
-the keys of the layer before it, where the paper merges between a layer's attention and its MLP. The
-class token is never merged. What the language model sees is its own choice, see `features`.
+Departures: a destination is one of four consecutive tokens, drawn by the seed; a source less
+similar than `threshold` stays. Merging is before a layer, from the keys of the layer before it,
+where the paper merges between a layer's attention and its MLP. The class token is never merged.
 """
 
 from __future__ import annotations
