@@ -58,6 +58,11 @@ class GroupedSpeculative(WindowPolicy):
             at least 1, in place of `delta`; None takes `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
+
+    Loses: wherever fidelity to the model matters; in seconds on a CPU, as each slot's vocabulary is
+    ranked.
+    Figures: `scenes`, window 32: 6.3 tokens a pass for a total variation of 0.125 a token; 8.0 and
+    0.132 over coarse drafts, where 58 % of captions are true (plain loop: 73).
     """
 
     window: int = 32

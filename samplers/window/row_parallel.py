@@ -58,6 +58,10 @@ class RowParallel(WindowPolicy):
             that tokens depend on them.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
+    Loses: where rows are short (16 tokens let four or five run together) and in large batches on a
+    CPU. Models whose tokens form no rows are refused; steps are not captured.
+    Figures: `scenes`, window 64: 8.2 tokens a pass for a total variation of 0.024 a token, 72 % of
+    captions true (plain loop: 73); 9.0 and 59 % with `ahead=0`.
     """
 
     window: int = 64
