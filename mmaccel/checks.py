@@ -72,21 +72,13 @@ def _is_finite(value: Any) -> bool:
 
 
 def check_most(option: str, value: int, most: int, remedy: str) -> None:
-    """Refuse a number above a limit.
-
-    Raises:
-        OptionError: with the limit.
-    """
+    """Raise OptionError above a limit."""
     if value > most:
         raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
 
 
 def check_length(option: str, values: Sequence[Any], most: int = 2 * MANY) -> None:
-    """Refuse a sequence that is too long to walk through, such as `range(10**9)`.
-
-    Raises:
-        OptionError: with the limit.
-    """
+    """Raise OptionError for a sequence too long to walk through, such as `range(10**9)`."""
     try:
         count = len(values)
     except OverflowError:  # of a range
@@ -136,12 +128,10 @@ class Domain:
 
     @property
     def related(self) -> dict[str, str]:
-        """Which numbers are those of other attributes."""
         numbers = {name: getattr(self, name) for name in ("low", "high", "multiple_of")}
         return {name: text for name, text in numbers.items() if isinstance(text, str)}
 
     def resolve(self, owner: Any) -> Domain:
-        """The same with an object's numbers in place of the names of its attributes."""
         values = {
             name: sum(getattr(owner, part) for part in text.split(" + "))
             for name, text in self.related.items()
@@ -199,17 +189,9 @@ class Checked:
 
 
 def check_fields(owner: Any, prefix: str = "", otherwise: Domain = ANY) -> None:
-    """Refuse values of a dataclass that are not of its fields' types, or outside their domains.
-
-    Lists become tuples where the type is one.
-
-    Args:
-        owner: the dataclass, which may be frozen.
-        prefix: of the names in messages.
-        otherwise: the domain of a field that declares none.
-
-    Raises:
-        OptionError: with the first such field.
+    """Raise OptionError for the first value of a dataclass that is not of its field's type, or
+    outside its domain; `otherwise` is the domain of a field that declares none. Lists become
+    tuples.
     """
     cls: Any = type(owner)
     kinds, known = field_types(cls), domains(cls)
@@ -249,15 +231,12 @@ def domains(cls: Any) -> dict[str, Domain]:
 
 
 def members(kind: Any) -> list[Any]:
-    """The types of a union; the type itself where it is none."""
     return list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
 
 
 def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
-    """A value of a type, lists and tensors as tuples, paths as texts.
-
-    Raises:
-        OptionError: another one, or one outside the domain.
+    """A value of a type, lists and tensors as tuples, paths as texts; OptionError for another one,
+    or one outside the domain.
     """
     kinds = members(kind)
     if value is None and NoneType in kinds:
@@ -338,14 +317,7 @@ def is_one(value: Any, kind: Any) -> bool:
 
 @contextmanager
 def importing(message: str) -> Iterator[None]:
-    """Imports of an optional package, which users install for what needs it.
-
-    Args:
-        message: what was expected, received, and how to install it.
-
-    Raises:
-        MissingBackendError: an import inside failed.
-    """
+    """Imports of an optional package; what fails inside is a MissingBackendError."""
     try:
         yield
     except ImportError as error:
@@ -367,11 +339,7 @@ def check_path(
 
 
 def check_kind(name: str, found: Any, kind: type, hint: str = _CONTRACTS) -> Any:
-    """What a method of somebody else returned, an object of a class.
-
-    Raises:
-        ShapeError: anything else; `name` is that of the class and the method.
-    """
+    """What a method of somebody else returned, an object of a class; else a ShapeError."""
     if not isinstance(found, kind):
         received = f"received a {type(found).__name__}"
         raise ShapeError(f"{name}: expected a {kind.__name__}, {received}; {hint}")
@@ -388,20 +356,14 @@ def check_answer(
     counts: Any = None,
     within: tuple[int, int] | None = None,
 ) -> Any:
-    """What a method of somebody else returned, a tensor.
+    """What a method of somebody else returned, a tensor; else a ShapeError, or NumericsError for
+    NaN.
 
     Args:
-        name: of the class and the method.
-        found: what it returned.
         shape: expected; the second of three or more axes may be 1, for all heads or slots.
         dtype: "float" of any width, "int64" or "bool".
-        hint: how to repair the method.
         counts: bool, broadcastable, where NaN is refused; None: nowhere.
         within: the least and the largest integer; None: any.
-
-    Raises:
-        ShapeError: anything else.
-        NumericsError: NaN.
 
     Cost: a host synchronisation with `counts` or `within`.
     """

@@ -63,14 +63,9 @@ _RAGGED = 256  # tokens more than in the shortest prompt, which are worth anothe
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """The result of a row that has ended, possibly before others.
+    """The result of a row that has ended, possibly before others; its figures are as in `Stats`.
 
-    Attributes:
-        row: its number in the prompt.
-        tokens: `[n]` int64, the generated tokens.
-        passes: passes it took part in.
-        accepted: as in `Stats`, of this row.
-        total_variation, nats: as in `Stats`, of this row.
+    `row` is its number in the prompt, `tokens` `[n]` int64.
     """
 
     row: int
@@ -89,13 +84,9 @@ class PromptCost(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """Rows that join a run.
-
-    Attributes:
-        prompt: n rows, with as many branches as the run's prompt and at most as many positions T.
-            Where the model has inputs of its own for each row (see
-            `mmaccel.model_parts.SelectedRows`), they are those of these rows.
-        noise: `Noise` of these rows.
+    """Rows that join a run, and their noise: n rows with as many branches as the run's prompt and
+    at most as many positions T. Inputs that a model has for each row
+    (`mmaccel.model_parts.SelectedRows`) are those of these rows.
     """
 
     prompt: Prompt
@@ -117,9 +108,6 @@ class ContinuousBatching:
         prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of prompts that were processed in
             this run and in those before it: rows that begin alike process what follows. None: every
             row processes its whole prompt.
-
-    Raises:
-        OptionError: max_num_seqs < 1.
     """
 
     max_num_seqs: int
@@ -220,12 +208,10 @@ class PrefixGroups:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """The first row of each group."""
         return tuple(rows[0] for rows in self.rows)
 
     @property
     def n_rows(self) -> int:
-        """Rows of all groups."""
         return sum(len(rows) for rows in self.rows)
 
     @property
@@ -244,8 +230,6 @@ class Route:
     """How the passes of a model's run were computed, for statistics.
 
     Attributes:
-        name: the forward that ran.
-        reason: why not another one.
         attention: why the model's own attention ran; empty where our kernel did, None where there
             is nothing to choose.
         activations: number format that activations are quantised to; empty for others.
@@ -326,15 +310,12 @@ class Model(Capable, ABC):
 
     @property
     def route(self) -> Route:
-        """Of the run."""
         return Route()
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
-        """Clear the cache and reserve `positions` cache indices for each of `rows` rows.
-
-        Raises:
-            OptionError: the model cannot take so many.
+        """Clear the cache and reserve `positions` cache indices for each of `rows` rows;
+        OptionError where the model cannot take so many.
         """
 
 
@@ -354,7 +335,6 @@ class TokenModel(Model):
     offers = frozenset(GLOSSARY) - OF_LAYERS - {"captured steps"}
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `Capable.lack`."""
         if word in self.offers:
             return ""
         if word == "captured steps":
@@ -367,7 +347,6 @@ class TokenModel(Model):
 
     @cached_property
     def setup(self) -> RunSetup:
-        """Of the next runs."""
         return RunSetup()
 
     @property
@@ -409,10 +388,7 @@ class TokenModel(Model):
 
     def process_prompt(self) -> PromptCost | None:
         """Process a prompt that the model has itself, after `reserve`, in passes of
-        `RunSetup.prefill_chunk_size` tokens at most where that goes.
-
-        Returns:
-            What it cost; None for a model whose prompt `prefill` processes.
+        `RunSetup.prefill_chunk_size` tokens at most where that goes; None where `prefill` does it.
         """
         return None
 
@@ -456,7 +432,6 @@ class Denoiser(Model):
     shift: int = 0
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `Capable.lack`."""
         if word == "mask token" and self.mask_token is None:
             return "its open slots hold random tokens"
         if word == "finished blocks" and self.block is None:
@@ -472,7 +447,6 @@ class Denoiser(Model):
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
         return torch.float32
 
     def own_logits(self, tokens: Tensor) -> Tensor | None:
@@ -528,16 +502,12 @@ class Prompt:
             in the same order.
         lengths: `[R]` int64, real tokens of each row, at least 1.
         branches: G, guidance branches; 1 without guidance.
-        stop_tokens: `[S]` int64 or None; a row ends after the first of these.
-        layout: what is known about the slots, or None.
+        stop_tokens: `[S]` int64; a row ends after the first of these.
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
         n_shown: tokens at the end of every prompt that the layout's slots continue: the frames
             that a clip begins with, the codes of the frame before.
-
-    Attributes:
-        batch: B, rows asked for.
     """
 
     tokens: Tensor
@@ -602,9 +572,8 @@ class Prompt:
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
-        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read.
-
-        The last token of a row is read in any case.
+        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read, and each row's
+        last token in any case.
         """
         if self.is_text is None:
             return self.tokens, self.lengths

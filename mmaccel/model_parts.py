@@ -42,12 +42,9 @@ class ReducedLayers(ABC):
 
     @abstractmethod
     def use_methods(self, methods: Any, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced.
-
-        Args:
-            methods: how (`LayerMethods` of `mmaccel.pipelines.hosts.layers.methods`), as
-                `mmaccel.capabilities.explain` lets pass.
-            branches: G, guidance branches of the rows.
+        """From the next `reserve` on, the layers' caches and attention are reduced: by
+        `LayerMethods` that `mmaccel.capabilities.explain` lets pass, for rows of so many guidance
+        branches.
         """
 
     @property
@@ -73,12 +70,8 @@ class TreePasses(ABC):
 
 @dataclass(frozen=True)
 class PromptPiece:
-    """Tokens of one row's prompt that a pass processes beside its windows.
-
-    Attributes:
-        row: of the pass.
-        start: cache index of the first one.
-        tokens: `[n]` int64.
+    """Tokens `[n]` int64 of one row's prompt that a pass processes beside its windows; the first
+    has the cache index `start`.
     """
 
     row: int
@@ -97,11 +90,6 @@ class MixedPasses(ABC):
 
         Keys and values of all entries are written before any of them attends: an entry sees what
         stands before it in its row, pieces of this pass included.
-
-        Args:
-            entries: windows, or some of their entries (`Pass.wanted`). That of a row with pieces
-                begins behind them.
-            pieces: of prompts, those of a row in their order.
         """
 
 
@@ -123,13 +111,9 @@ class CopiedEntries(ABC):
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """Let a row begin with every layer's keys and values `[H, n, D]`, or with nothing.
-
-        Args:
-            row: its number.
-            entries: empty for nothing.
-            key: rows that were given entries by the same key read them together, as far as
-                rows may; None: the row writes a copy to its own cache.
+        """Let a row begin with every layer's keys and values `[H, n, D]`, or, where they are empty,
+        with nothing. Rows that were given entries by the same key read them together, as far as
+        rows may; None: the row writes a copy to its own cache.
         """
 
 
@@ -138,12 +122,9 @@ class SelfDrafts(ABC):
 
     @abstractmethod
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """As `forward`, logits `[R, 1, V]`, attending as `RunSetup.drafts` says; the next `forward`
-        writes anew what it has written.
-
-        Args:
-            entries: one a row.
-            index: drafts of the window before it.
+        """As `forward`, one entry a row, logits `[R, 1, V]`, attending as `RunSetup.drafts` says;
+        the next `forward` writes anew what it has written. `index` drafts of the window came before
+        it.
         """
 
 
@@ -228,13 +209,8 @@ class SelectedRows(ABC):
 
     @abstractmethod
     def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
-        """Row inputs of rows that a run has, and of others that join it.
-
-        Args:
-            row_inputs: of the run, from `get_row_inputs`.
-            others: of the rows that join, from there too.
-            rows: `[n]` int64, those of the run that stay.
-            order: `[R]` int64, the order of the concatenation of both.
+        """Row inputs of rows `[n]` int64 that a run has and that stay, and of others that join it,
+        both from `get_row_inputs`, in the order `[R]` int64 of their concatenation.
         """
 
 
@@ -250,8 +226,6 @@ class FinishedBlocks(ABC):
 
     @abstractmethod
     def prefill(self, entries: CanvasPass) -> None:
-        """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
-
-        Args:
-            entries: with `start` and `lengths`; a row's are in the order of their positions.
+        """Run one pass over the finished blocks of all rows' prompts, after `reserve`, with `start`
+        and `lengths`; a row's entries are in the order of their positions.
         """

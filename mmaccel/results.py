@@ -63,11 +63,8 @@ def exactness_in(exactness: str, dtype: str) -> RunExactness:
 
 @dataclass
 class BlockCounts:
-    """What sparse attention has left out in a run.
-
-    Attributes:
-        left_out: blocks that were not read, over all passes, layers, rows and key heads.
-        empty: choices of no block at all; the newest blocks were read.
+    """What sparse attention has left out in a run: blocks that were not read, over all passes,
+    layers, rows and key heads, and choices of no block at all, where the newest blocks were read.
     """
 
     left_out: int = 0
@@ -89,9 +86,7 @@ class StepBytes:
 
     @property
     def speed_up(self) -> float:
-        """How many times as fast a step that takes as long as its reading becomes at most, if
-        nothing of the cache is read.
-        """
+        """How many times as fast a step becomes at most if nothing of the cache is read."""
         return (self.weights + self.cache) / self.weights
 
 
@@ -224,9 +219,7 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """Tokens, forward passes, tokens per pass and seconds, on one line; where passes are wider
-        than plain ones, canvases too.
-        """
+        """One line; where passes are wider than plain ones, with canvases."""
         return (
             f"{self.tokens} tokens in {self.passes} forward passes{self.of_canvases}, "
             f"{self.tokens_per_pass:.2f} tokens {self._each_pass}, {self.seconds:.2f} s"
@@ -286,11 +279,7 @@ class Stats:
 
 
 def add_stats(parts: Sequence[Stats]) -> Stats:
-    """Sum the stats of consecutive runs; the exactness is the weakest of theirs.
-
-    Args:
-        parts: at least one, all of the same policy.
-    """
+    """Sum the stats of consecutive runs of one policy; the exactness is the weakest of theirs."""
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     weakest = max(parts, key=lambda part: _STRONGEST_FIRST.index(part.exactness))
     total["exactness"], total["dtype"] = weakest.exactness, weakest.dtype
@@ -317,13 +306,8 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a sampler returns.
-
-    Attributes:
-        tokens: `[B, L]` int64, 0 after a row's end.
-        lengths: `[B]` int64.
-        passes: `[B]` int64, passes in which each row was unfinished.
-        stats: of the batch.
+    """What a sampler returns: tokens `[B, L]` int64, 0 after a row's end, and `[B]` int64 of each
+    row its length and the passes in which it was unfinished.
     """
 
     tokens: Tensor
@@ -334,13 +318,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Progress:
-    """State passed to `on_step` after every pass.
+    """State passed to `on_step` after every pass, by `[B]` int64 but for the tokens.
 
     Attributes:
         tokens: `[B, L]` int64, valid up to `lengths`; a view that the next pass changes.
-        lengths: `[B]` int64, tokens generated so far.
-        previous: `[B]` int64, `lengths` before this pass.
-        passes: passes so far.
+        previous: `lengths` before this pass.
         rows: the prompt's row in each of the B batch slots under `ContinuousBatching`, else empty.
     """
 

@@ -58,16 +58,8 @@ class Schema(Generic[Settings]):
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file of safetensors, of which the header was read.
-
-    Attributes:
-        file: its path.
-        names: of its tensors in the file, by their names here.
-        shapes: by their names here.
-        dtype: see `Schema`.
-        asked: what asks for tensors, in messages.
-        remedy: of other tensors.
-        option: begins messages.
+    """A file of safetensors, of which the header was read; `names` are those in the file, by their
+    names here. For the others see `Schema`; `asked` is what asks for tensors, in messages.
     """
 
     file: Path
@@ -79,11 +71,8 @@ class WeightFile:
     option: str
 
     def read(self, wanted: Shapes, optional: Collection[str] = ()) -> dict[str, Tensor]:
-        """The tensors, by their names here.
-
-        Args:
-            wanted: shapes by name of all that may be there.
-            optional: names that may be missing.
+        """The tensors, by their names here. Shapes are of all that may be there; optional ones may
+        be missing.
 
         Raises:
             UnsupportedModelError: other names or shapes, numbers that are not finite, or too little
@@ -128,11 +117,6 @@ class Opened(Generic[Settings]):
 def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") -> Opened[Settings]:
     """Read a folder's configuration and the header of its weights.
 
-    Args:
-        schema: what lies in it.
-        folder: that has both files.
-        option: begins messages; the schema's by default.
-
     Raises:
         OptionError: a missing file, or a configuration of another class.
         UnsupportedModelError: a file that cannot be read, or settings outside their ranges.
@@ -174,11 +158,7 @@ def open_weights(
     asked: str = "the model",
     remedy: str = "copy both files again",
 ) -> WeightFile:
-    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`.
-
-    Raises:
-        UnsupportedModelError: what safetensors cannot read.
-    """
+    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -196,7 +176,6 @@ def open_weights(
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a module's tensors, by name."""
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
@@ -237,10 +216,8 @@ def available_memory() -> int | None:
 def check_memory(
     n_bytes: int, what: str, option: str = "model", device: Any = "cpu", remedy: str = ""
 ) -> None:
-    """Refuse to fill more memory than there is, in main memory and on a CUDA device.
-
-    Raises:
-        UnsupportedModelError: with both numbers.
+    """Refuse to fill more memory than there is, in main memory and on a CUDA device, with an
+    UnsupportedModelError.
     """
     places = {"": available_memory()}
     if torch.device(device).type == "cuda":

@@ -31,16 +31,9 @@ SLOW = (
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
     "tests/canvas/test_model.py": 5,
-    "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
-    "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
-    "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/logits/test_repetition.py": 3,
-    "tests/matrix/test_batching.py::test_a_row_is_the_row_alone": 3,
-    "tests/matrix/test_batching.py::test_a_third_run_captures_its_prompt_and_its_first_pass": 3,
-    "tests/matrix/test_canvas.py::test_a_row_is_the_row_alone": 3,
-    "tests/matrix/test_distribution.py::test_the_distribution": 5,
     "tests/models/test_coarse_folders.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,

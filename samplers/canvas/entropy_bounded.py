@@ -46,7 +46,12 @@ class EntropyBounded(SelectorPolicy):
             grid of an image 4 times the mean entropy of a row's open slots at its first pass.
         budget_nats: nats a row in all, spent at an even pace. One below what two slots cost commits
             one slot a pass, which costs 0 nats; `stats.notes` says so where nothing was spent.
-        block, cache: as in `Stepwise`.
+
+    Loses: at temperature 0, where a bound on distributions says nothing; where all slots are
+    uncertain alike and independent, it still takes one a pass.
+    Figures: `grammar-masked`, `gamma=0.57`: 98.3 % right in 2.18 passes (a threshold of 0.9: 97.3 %
+    in 2.60); `scenes-masked`: 256 passes to 128 at `gamma=4`, 44 at 16, with 23 and 18 of 24
+    captions true.
     """
 
     gamma: float | None = within(None, hint="0.1 is usual, 0 is exact")
@@ -61,8 +66,8 @@ class EntropyBounded(SelectorPolicy):
             )
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`; the longest prefix of the open slots, by entropy, that costs at most the
-        bound. One slot costs nothing and is always taken.
+        """The longest prefix of the open slots, by entropy, that costs at most the bound, `[B, Q]`
+        bool. One slot costs nothing and is always taken.
         """
         index, costs = prefix_costs(predictions)
         n = torch.arange(1, index.shape[1] + 1, device=index.device)
@@ -96,7 +101,6 @@ class EntropyBounded(SelectorPolicy):
         return bound[:, None]
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         generation = super().decode(run)
         stats = generation.stats
         if self.budget_nats is not None and stats.accepted == [stats.row_passes]:
@@ -112,7 +116,8 @@ def prefix_costs(predictions: SlotPredictions) -> tuple[Tensor, Tensor]:
 
     Returns:
         Index of each slot in that order, `[B, Q]` int64, and `[B, Q]` float64: nats that the first
-        k + 1 of them cost at most, never less than fewer; closed slots come last and add nothing.
+            k + 1
+        of them cost at most, never less than fewer; closed slots come last and add nothing.
     """
     index = ranked(-predictions.entropy, predictions.is_open)
     spread = torch.where(predictions.is_open, predictions.entropy.double(), 0.0)

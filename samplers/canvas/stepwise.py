@@ -32,6 +32,11 @@ class Stepwise(RunPolicy):
             "halton" or "sampled"; "auto" is "halton" on the grid of an image, else "confidence".
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
+
+    Loses: always: as many passes as slots. Order "sampled" and a cache that grows stale make it
+    relaxed.
+    Figures: distance from the true distribution 0 in every order but "sampled", 0.24 there (six
+    enumerated distributions).
     """
 
     order: str = one_of("auto", ORDERS)
@@ -47,7 +52,6 @@ class Stepwise(RunPolicy):
         return "bitwise" if is_exact else "relaxed"
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         order = run.order(self.order)
         with run.interruptible():
             while run.sync():

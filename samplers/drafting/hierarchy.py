@@ -31,8 +31,8 @@ class HierarchyDrafting(DraftSource):
     Args:
         ngram: how many of the last tokens must recur.
 
-    Raises:
-        OptionError: an n-gram of no token.
+    Loses: on images, at high temperatures, on texts that quote their prompt, in batches of unlike
+    texts. A row's passes depend on the rows beside it, which a client of a server can measure.
     """
 
     ngram: int = within(2, 1, 64, "2 suits most texts")
@@ -60,10 +60,11 @@ class HierarchyDrafting(DraftSource):
         ranks = rank.where(is_read, -1).flatten(1)
         texts = Texts(buffer.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks)
         last = tokens_before(buffer, filled[:, None], self.ngram)
-        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
-        first = found[:, 0]  # [B, 1], in the text of all rows
-        end = first // n_columns * n_columns + filled[first // n_columns]
+        indices, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
+        first = indices[:, 0]  # [B, 1], in the text of all rows: r N + n
+        end = first // n_columns * n_columns + filled[first // n_columns]  # where row r's text ends
         ahead = (frontier.columns - filled[:, None]).clamp(min=0)  # [B, K]
+        # what is known of row r's text ends, and is read over again from `first` on
         tokens = buffer.flatten()[first + ahead % (end - first).clamp(min=1)]
         tokens = tokens.clamp(0, frontier.vocab_size - 1)
         return Drafts(tokens.where(is_found[:, 0], last_known(frontier)))

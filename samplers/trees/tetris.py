@@ -29,9 +29,11 @@ class TETRIS(DySpec):
 
     Args:
         nodes: the most of a row.
-        depth: the most nodes of a path, less than the window; the drafter is asked as often.
-        ranks: of an entry's children that are looked at, the chain's draft among them.
         budget: nodes a row in the mean over the batch.
+
+    Loses: in batches of one; models without mixed passes and `fused="exact"` compute `nodes` of
+    every row.
+    Figures: `scenes`, window 64, 64 nodes a row in the mean: 7.8 tokens a pass.
     """
 
     nodes: int = within(48, 1, 1024, "48 suits a window of 32")
@@ -41,12 +43,12 @@ class TETRIS(DySpec):
     only_bitwise = True
 
     def is_needed(self, chances: Tensor) -> Tensor:
-        """See `DySpec.is_needed`: the likeliest of the batch, parents before their children."""
+        """The likeliest of the batch, parents before their children."""
         is_best = torch.zeros_like(chances, dtype=torch.bool)
         is_best.view(-1)[self.find_wanted(chances)] = True
         return is_best & super().is_needed(chances)
 
     def find_wanted(self, chances: Tensor) -> Tensor:
-        """See `DySpec.find_wanted`: as many as the budget, of which some may be no nodes."""
+        """As many as the budget, of which some may be no nodes."""
         order = chances.flatten().sort(descending=True, stable=True).indices
         return order[: self.budget * len(chances)]

@@ -209,17 +209,15 @@ def test_distributions_of_another_column_are_seen(monkeypatch: pytest.MonkeyPatc
 
 
 def test_votes_of_another_prompt_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = sibling_rows.SiblingDrafter._texts
+    vote = sibling_rows.vote
 
-    def all_rows(self: Any, run: OpenRun) -> Texts:
-        found = texts(self, run)
-        is_open = (found.ranks >= 0).any(0)
-        ranks = found.columns * len(found.ranks) + torch.arange(len(is_open)) // (
-            len(is_open) // len(found.ranks)
-        )
-        return found._replace(ranks=ranks.where(is_open, -1).expand_as(found.ranks))
+    def of_all_rows(texts: Texts, *others: Any) -> Any:
+        is_open = (texts.ranks >= 0).any(0)
+        row = torch.arange(len(is_open)) // (len(is_open) // len(texts.ranks))
+        ranks = (texts.columns * len(texts.ranks) + row).where(is_open, -1)
+        return vote(texts._replace(ranks=ranks.expand_as(texts.ranks)), *others)
 
-    monkeypatch.setattr(sibling_rows.SiblingDrafter, "_texts", all_rows)
+    monkeypatch.setattr(sibling_rows, "vote", of_all_rows)
     with pytest.raises(AssertionError):
         check_proposals("siblings")
 
@@ -295,6 +293,7 @@ def test_a_row_that_says_the_same_earlier_saves_passes() -> None:
     assert int(together.passes[0]) < int(alone.passes[0])
 
 
+@pytest.mark.slow
 def test_samples_of_one_prompt_save_passes() -> None:
     """Beside each other, and not beside rows of other prompts."""
     options: dict[str, Any] = {"temperature": 1.0, "length": 100}
@@ -308,6 +307,7 @@ def test_samples_of_one_prompt_save_passes() -> None:
     assert counts[0] < 0.85 * counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", SOURCES)
 def test_trees_of_candidates_save_passes(drafts: str) -> None:
     passes = []
@@ -327,6 +327,7 @@ def test_rows_that_come_and_go(source: DraftSource) -> None:
     assert_same(made, decode(Autoregressive(), ALL, 1.5))
 
 
+@pytest.mark.slow
 def test_a_pool_of_the_row_before_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """An admitted row makes the passes of the row alone, unless the pool was left as it was."""
     batching = mmaccel.ContinuousBatching(2)

@@ -30,13 +30,12 @@ class BiLevelKV(MergingMethod):
     """Keeps means of neighbours, and the chunks whole that a prompt's last entries attend to.
 
     Args:
-        budget: entries that each row keeps in a layer, means among them.
         chunk: entries of a chunk, a multiple of `pool`.
         pool: neighbouring entries that become one where their chunk is not relevant.
         question: the last entries, which decide and stay.
 
-    Raises:
-        OptionError: a value out of range, chunks that `pool` does not divide, or rounds.
+    Loses: where a prompt does not end with the question.
+    Figures: SmolLM2-135M, documents: 67, 21 and 1 % right at a half, a quarter, a tenth.
     """
 
     chunk: int = within(256, 2, hint="give the tokens of a few frames", multiple_of="pool")

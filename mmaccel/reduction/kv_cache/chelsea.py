@@ -30,13 +30,12 @@ class Chelsea(MergingMethod):
     """Merges entries whose keys are similar, head by head, until the budget is met.
 
     Args:
-        budget: entries that each row keeps in a layer, first and last ones among them.
         chunk: entries of a chunk, in which matches are looked for.
         sinks: how many of the first entries are not merged.
         recent: how many of the last entries are not merged.
 
-    Raises:
-        OptionError: a value out of range, a budget that first and last entries fill, or rounds.
+    Loses: what tells similar keys apart: it is the averaging itself, not counts or rotations.
+    Figures: SmolLM2-135M, documents: 24 and 14 % right at a half and a quarter.
     """
 
     budget: int = budget_above("sinks + recent")

@@ -35,8 +35,9 @@ class DuoAttention(HeadwiseMethod):
         share: of their attention, from which on a head is a retrieval head.
         window: how many of the last queries are looked at.
 
-    Raises:
-        OptionError: a value out of range, or as many sinks as the budget.
+    Loses: where one prompt's end looks nowhere; a smaller budget makes more heads look past it, and
+    those keep all.
+    Figures: SmolLM2-135M, documents: 87 and 91 % right with 71 and 76 % of the entries.
     """
 
     budget: int = budget_above("sinks", 384)

@@ -35,12 +35,12 @@ class ExpectedAttention(CacheMethod):
     """Keeps what queries like the last ones attend to in the mean, weighted by values.
 
     Args:
-        budget: entries that each row keeps in a layer.
         window: how many of the last queries are looked at.
         sinks: how many of the first entries stay, fewer than the budget.
 
-    Raises:
-        OptionError: a value out of range, or as many sinks as the budget.
+    Loses: where answers ask differently from the end of the prompt. The covariance takes D times
+    the memory of a mean.
+    Figures: SmolLM2-135M, documents: 49, 19 and 11 % right at a half, a quarter, a tenth.
     """
 
     budget: int = budget_above("sinks")

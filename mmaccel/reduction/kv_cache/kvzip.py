@@ -37,8 +37,10 @@ class KVzip(HeadwiseMethod):
         piece: entries that are repeated at a time. The model's positions have to be enough for
             prompt, answer and one piece.
 
-    Raises:
-        OptionError: a value out of range, as many sinks as the budget, or rounds.
+    Cost: a prefill of two to three times, and room for one piece.
+    Loses: where the end of the prompt is the question: `SnapKV` feeds nothing twice. Prompts with
+    images run without it.
+    Figures: SmolLM2-135M, documents: all of 67 right at a half and a quarter, 53 of 60 at a tenth.
     """
 
     every: None = within(None, hint="what is generated is not repeated; take KVzap", kw_only=True)

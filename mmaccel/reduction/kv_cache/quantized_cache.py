@@ -34,8 +34,11 @@ class QuantizedCache(CacheQuantizer):
         over: what evicts entries of the prompt before, if something does.
         bits: of a number, 8 or 4.
 
-    Raises:
-        OptionError: a value out of range, an odd group, or a method `over` that evicts in rounds.
+    Memory: 4 bits take 20 % of a float32 cache and 32 % of one in 16 bits (4096 positions, heads of
+    64), 8 bits 32 and 56 %.
+    Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Windows
+    wider than `group` or `residual`, trees and `attention=` are refused.
+    Figures: SmolLM2-135M, documents: 8 bits lose nothing that was seen, 4 bits 5 %.
     """
 
     group: int = within(64, 1, 4096, "two codes share a byte", multiple_of=2)

@@ -34,8 +34,11 @@ class RaaS(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer, those of its prompt among them; a longer
             prompt is kept whole.
-        every: see `CacheMethod`.
+        every: generated tokens of a round, at least the window of the policy.
         threshold: the share of a query's attention with which an entry gets its time stamp.
+
+    Loses: after long prompts, which stay whole. Wider windows than `every`, trees and denoisers are
+    refused.
     """
 
     every: int = within(64, 1, 2**16, "64 suits most; it works in rounds", kw_only=True)

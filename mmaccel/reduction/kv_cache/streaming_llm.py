@@ -31,13 +31,13 @@ class StreamingLLM(CacheMethod):
     """Keeps the first entries of a prompt, which attract attention whatever they say, and the last.
 
     Args:
-        budget: entries that each row keeps in a layer, the first ones among them.
         sinks: how many of the first entries stay, fewer than the budget; 0 for the last ones alone.
         rerotate: whether kept keys are turned to consecutive positions, and new ones follow them,
             in models with rotary positions.
 
-    Raises:
-        OptionError: a value out of range, as many sinks as the budget, or rounds beside `rerotate`.
+    Loses: the middle of the prompt, whatever is asked; without `rerotate` positions go on, so that
+    a model must know texts of that length.
+    Figures: SmolLM2-135M, documents: the last entries alone have 54 % right at a half.
     """
 
     budget: int = budget_above("sinks")

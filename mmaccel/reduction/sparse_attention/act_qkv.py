@@ -38,8 +38,10 @@ class ActQKV(BlockScorer):
     """Reads the blocks whose mean key matches the window's probe query best.
 
     Args:
-        budget, block, first_layer: as for every method.
         by_layer: layers share the budget by the entropy of their scores.
+
+    Loses: where tokens of a window look for different things; wrong drafts stand out, too.
+    Figures: SmolLM2-135M, documents: 92 and 75 % right at a quarter and a tenth.
     """
 
     by_layer: bool = False

@@ -166,7 +166,7 @@ class AttentionMethod(Method, ABC):
 
     Args:
         budget: the fraction of a row's blocks that a pass attends to, in (0, 1]; 1 changes nothing.
-        block: P.
+        block: P, entries of a block.
         first_layer: layers before it attend to everything.
     """
 

@@ -25,8 +25,9 @@ from mmaccel.reduction.sparse_attention.contract import BlockScorer
 class DHSA(BlockScorer):
     """Reads the blocks whose length-normalised mean key matches a query best.
 
-    Args:
-        budget, block, first_layer: as for every method.
+    Loses: one key among others that point elsewhere; else as `Quest`, whose summaries are twice as
+    large.
+    Figures: SmolLM2-135M, documents: 92 and 75 % right at a quarter and a tenth.
     """
 
     summary = "sums"

@@ -27,7 +27,10 @@ class HiP(AttentionMethod):
 
     Args:
         budget: the fraction of a row's blocks that are found, in (0, 1]; 1 changes nothing.
-        block, first_layer: as for every method.
+
+    Loses: keys whose neighbours are unlike them; at large budgets; on a GPU, where steps of a
+    descent follow each other.
+    Figures: SmolLM2-135M, documents: 57 % right at a quarter.
     """
 
     def choose(self, blocks: LayerBlocks) -> Tensor:

@@ -26,8 +26,8 @@ from mmaccel.reduction.sparse_attention.contract import BlockScorer
 class LongHeads(BlockScorer):
     """Reads, for each head, the blocks whose representative key matches a query best.
 
-    Args:
-        budget, block, first_layer: as for every method.
+    Loses: one key among others that point elsewhere; texts longer than the model's.
+    Figures: SmolLM2-135M, documents: 66 % right at a quarter.
     """
 
     summary = "given"

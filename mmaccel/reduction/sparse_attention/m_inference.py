@@ -28,8 +28,10 @@ class MInference(PromptMethod):
     """Computes the blocks of a prompt in each head's pattern.
 
     Args:
-        budget, block, first_layer: as for every method for prompts.
         window: the last queries of a prompt, by which heads are calibrated.
+
+    Loses: in short prompts, and where a prompt's end looks for other things than its middle.
+    Figures: SmolLM2-135M, documents: 91, 79 and 48 % right at a half, a quarter, a tenth.
     """
 
     budget: float = 0.2

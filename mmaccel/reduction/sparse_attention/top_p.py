@@ -38,9 +38,12 @@ class TopP(AttentionMethod):
 
     Args:
         budget: the fraction of a row's blocks that are candidates, in (0, 1].
-        block, first_layer: as for every method.
         p: the share, in (0, 1]; 1 keeps all candidates.
         estimate: of a block's scores, "means" or "bounds".
+
+    Loses: where attention is spread evenly, and in wide windows, which read a union; the share is
+    of an estimate.
+    Figures: SmolLM2-135M, documents: 93 % right with half of the blocks.
     """
 
     budget: float = 1.0

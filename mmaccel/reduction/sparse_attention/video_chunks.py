@@ -29,9 +29,11 @@ class VideoChunks(PromptMethod):
 
     Args:
         budget: the fraction of the blocks before it that a tile sees outside its chunk.
-        block, first_layer: as for every method for prompts.
         chunk: entries of a chunk, a multiple of `block`.
         question: the last entries of a prompt, which see everything.
+
+    Loses: in models that were not trained with chunks, in prompts of few chunks, with the question
+    in front.
     """
 
     budget: float = 0.1

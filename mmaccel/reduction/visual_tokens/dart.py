@@ -28,13 +28,15 @@ from mmaccel.reduction.visual_tokens.selection import invert, rank, top, union, 
 
 @dataclass(frozen=True)
 class DART(TokenReducer):
-    """Drops duplicates of pivots in the language model. Give one of `keep` and `n_keep`, see
-    `TokenReducer`.
+    """Drops duplicates of a few pivots. No attention is read.
 
     Args:
         layer: the first that receives fewer tokens.
         image_pivots: visual tokens that others are compared with.
         text_pivots: text tokens that visual ones are compared with.
+
+    Loses: where tokens far from a pivot are near each other; two layers compute all tokens.
+    Figures: `scenes-vqa`: 1.3 points lost of 97.0 at 22 %, 7.7 at 11 %.
     """
 
     layer: int = within(2, 1, hint="a plan is made from the layer before")

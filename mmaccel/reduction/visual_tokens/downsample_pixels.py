@@ -22,9 +22,12 @@ from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 @dataclass(frozen=True)
 class DownsamplePixels(TokenReducer):
     """Averages the pixels of every image, tile or frame before the encoder, which then makes fewer
-    tokens. Give one of `keep` and `n_keep`, see `TokenReducer`: both sides shrink by its root, to
-    whole patches, so that the count is near the one asked for (`keep=0.25` halves both sides).
-    Such a method plans nothing; it works only where `attach` puts it.
+    tokens: a control. Both sides shrink to whole patches, so that counts are near those asked for;
+    it plans nothing and works only where `attach` puts it.
+
+    Loses: most where an encoder was trained on one size. Chameleon is refused; videos of
+    LLaVA-OneVision keep all features.
+    Figures: `scenes-vqa`, 22 % kept: 69.5 % right of 97.0.
     """
 
     stage: ClassVar[Stage] = "pixels"

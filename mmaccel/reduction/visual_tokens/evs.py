@@ -27,12 +27,14 @@ _NEW = 3.0  # above the distance of opposite vectors
 
 @dataclass(frozen=True)
 class EVS(TokenReducer):
-    """Keeps what changed in a video at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+    """Keeps what changed in a video; the first frame stays whole.
 
     Args:
         least_change: a token that changed by less (0 nothing, 1 orthogonal) goes even if there is
             budget; None: keep the whole budget.
+
+    Loses: under a moving camera, and for slow movement; a server with many requests was slower by
+    it (vLLM issue 51221).
     """
 
     least_change: float | None = within(None, 0, 2, "0.1 is a visible change")

@@ -78,8 +78,7 @@ class _FiCoCo(StagedReducer):
 
 @dataclass(frozen=True)
 class FiCoCoV(_FiCoCo):
-    """FiCoCo in the layers of the encoder. Give one of `keep` and `n_keep`, what is left of an
-    image, tile or frame after the last layer; see `TokenReducer`.
+    """FiCoCo in the layers of the encoder; `keep` is what is left after the last.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: from the middle on, of
@@ -89,6 +88,8 @@ class FiCoCoV(_FiCoCo):
         local_penalty: count the most redundant token of each 2 x 2 window as more redundant, if
             the context has a grid, so that what is removed is spread over the image.
         features: what the language model sees, see `ToMe`.
+
+    Loses: as `ToMe`; each layer compares all pairs.
     """
 
     attended: float = 0.35
@@ -118,12 +119,14 @@ class FiCoCoV(_FiCoCo):
 
 @dataclass(frozen=True)
 class FiCoCoL(_FiCoCo):
-    """FiCoCo in the layers of the language model. Give one of `keep` and `n_keep`, what is left
-    after the last layer; see `TokenReducer`.
+    """FiCoCo in the layers of the language model; `keep` is what is left after the last.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: from the fifth on.
         attended: weight of the text's attention, against that of the resemblance.
+
+    Loses: in shallow models, as it begins at layer 5; it is nearly the slowest, and the most
+    accurate on `scenes-vqa`.
     """
 
     attended: float = 0.4

@@ -23,12 +23,18 @@ from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
 
 @dataclass(frozen=True)
 class LazyLLM(PromptReducer, PyramidDrop):
-    """Drops tokens of a prompt for the present step alone. Give one of `keep` and `n_keep`, what
-    the last layers see of all that may leave; see `TokenReducer` and `PromptReducer`.
+    """Drops tokens of a prompt for the present step alone; a step that wants one computes it in the
+    later layers. `keep` is what the last layers see. Of images (`visual_tokens=`) or words
+    (`prompt_tokens=`).
 
     Args:
         layers: those that receive fewer tokens than the one before; None: at a quarter, half and
             three quarters of the depth.
+
+    Loses: in long answers: each step wants other tokens; no memory is saved; trees, drafts of the
+    model itself and heads are refused.
+    Figures: SmolLM2-135M, prompts of 1500 words: the first token computes 74 % of the prompt's
+    layers at 0.5 and 58 at 0.25, the answer 89 to 95 and 74 to 85; 5 and 3 of 5 answers stay.
     """
 
     revives: ClassVar[bool] = True

@@ -32,17 +32,17 @@ def attach_policy(target: Any, policy: Any, options: AttachOptions) -> Handle:
     """Let a policy decode what a target generates; takes what `mmaccel.attach` was given."""
     if find_pipeline(target):
         return _attach_to_pipeline(target, policy, options)
-    model, family, refusal = find_served(target)
+    model, family, refusal = find_served(target)  # runs the model's self-check
     policy = choose_policy(policy, options.layout, family.layout(model))
-    check_layout(options.layout, count_ids(model))
     engine = options.engine
     engine.check(find_device(model), policy)
     if refusal is not None and options.strict:
         raise refusal
+    window = family.wrap(model) if refusal is None else None
+    check_layout(options.layout, count_ids(model) or getattr(window, "vocab_size", None))
 
     # every part says what it needs of the others
     reduction = options.reduction
-    window = family.wrap(model) if refusal is None else None
     vision = VisionModel(model, family, reduction) if reduction else None
     refuse(explain(policy, options.layer_methods, *reduction.parts, engine, window, vision))
 

@@ -13,18 +13,16 @@ from mmaccel.errors import OptionError
 
 
 class Task(NamedTuple):
-    """What a command does, the pipeline of the same, a model to try, "" where none ships, what
-    stands before a model's name on its command line, and before the command.
+    """What a command does, the pipeline of the same, a model to try, "" where none ships, and what
+    stands before a model's name on its command line.
     """
 
     does: str
     pipeline: str
     demo: str = ""
     option: str = "--model "
-    runner: str = "mmaccel"
 
 
-_TEXTS = "benchmarks.canvas"
 _CACHES = "evaluate cache"
 PROMPTED_CLIPS = "animate 'a red circle moves left'"
 """Models whose clips begin with a prompt; those of "animate" continue frames."""
@@ -34,8 +32,7 @@ TASKS = {
     "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     PROMPTED_CLIPS: Task("makes clips from prompts", "TextToVideo", "moving-scenes"),
-    _TEXTS: Task("fills in short texts", "docs/canvas.md", option="", runner="python -m"),
-    _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
+    _CACHES: Task("answers questions about long texts", "docs/results-reduction.md", "recall", ""),
 }
 SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
 _BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
@@ -65,7 +62,7 @@ def check_task(name: Any, command: str, option: str = "model", *, is_served: boo
     expected, task = TASKS[command], TASKS[actual]
     instead = f"give {expected.option}{expected.demo}, or run" if expected.demo else "run"
     actual = SERVED.get(actual, actual) if is_served else actual
-    run = f"{task.runner} {actual} {task.option}{name}"
+    run = f"mmaccel {actual} {task.option}{name}"
     raise OptionError(
         f"{option}: expected a model that {expected.does} ({expected.pipeline}), received {name}, "
         f"which {task.does} ({task.pipeline}); {instead} {run}"
@@ -78,8 +75,6 @@ def find_command(folder: Path) -> str | None:
         words = read_json(folder / "words.json")
         if "questions" in words:
             return _CACHES
-        if "tasks" in words:
-            return _TEXTS
         return PROMPTED_CLIPS if "n_frames" in words else "generate"
     if isfile(folder / "voices.json"):
         return "speak"

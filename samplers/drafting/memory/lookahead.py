@@ -46,6 +46,10 @@ class Lookahead(CandidateSource):
     Args:
         ngram: N, tokens of an n-gram; as many passes make one.
         pool: n-grams that a row keeps.
+
+    Memory: 33 kB a row as it is.
+    Loses: against tables: an n-gram takes `ngram` passes to be found; in narrow windows, on images.
+    Figures: `stdlib`, window 6, greedy: 2.69 tokens a pass (`stand` 3.63).
     """
 
     ngram: int = within(4, 2, 16, "4 suits most texts")
@@ -67,20 +71,12 @@ class Lookahead(CandidateSource):
 
 @dataclass(eq=False)
 class LookaheadDrafter(CandidateDrafter):
-    """Lookahead in one run.
+    """Lookahead in one run."""
 
-    Args:
-        pool: M, n-grams of a row.
-        guesses: `[B, N, C]` int64, of each column of the token buffer, the last pass first; -1
-            where that pass had no slot.
-        grams: `[B, M + 1, N]` int64; the last one is for what is not kept.
-        stamps: `[B, M + 1]` int64, which n-gram was found later; -1 for none.
-    """
-
-    pool: int
-    guesses: Held
-    grams: Held
-    stamps: Held
+    pool: int  # M, n-grams of a row
+    guesses: Held  # [B, N, C] int64, by column, of the last N passes, the last first; -1 for none
+    grams: Held  # [B, M + 1, N] int64; the last one is for what is not kept
+    stamps: Held  # [B, M + 1] int64, which n-gram was met later; -1 for none
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         guesses, grams, stamps = self._state(run)
@@ -94,7 +90,7 @@ class LookaheadDrafter(CandidateDrafter):
         return vote(texts, contexts, _OCCURRENCES, run.vocab_size, guess)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`: the window as the pass has left it are its guesses."""
+        """The window as the pass has left it are its guesses."""
         guesses, grams, stamps = self._state(run)
         columns = run.rows.columns  # [B, W]
         n = self.reach + 1
@@ -106,10 +102,10 @@ class LookaheadDrafter(CandidateDrafter):
         index = torch.arange(n, device=columns.device)
         at = columns[..., None] - (n - 1) + index  # [B, W, N]
         rows = torch.arange(len(columns), device=columns.device)[:, None, None]
-        found = guesses[rows, n - 1 - index, at.clamp(min=0)]
-        is_whole = ((found >= 0) & (at >= 0)).all(-1) & ~run.rows.is_over(run.rows.slots)
+        said = guesses[rows, n - 1 - index, at.clamp(min=0)]
+        is_whole = ((said >= 0) & (at >= 0)).all(-1) & ~run.rows.is_over(run.rows.slots)
         place = torch.zeros_like(columns)
-        for token in found.unbind(-1):
+        for token in said.unbind(-1):
             place = (place * 1000003 + token) % (2**31 - 1)
         place = torch.where(is_whole, place % self.pool, self.pool)
         # of two that hash to one place in a pass the last is kept
@@ -117,7 +113,7 @@ class LookaheadDrafter(CandidateDrafter):
         is_lost = ((place[:, :, None] == place[:, None]) & is_later).any(-1)
         place = torch.where(is_lost, self.pool, place)
         stamp = run.rows.passes[:, None] * guesses.shape[2] + columns
-        grams = grams.scatter(1, place[..., None].expand_as(found), found)
+        grams = grams.scatter(1, place[..., None].expand_as(said), said)
         stamps = stamps.scatter(1, place, stamp)
         stamps[:, -1] = -1
         self.guesses.hold(guesses)
@@ -125,7 +121,6 @@ class LookaheadDrafter(CandidateDrafter):
         self.stamps.hold(stamps)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         guesses, _, stamps = self._state(run)
         guesses[batch_slots] = -1
         stamps[batch_slots] = -1
