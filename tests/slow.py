@@ -21,7 +21,6 @@ SLOW = (
     "tests/comfy/test_server.py",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
     "tests/evaluation/test_speed_baselines.py",
-    "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
     "tests/window/test_memory.py",
 )
@@ -38,7 +37,6 @@ SWEEPS = {
     "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
     "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
-    "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/loading/test_moving.py::test_parts_are_on_the_accelerator_while_they_compute": 4,
     "tests/loading/test_moving.py::test_speech_and_clips_move": 2,
@@ -50,10 +48,6 @@ SWEEPS = {
     "tests/matrix/test_batching.py::test_a_third_run_captures_its_prompt_and_its_first_pass": 3,
     "tests/matrix/test_canvas.py::test_a_row_is_the_row_alone": 3,
     "tests/matrix/test_distribution.py::test_the_distribution": 5,
-    "tests/models/test_coarse_folders.py": 3,
-    "tests/text_to_image/test_batch_rows.py": 4,
-    "tests/text_to_image/test_models.py": 4,
-    "tests/text_to_image/test_requests.py": 4,
     "tests/vision_language/test_reducers.py": 3,
 }
 
