@@ -20,7 +20,6 @@ SLOW = (
     "tests/comfy/test_server.py",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
     "tests/evaluation/test_speed_baselines.py",
-    "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
     "tests/window/test_memory.py",
 )
@@ -30,12 +29,7 @@ SLOW = (
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
-    "tests/diffusion_lm/test_llada2.py": 5,
     "tests/logits/test_repetition.py": 3,
-    "tests/models/test_coarse_folders.py": 3,
-    "tests/text_to_image/test_batch_rows.py": 4,
-    "tests/text_to_image/test_models.py": 4,
-    "tests/text_to_image/test_requests.py": 4,
 }
 
 
