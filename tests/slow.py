@@ -15,12 +15,7 @@ FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
-    "tests/architecture/test_examples.py::test_an_example_runs",
     "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
-    "tests/comfy/test_page.py",
-    "tests/comfy/test_server.py",
-    "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
-    "tests/evaluation/test_speed_baselines.py",
     "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
     "tests/window/test_memory.py",
