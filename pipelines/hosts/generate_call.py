@@ -55,7 +55,6 @@ class Argument:
     neutral: Any = None
 
     def asks(self, value: Any) -> bool:
-        """Whether a value asks for something."""
         is_number = isinstance(value, int | float)
         is_alike = isinstance(value, bool) == isinstance(self.neutral, bool)
         return value is not None and not (is_number and is_alike and value == self.neutral)
@@ -77,26 +76,22 @@ GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
 def sort_arguments(given: Mapping[str, Any], table: Table) -> dict[Use, dict[str, Any]]:
     """Arguments that ask for something by their use; those that a table lacks are refused."""
-    found: dict[Use, dict[str, Any]] = {use: {} for use in ("read", "prompt", "ignore", "refuse")}
+    by_use: dict[Use, dict[str, Any]] = {use: {} for use in ("read", "prompt", "ignore", "refuse")}
     for name, value in given.items():
         row = table.get(name, _UNKNOWN)
         if row.asks(value):
-            found[row.use][name] = value
-    return found
+            by_use[row.use][name] = value
+    return by_use
 
 
 def refuse_arguments(given: Mapping[str, Any], table: Table, policy: Any) -> None:
-    """Refuse arguments that a policy's run does not take; those that a table lacks pass.
-
-    Raises:
-        OptionError: with what to use instead.
-    """
-    own = type(policy).__name__
-    for name, row in table.items():
-        if row.use == "refuse" and row.asks(given.get(name)):
+    """Refuse arguments that a policy's run does not take; those that a table lacks pass."""
+    name = type(policy).__name__
+    for argument, row in table.items():
+        if row.use == "refuse" and row.asks(given.get(argument)):
             raise OptionError(
-                f"{name}: expected none under {own}, received {given[name]!r}; "
-                f"{row.remedy.format(policy=own)}"
+                f"{argument}: expected none under {name}, received {given[argument]!r}; "
+                f"{row.remedy.format(policy=name)}"
             )
 
 
@@ -107,13 +102,9 @@ class Task:
     Attributes:
         reasons: why the host's own loop has to run; the other fields are used only without one.
         model: that decodes; None where the service has it.
-        prompt: the prompt of all rows.
         length: new tokens of a row.
-        params: sampling parameters.
         samples: whether tokens are drawn; a greedy call uses no seed.
         seed: of all rows, or one per row; None: the service chooses it.
-        on_step: called after every pass.
-        prefill_chunk_size: that the call asks for.
         hand_over: turns the generation into what the call returns.
     """
 
@@ -137,15 +128,9 @@ class GenerateCall:
     """Arguments of one `_sample` call, and what they say; read once.
 
     Args:
-        model: the model.
         ids: `[B, T]` int64, the prompt. It has no columns where the prompt is embeddings alone, and
             only the new ones where the caller's cache holds the others.
-        processors: transformers' `LogitsProcessorList`.
-        criteria: transformers' `StoppingCriteriaList`.
-        config: transformers' `GenerationConfig`.
-        synced_gpus, streamer: as in `_sample`.
         others: all arguments for the model's forward.
-        layout: what is known about the tokens of each slot, or None.
         assume_stateless: whether processors of the caller's own count as marked, see
             `mmaccel.stateless`.
         arguments: the table of the model's family.
@@ -154,7 +139,6 @@ class GenerateCall:
         window: its window, where nothing but such calls runs the model.
 
     Attributes:
-        device: of the model.
         guidance: the guidance processor, if it comes first.
         kinds: processors after guidance, each with its kind or the reason why it is refused.
         cache: that the call was given, by the caller or by `generate`; or None.
@@ -200,7 +184,6 @@ class GenerateCall:
         self._read_criteria()
 
     def _read_arguments(self) -> None:
-        """Read the arguments for the model's forward, and what of its outputs is wanted."""
         others = dict(self.others)
         config = self.config
         self.cache = cast(Any, others.get(CACHE))
@@ -243,13 +226,13 @@ class GenerateCall:
         self.has_end = False
         self.needs_streamer = self.streamer is not None
         for criterion in self.criteria:
-            kind = type(criterion)
-            is_own = kind.__module__ == "transformers.generation.stopping_criteria"
+            cls = type(criterion)
+            is_transformers = cls.__module__ == "transformers.generation.stopping_criteria"
             self.has_end |= hasattr(criterion, "eos_token_id")
-            if is_own and kind.__name__ == "MaxLengthCriteria":
+            if is_transformers and cls.__name__ == "MaxLengthCriteria":
                 length = criterion.max_length - self.ids.shape[-1]
                 self.length = length if self.length is None else min(self.length, length)
-            elif is_own and kind.__name__ == "EosTokenCriteria":
+            elif is_transformers and cls.__name__ == "EosTokenCriteria":
                 self.stops.append(criterion.eos_token_id)
             else:
                 self.needs_streamer = True
@@ -276,24 +259,24 @@ class GenerateCall:
 
         Calls with guidance, and families of models that have no such prompts, are not served then.
         """
-        found = [name for name in self.given["prompt"] if name not in PER_LAYER]
+        reasons = [name for name in self.given["prompt"] if name not in PER_LAYER]
         if self.n_cached:
-            found.append("a cache given by the caller")
+            reasons.append("a cache given by the caller")
         for name, kind in PER_LAYER.items():
             if kind in self.records and self.arguments.get(name) == OF_PROMPT:
-                found.append(name)
+                reasons.append(name)
         positions = self.positions
         if not is_left_padded(self.mask):
-            found.append("an attention mask that does more than hide padding on the left")
+            reasons.append("an attention mask that does more than hide padding on the left")
         elif positions is not None and positions.ndim == 3:
-            found.append("position_ids on a grid")
+            reasons.append("position_ids on a grid")
         elif positions is not None and not self.n_cached:
             counted = (self.mask.long().cumsum(-1) - 1)[self.mask]
             if positions.shape[-1] != self.mask.shape[1] or not torch.equal(
                 positions.expand_as(self.mask)[self.mask], counted.to(positions.device)
             ):
-                found.append("position_ids that are not counted from each row's first token")
-        return found
+                reasons.append("position_ids that are not counted from each row's first token")
+        return reasons
 
     @cached_property
     def whole_config(self) -> Any:
@@ -349,28 +332,23 @@ def count_to_end(tokens: Tensor, ends: int | Tensor) -> Tensor:
 
 def hand_over(
     ids: Tensor,
-    made: Generation,
+    generation: Generation,
     filler: Tensor | None,
     as_output: bool,
     fields: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What `generate` returns.
+    """What `generate` returns: `[B, T + longest]` int64, or transformers' object that holds it.
 
     Args:
         ids: `[B, T]` int64, the prompts as transformers has them.
-        made: the generation `[B, L]` of these rows.
         filler: `[]` int64, pads a row after its end; None where rows have no end.
-        as_output: whether transformers' output object is returned.
         fields: of that object, in addition to the sequences.
-
-    Returns:
-        `[B, T + longest]` int64, or the object that holds it.
     """
-    longest = int(made.lengths.max())
-    tokens = made.tokens[:, :longest]
+    longest = int(generation.lengths.max())
+    tokens = generation.tokens[:, :longest]
     if filler is not None:
         index = torch.arange(longest, device=tokens.device)
-        is_real = index < made.lengths[:, None]
+        is_real = index < generation.lengths[:, None]
         tokens = torch.where(is_real, tokens, filler.to(tokens.device))
     sequences = torch.cat([ids, tokens.to(ids.device)], 1)
     if not as_output:
@@ -389,14 +367,8 @@ _CACHES = {  # transformers' caches that are read, and their layers
 def find_obstacles(
     call: GenerateCall, facts: ModelFacts, takes_own_prompt: bool = True
 ) -> list[str]:
-    """Why a window cannot serve the call; empty if one can.
-
-    Args:
-        call: the call.
-        facts: of its model.
-        takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
-    """
-    found = (  # each is asked only where those before it find nothing
+    """Why a window cannot serve the call; empty if one can."""
+    reasons = (  # each is asked only where those before it find nothing
         list(find_in_call(call))
         or list(_find_in_shapes(call, facts))
         or list(_find_in_lengths(call, facts))
@@ -404,14 +376,14 @@ def find_obstacles(
     )
     guidance = call.guidance
     if guidance is not None and guidance.model is not call.model:
-        found.append("guidance by another model")
+        reasons.append("guidance by another model")
     if any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
-        found.append("guidance after another processor")
+        reasons.append("guidance after another processor")
     else:
-        found += [kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix")]
+        reasons += [kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix")]
     if call.has_end and call.pad is None:
-        found.append("an end token without a padding token")
-    return list(dict.fromkeys(found))
+        reasons.append("an end token without a padding token")
+    return list(dict.fromkeys(reasons))
 
 
 def find_in_call(call: GenerateCall) -> Iterator[str]:
@@ -478,7 +450,9 @@ def _find_in_lengths(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
         # a sliding layer that was made for a shorter call slides over fewer columns
         n_columns = call.n_columns + call.length - 1
         sizes = zip(layers, facts.windows)
-        if any(own.max_cache_len < min(n_columns, window or n_columns) for own, window in sizes):
+        if any(
+            layer.max_cache_len < min(n_columns, window or n_columns) for layer, window in sizes
+        ):
             yield "a StaticCache with less room than the call needs"
 
 
@@ -523,16 +497,16 @@ def is_left_padded(mask: Tensor) -> bool:
 
 
 def bind_call(
-    own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Arguments of a call by name: those that were given, and all with defaults.
 
     None where `own` does not take them; calling `own` then raises the best error message.
     """
     try:
-        bound = inspect.signature(own).bind(*args, **options)
+        bound = inspect.signature(function).bind(*args, **options)
     except TypeError:
         return None
-    asked = dict(bound.arguments)
+    given = dict(bound.arguments)
     bound.apply_defaults()
-    return asked, dict(bound.arguments)
+    return given, dict(bound.arguments)

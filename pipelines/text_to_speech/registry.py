@@ -30,15 +30,8 @@ _MARKER_TOKENS = {  # of one family only
 def open_speech(
     name: str | Path, codec: str | Path | None, load_config: LoadConfig
 ) -> tuple[SpeechModel, Path, Path]:
-    """Load a speech model.
-
-    Args:
-        name: "voices", a path, or an id of the hub.
-        codec: the same of its codec; None is that of `CODECS`, or of the model's folder.
-        load_config: device and dtype.
-
-    Returns:
-        The model, the path of its checkpoint, and the path of its codec.
+    """A speech model, the path of its checkpoint, and the path of its codec: the given one, or that
+    of `CODECS`, or of the model's folder.
 
     Raises:
         OptionError: no such model, codec, device, dtype or family.
@@ -72,15 +65,7 @@ def open_speech(
 
 
 def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
-    """The folder of a speech model.
-
-    Args:
-        name: "voices", a path, or an id of the hub.
-        hub: of a download.
-
-    Raises:
-        OptionError: no such model, or `voices` without its weights.
-    """
+    """The folder of a speech model: of "voices", of a path, or of an id of the hub."""
     folder = DEMO_WEIGHTS / DEMO
     if str(name) == DEMO and not (folder / "model.safetensors").is_file():
         raise OptionError(

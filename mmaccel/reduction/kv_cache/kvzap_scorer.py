@@ -29,14 +29,7 @@ _PUBLISHED = "a published scorer, such as nvidia/KVzap-mlp-Qwen3-8B"
 
 
 class Scorer:
-    """The networks of all layers.
-
-    Args:
-        maps: weight `[N, C]` and bias `[N]` of one map, or of two, for each layer.
-
-    Attributes:
-        sizes: of the layers that it is for.
-    """
+    """The networks of all layers, each a map of weight `[N, C]` and bias `[N]`, or two."""
 
     def __init__(self, maps: list[list[tuple[Tensor, Tensor]]]) -> None:
         self._maps = maps
@@ -57,12 +50,7 @@ class Scorer:
 
 
 def open_scorer(path: str) -> Scorer:
-    """Read a scorer; one that did not change is read once.
-
-    Raises:
-        OptionError: no such file, or a folder without it.
-        UnsupportedModelError: what safetensors cannot read, or other tensors.
-    """
+    """Read a scorer; one that did not change is read once."""
     file = Path(path) / WEIGHTS if os.path.isdir(path) else Path(path)
     hint = f"download a scorer, such as nvidia/KVzap-mlp-Qwen3-8B, and give its folder or {WEIGHTS}"
     check_path(_OPTION, file, "file", hint=hint)

@@ -27,7 +27,10 @@ class HiP(AttentionMethod):
 
     Args:
         budget: the fraction of a row's blocks that are found, in (0, 1]; 1 changes nothing.
-        block, first_layer: as for every method.
+
+    Loses: keys whose neighbours are unlike them; at large budgets; on a GPU, where steps of a
+    descent follow each other.
+    Figures: SmolLM2-135M, documents: 57 % right at a quarter.
     """
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
@@ -61,15 +64,10 @@ class HiP(AttentionMethod):
         return (is_found > 0) | blocks.is_kept
 
     def most(self, n_blocks: int, n_own: int) -> int:
-        """Those that are found, the first and the pass's."""
         return min(int(n_blocks * self.budget) + 2 + n_own, n_blocks)
 
     def _score(self, blocks: LayerBlocks, low: Tensor, high: Tensor) -> Tensor:
-        """`[R, H, n]`, the best score of the key in the middle of each chunk; -inf of empty ones.
-
-        Args:
-            low, high: `[R, H, n]` int64.
-        """
+        """`[R, H, n]`, the best score of a chunk's middle key; -inf of empty chunks."""
         middle = (low + high) * blocks.size // 2
         last = blocks.is_real.sum(1) - 1  # [R]
         middle = torch.minimum(middle, last[:, None, None])  # a last block may be filled in part

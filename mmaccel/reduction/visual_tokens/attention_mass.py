@@ -26,20 +26,16 @@ def attention_mass(
     weights: Tensor | None = None,
     per_head: bool = False,
 ) -> Tensor:
-    """Sum over queries of the attention each visual token gets.
+    """Sum over queries of the attention each visual token gets, `[B, N]` float32; 0 for padding.
 
     Args:
         q: `[B, H, Q, D]`, the queries that count, of one layer, with their positions applied.
         k: `[B, H_kv, S, D]`, all keys of the layer. Query head h reads key head `h // (H / H_kv)`.
         where: `[B, N]` int64, where among the S keys each visual token is; -1 for padding.
-        scale: what scores are multiplied by.
         seen: `[B, Q, S]` or `[B, 1, S]` bool, the keys that a query sees; None: all.
         bias: `[B, S]` float, added to the scores of each key; None: 0.
         weights: `[B, Q]` float, how much each query counts, 0 for padding; None: 1.
         per_head: `[B, H, N]` and not their sum over heads.
-
-    Returns:
-        `[B, N]` float32, or `[B, H, N]`; 0 for padding.
 
     Cost: float32 scores `[B, H, 256, S]` at a time.
     """

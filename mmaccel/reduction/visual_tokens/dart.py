@@ -5,10 +5,10 @@ Matters More", EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual
 with the largest keys by the L1 norm in an early layer. Kept are the visual pivots and, of each
 pivot, the visual tokens least similar to it by the cosine of hidden states.
 
-Departures: the pivots' lists are cut at a common depth such that their union fills the budget
-exactly; the code goes through pivots one by one, in the order of a Python set, divides the budget
-by their number without the remainder, and returns the tokens unsorted, which scrambles their
-positions. Text pivots are ranked by their hidden states where the model gives no text keys.
+Departures: the pivots' lists are cut at a common depth such that their union fills the budget; the
+code goes through pivots in the order of a Python set, drops the remainder of the budget, and
+returns tokens unsorted, which scrambles their positions. Text pivots are ranked by hidden states
+where the model gives no text keys.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from mmaccel.reduction.visual_tokens.selection import invert, rank, top, union, 
 
 @dataclass(frozen=True)
 class DART(TokenReducer):
-    """Drops duplicates of pivots in the language model. Give one of `keep` and `n_keep`, see
-    `TokenReducer`.
+    """Drops duplicates of a few pivots. No attention is read.
 
     Args:
         layer: the first that receives fewer tokens.
         image_pivots: visual tokens that others are compared with.
         text_pivots: text tokens that visual ones are compared with.
+
+    Loses: where tokens far from a pivot are near each other; two layers compute all tokens.
+    Figures: `scenes-vqa`: 1.3 points lost of 97.0 at 22 %, 7.7 at 11 %.
     """
 
     layer: int = within(2, 1, hint="a plan is made from the layer before")
@@ -48,7 +50,6 @@ class DART(TokenReducer):
         return frozenset({"keys", "text"}) if self.text_pivots else frozenset({"keys"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:

@@ -28,10 +28,13 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True)
 class DivPrune(TokenReducer):
-    """Keeps tokens far from each other at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+    """Keeps tokens far from each other. It reads no attention and no question: any encoder, and
+    several questions may share an image.
 
-    Cost: cosines of all pairs once and `[B, N]` work for each token kept; without an attention.
+    Cost: cosines of all pairs once and `[B, N]` work for each token kept.
+    Loses: where an image has more different small things than the budget has places; noise is
+    diverse, too.
+    Figures: `scenes-vqa`, 22 % kept: 1.3 points lost of 97.0.
     """
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:

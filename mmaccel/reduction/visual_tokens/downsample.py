@@ -29,8 +29,9 @@ from mmaccel.reduction.visual_tokens.selection import (
 
 @dataclass(frozen=True)
 class Downsample(TokenReducer):
-    """Averages neighbouring tokens of every tile or frame at the exit of the encoder. Give one of
-    `keep` and `n_keep`, see `TokenReducer`.
+    """Averages neighbouring tokens of every tile or frame: a control.
+
+    Loses: small text and digits, which it blurs.
     """
 
     needs = frozenset({"grid"})

@@ -79,17 +79,14 @@ def unit(states: Tensor, valid: Tensor) -> Tensor:
 
 
 def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's most similar candidate.
+    """Each token's most similar candidate: its index `[B, N]`, the lowest of equals, and cosine.
+
+    -1 and -inf in rows without a candidate. Cost: similarities `[B, N, M]` to the M candidates, and
+    one host synchronisation.
 
     Args:
         vectors: `[B, N, C]` float32 of length 1.
         candidates: `[B, N]` bool, at least one in some row.
-
-    Returns:
-        `[B, N]` int64 index of the candidate, the lowest of equal ones, and `[B, N]` float32
-        cosine; -1 and -inf in rows without a candidate.
-
-    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
     """
     found = keep_tokens(candidates, candidates)
     if found.keep.shape[1] == 0:
@@ -107,13 +104,9 @@ def first_of(values: Tensor, best: Tensor) -> Tensor:
 
 
 def union(ranks: Tensor) -> Tensor:
-    """Scores whose highest K are the union of several ranked lists, cut at a common depth.
+    """Scores `[B, N]` whose highest K are the union of several ranked lists, cut at a common depth.
 
-    Args:
-        ranks: `[B, N, P]` int64, the place of each token in each of P lists.
-
-    Returns:
-        `[B, N]` float32; a place further on in a list of its own for each list.
+    `ranks` `[B, N, P]` int64 has the place of each token in each of P lists.
     """
     lists = ranks.shape[2]
     places = ranks * lists + torch.arange(lists, device=ranks.device)

@@ -32,8 +32,9 @@ TEMPERATURE = 0.01
 
 @dataclass(frozen=True)
 class VidCom2(TokenReducer):
-    """Keeps what is unlike its frame and its video at the exit of the encoder. Give one of `keep`
-    and `n_keep`, see `TokenReducer`; the paper's is `keep=0.25`.
+    """Keeps what is unlike its frame and its video; the paper's is `keep=0.25`.
+
+    Loses: one moving thing in a busy scene, and clips of few frames. Single images are refused.
     """
 
     needs = frozenset({"frames"})

@@ -39,7 +39,7 @@ class LeavingColumns:
     def of_words(cls, call: GenerateCall, method: PromptReducer) -> LeavingColumns:
         """All but each row's first and newest ones."""
         mask = call.mask.to(call.device)
-        place = mask.cumsum(1) - 1
+        place = mask.cumsum(1) - 1  # of a word in its row
         is_between = (place >= method.first) & (place < mask.sum(1, keepdim=True) - method.newest)
         return cls("prompt_tokens", "words", mask, is_between & mask)
 
@@ -58,10 +58,9 @@ class ChosenColumns:
 
     @classmethod
     def of(cls, chosen: Tensor) -> ChosenColumns:
-        """Those where `chosen` `[B, T]` bool."""
         counts = chosen.sum(1)
         width = int(counts.max())
-        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
+        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]  # chosen ones in front
         return cls(index, torch.arange(width, device=counts.device) < counts[:, None])
 
     def take(self, values: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ class ChosenColumns:
 
 def order_columns(stays: Tensor) -> Tensor:
     """`[B, T']` int64: the columns where `stays` `[B, T]` bool, in order, after padding."""
-    width = int(stays.sum(1).max())
+    width = int(stays.sum(1).max())  # of the longest row; the others begin with padding
     return stays.long().argsort(dim=1, stable=True)[:, -width:]
 
 
@@ -108,14 +107,14 @@ def take_states(states: Tensor, order: Tensor) -> Tensor:
 
 def take_places(given: Mapping[str, Any], order: Tensor) -> dict[str, Any]:
     """Of a layer's arguments positions and what was computed of them, in an order `[B, T']`."""
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     embeddings, ids = given.get("position_embeddings"), given.get("position_ids")
     if embeddings is not None:  # [B or 1, T, D] each
         wide = [values.expand(len(order), -1, -1) for values in embeddings]
-        found["position_embeddings"] = tuple(take_states(values, order) for values in wide)
+        places["position_embeddings"] = tuple(take_states(values, order) for values in wide)
     if isinstance(ids, Tensor):
-        found["position_ids"] = take_columns(ids, order)
-    return found
+        places["position_ids"] = take_columns(ids, order)
+    return places
 
 
 def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
@@ -137,5 +136,5 @@ def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor 
     seen = seen & is_real[:, None]
     # the diagonal stays, so that padding has no NaN
     seen = seen | torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(seen.shape, device=order.device, dtype=torch.float32)
-    return made.masked_fill_(~seen, torch.finfo(torch.float32).min / 4)[:, None]
+    numbers = torch.zeros(seen.shape, device=order.device, dtype=torch.float32)
+    return numbers.masked_fill_(~seen, torch.finfo(torch.float32).min / 4)[:, None]

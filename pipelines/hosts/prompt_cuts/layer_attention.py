@@ -20,8 +20,6 @@ _OF_ATTENTION = {"keys", "last_attention", "text_attention"}
 
 
 class Attended(NamedTuple):
-    """What a layer attended with: see `Watcher.keep`."""
-
     query: Tensor
     key: Tensor
     mask: Tensor | None
@@ -60,10 +58,8 @@ class NotedLayers:
         return leaving.take(self.layers[layer].key.transpose(1, 2))
 
     def mass(self, layer: int, leaving: ChosenColumns, asking: Tensor, per_head: bool) -> Tensor:
-        """`[B, N]` or `[B, Hq, N]`, the attention that columns received in a layer.
-
-        Args:
-            asking: `[B, T']` bool, columns of all of which it is added up.
+        """`[B, N]` or `[B, Hq, N]`: the attention that columns received in a layer from `asking`,
+        `[B, T']` bool, all together.
         """
         q, k, mask, scale = self.layers[layer]
         width, length = q.shape[2], k.shape[2]

@@ -69,9 +69,6 @@ class LayerAnswer:
             layers: ask the method, see `DecoderLayers.plan`.
             hidden: `[B, T', D]`, of the columns that the layers before computed.
             given: the layer's other arguments, of all columns of the pass.
-
-        Raises:
-            PassEndedError: the pass ends here.
         """
         raise NotImplementedError
 
@@ -81,11 +78,9 @@ class LayerAnswer:
 
 
 class DecoderLayers:
-    """The layers of a call's language model under a method.
+    """The layers of a call's language model under a method of the stage "llm_layer".
 
     Args:
-        call: the call.
-        method: of the stage "llm_layer".
         seeds: of its rows, for methods that draw.
         leaving: the columns that it may drop.
 
@@ -93,7 +88,6 @@ class DecoderLayers:
         before: the layers in front of which the method is asked.
         mask: `[B, T]` bool, columns of the prompt that are attended to.
         may_leave: `[B, T]` bool, those of these that the method may drop.
-        leaving: see above.
     """
 
     def __init__(
@@ -116,12 +110,11 @@ class DecoderLayers:
 
     @property
     def depth(self) -> int:
-        """Layers of the model."""
         return len(self._layers)
 
     @property
     def n_leaving(self) -> Tensor:
-        """`[B]` int64, tokens of the prompt that may leave."""
+        """`[B]` int64."""
         return self.may_leave.sum(1)
 
     @property
@@ -209,7 +202,6 @@ class DecoderLayers:
         args: tuple[Any, ...],
         given: dict[str, Any],
     ) -> Any:
-        """The hook in front of a layer."""
         hidden = args[0]
         named = dict(zip(list(signature(layer.forward).parameters)[1:], args[1:])) | given
         if index in self.before:
@@ -217,16 +209,13 @@ class DecoderLayers:
         return (hidden,), answer.arguments(named, hidden)
 
 
-def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
+def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], output: Any) -> Any:
     """What a layer gives out, of the last columns; some give out a tuple."""
-    return (made[0][:, -count:], *made[1:]) if isinstance(made, tuple) else made[:, -count:]
+    return (output[0][:, -count:], *output[1:]) if isinstance(output, tuple) else output[:, -count:]
 
 
 class PromptCuts(LayerAnswer):
     """A prompt's pass whose later layers compute fewer tokens.
-
-    Args:
-        layers: of the call.
 
     Attributes:
         cuts: what the cache of which layers holds, after the pass.
@@ -259,7 +248,6 @@ class PromptCuts(LayerAnswer):
         return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._may_leave), whole)
 
     def describe(self) -> str:
-        """How many stay; empty where the pass did not run."""
         if not self.cuts:
             return ""
         before, after = (int(counts.sum()) for counts in self.counts)
@@ -287,7 +275,6 @@ class PromptCuts(LayerAnswer):
         return take_states(hidden, order)
 
     def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
-        """Masks and positions of the columns that stay."""
         mask = shorten_mask(given.get("attention_mask"), self._columns, self._mask)
         return {
             **given,
@@ -303,12 +290,8 @@ class FirstRun(LayerAnswer):
     the method does not choose then leaves the prompt: its columns go, the others have the positions
     they had (M. Liang et al., "ILRe", arXiv:2508.17892, section 3).
 
-    Args:
-        layers: of the call.
-
     Attributes:
         stays: `[B, T]` bool, the columns of the second run.
-        seconds: that it took.
     """
 
     def __init__(self, layers: DecoderLayers) -> None:
@@ -317,7 +300,7 @@ class FirstRun(LayerAnswer):
         self.seconds = 0.0
 
     def run(self, call: GenerateCall) -> None:
-        """Choose. Cost: a pass of the prompt through the layers before the method's."""
+        """Cost: a pass of the prompt through the layers before the method's."""
         began = time.perf_counter()
         others = {**call.others, CACHE: None, "use_cache": False}
         others.pop("tokenizer", None)  # stopping criteria have it
@@ -328,7 +311,6 @@ class FirstRun(LayerAnswer):
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
-        """Choose columns, and end the pass."""
         leaving = ChosenColumns.of(layers.may_leave)
         others = layers.mask & ~layers.may_leave
         plan = layers.plan(index, leaving, others, leaving.take(hidden), hidden)
@@ -340,14 +322,12 @@ class FirstRun(LayerAnswer):
         return split_rows(self.stays, self.layers.may_leave)
 
     def describe(self) -> str:
-        """How many stay."""
         before = int(self.layers.n_leaving.sum())
         after = int((self.stays & self.layers.may_leave).sum())
         counts = f"{after} of {before} {self.layers.leaving.noun}"
         return f"{counts} recalled in front of layer {self.layers.before[0]}"
 
     def record(self, stats: Stats) -> None:
-        """Add this pass to the statistics of the call."""
         stats.prefill_passes += 1
         stats.tokens_processed += self.layers.mask.numel()
         stats.seconds += self.seconds
