@@ -15,11 +15,6 @@ FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
-    "tests/architecture/test_examples.py::test_an_example_runs",
-    "tests/comfy/test_page.py",
-    "tests/comfy/test_server.py",
-    "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
-    "tests/evaluation/test_speed_baselines.py",
     "tests/training",
     "tests/window/test_memory.py",
 )
