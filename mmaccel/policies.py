@@ -126,7 +126,6 @@ def check_method(slot: str, method: object, base: type, example: str) -> Any:
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:
-    """Raise OptionError unless `policy` is a policy of `kind`, "window" or "canvas"."""
     has_exactness = getattr(policy, "exactness", None) in get_args(Exactness)
     can_sample = callable(getattr(policy, "sample", None)) and not isinstance(policy, type)
     is_policy = has_exactness and can_sample

@@ -62,7 +62,6 @@ class Features(nn.Module):
 
     @torch.no_grad()
     def extract(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` of many items."""
         return torch.cat([self(part) for part in items.split(self.batch)])
 
 

@@ -162,13 +162,10 @@ class _Prepared(MMAccelError):
 
 
 def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
-    """Run the library's own preparation of a call, up to its first pass.
-
-    Lists are copied, because the library appends to the caller's lists.
-
-    Returns:
-        config, processors, others (names of further arguments of a pass), ids `[B, T]` as given,
-        tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
+    """The library's own preparation of a call, up to its first pass: config, processors, others
+    (names of further arguments of a pass), ids `[B, T]` as given, tokens `[2 B, T]` with the
+    rows for guidance, and their mask, bool. Lists are copied, because the library appends to the
+    caller's.
     """
     from transformers import DynamicCache
 

@@ -51,11 +51,7 @@ class VoicesFacts:
 
 
 class VoicesSpeech:
-    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker.
-
-    Raises:
-        UnsupportedModelError: a tokenizer, a codec and facts that do not belong together.
-    """
+    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker."""
 
     params = SamplingParams(temperature=1.0)
     repetition_penalty = 1.0

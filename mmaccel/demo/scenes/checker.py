@@ -63,7 +63,6 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """The whole caption is true."""
         return all(vars(self).values())
 
 

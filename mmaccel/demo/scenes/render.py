@@ -74,11 +74,9 @@ class Picture:
         self.frames = ground[:, None].repeat(1, n_frames, 1, 1, 1)
 
     def paint(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Paints object number `slot` of every scene and frame that shows one, with its shadow.
-
-        Returns:
-            N numbers of frames, among B times F, and how much of their pixels the object covers,
-            [N, side, side] in 0..1.
+        """Paints object number `slot` of every scene and frame that shows one, with its shadow: N
+        numbers of frames, among B times F, and how much of their pixels it covers, [N, side,
+        side] in 0..1.
         """
         n_frames = self.frames.shape[1]
         numbers, things, places = [], [], []
@@ -119,7 +117,6 @@ class Picture:
 
 
 def _column(values: Sequence[float]) -> Tensor:
-    """Numbers as [B, 1, 1] float32."""
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 

@@ -30,18 +30,12 @@ FOLDER = "depth"
 
 @dataclass(frozen=True)
 class Spoken:
-    """An utterance.
+    """An utterance."""
 
-    Attributes:
-        codes: `[F, Q]` int64, without the frame that ends them.
-        waveform: `[samples]` float32 in -1..1.
-        is_finished: whether the model ended it.
-    """
-
-    codes: Tensor
-    waveform: Tensor
+    codes: Tensor  # [F, Q] int64, without the frame that ends them
+    waveform: Tensor  # [samples] float32 in -1..1
     sample_rate: int
-    is_finished: bool
+    is_finished: bool  # whether the model ended it
 
 
 class StackedVoices:

@@ -60,16 +60,16 @@ class BiLevelKV(MergingMethod):
         last = keep % self.pool == self.pool - 1
         last = last | (keep == layer.lengths[:, None, None] - self.question - 1)
         last = (last & is_asked.gather(2, keep.clamp(min=0)))[..., None]
-        at = (keep.clamp(min=0) // self.pool)[..., None]
+        at = (keep.clamp(min=0) // self.pool)[..., None]  # [R, 1, K, 1], the group of each
         n_joined = self._add(joins.float()).gather(2, at)  # [R, 1, K, 1]
-        made = []
+        merged = []
         for states in (layer.keys, layer.values):
             wide = (-1, heads, -1, states.shape[3])
-            own = states.gather(2, keep.clamp(min=0)[..., None].expand(*wide)).float()
+            kept = states.gather(2, keep.clamp(min=0)[..., None].expand(*wide)).float()
             joined = self._add(states.float().where(joins, 0)).gather(2, at.expand(*wide))
-            mean = (own + joined) / (n_joined + 1)
-            made.append(mean.where(last, own).to(states.dtype))
-        return made[0], made[1]
+            mean = (kept + joined) / (n_joined + 1)
+            merged.append(mean.where(last, kept).to(states.dtype))
+        return merged[0], merged[1]
 
     def _add(self, states: Tensor) -> Tensor:
         """Sums of groups, `[..., S / pool, D]` of `[..., S, D]`."""

@@ -52,7 +52,8 @@ class Chelsea(MergingMethod):
         place = torch.arange(self.chunk, device=similar.device)
         scores = torch.full_like(similar[..., 0], float("inf"))
         for repetition in range((self.chunk - 1).bit_length()):
-            second = place % (2 << repetition)  # 0: of the second set
+            # place 0 of every 2, 4, 8, …: of the second set; that in the middle: of the first
+            second = place % (2 << repetition)
             best = similar.masked_fill(second != 0, -2).amax(-1)  # [R, H, C, P]
             scores = torch.where(second == 1 << repetition, 4 * repetition - best, scores)
         scores = scores.flatten(2)[..., : layer.keys.shape[2]]

@@ -68,9 +68,9 @@ class KVzip(HeadwiseMethod):
         """
         index = torch.arange(scores.shape[3], device=scores.device)
         is_entry = index < lengths[:, None, None, None]
-        wanted = lengths.clamp(max=self.budget)[:, None] * (scores.shape[1] * scores.shape[2])
+        budget = lengths.clamp(max=self.budget)[:, None] * (scores.shape[1] * scores.shape[2])
         ranked = scores.masked_fill(~is_entry, float("-inf")).flatten(1)
-        return choose_highest(ranked, wanted, int(wanted.max())).view_as(scores)
+        return choose_highest(ranked, budget, int(budget.max())).view_as(scores)
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
         assert layer.stays is not None

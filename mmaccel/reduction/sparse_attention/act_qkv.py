@@ -84,9 +84,9 @@ class ActQKV(BlockScorer):
             return torch.ones_like(density)
         is_first = known.isnan()
         blocks.last.totals = known.where(~is_first, 0) + now
-        found = [last.totals for last in blocks.lasts.values() if last.totals is not None]
-        totals = torch.stack(found)  # [L, R, 2]
+        by_layer = [last.totals for last in blocks.lasts.values() if last.totals is not None]
+        totals = torch.stack(by_layer)  # [L, R, 2]
         mean = (totals[..., 0] / totals[..., 1]).mean(0).clamp(min=_LEAST)
-        own = blocks.last.totals
-        share = (own[:, 0] / own[:, 1] / mean).clamp(1 / _MOST, _MOST)
+        sums = blocks.last.totals
+        share = (sums[:, 0] / sums[:, 1] / mean).clamp(1 / _MOST, _MOST)
         return share.where(~is_first[:, 0], 1)

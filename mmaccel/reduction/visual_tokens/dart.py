@@ -59,11 +59,12 @@ class DART(TokenReducer):
         pivots, used = _pick(context.x, norms, valid, self.image_pivots)
         if self.text_pivots:
             text = context.text()
-            of = text.states if text.keys is None else text.keys.flatten(2)
-            others = _pick(text.states, of.float().abs().sum(2), text.mask, self.text_pivots)
-            pivots, used = torch.cat([pivots, others[0]], 1), torch.cat([used, others[1]], 1)
+            keys = text.states if text.keys is None else text.keys.flatten(2)
+            text_pivots = _pick(text.states, keys.float().abs().sum(2), text.mask, self.text_pivots)
+            pivots = torch.cat([pivots, text_pivots[0]], 1)
+            used = torch.cat([used, text_pivots[1]], 1)
         cosine = unit(context.x, valid) @ normalize(pivots, dim=2).mT  # [B, N, P]
-        ranks = torch.stack([rank(-list_, valid) for list_ in cosine.unbind(2)], 2)
+        ranks = torch.stack([rank(-column, valid) for column in cosine.unbind(2)], 2)
         last = torch.full_like(ranks, valid.shape[1])
         scores = union(ranks.where(used[:, None], last))
         return scores.masked_fill(top(norms, valid, context.counts.clamp(max=self.image_pivots)), 1)

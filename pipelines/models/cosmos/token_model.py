@@ -158,9 +158,6 @@ def load_cosmos_window(
 
     Values in a `config.json`, under the names of the authors' configuration, take precedence over
     the published sizes.
-
-    Raises:
-        UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     config = read_json(folder / "config.json", may_lack=True)
