@@ -69,12 +69,6 @@ def link(slot: str, public: str) -> str:
     return f"[`{public}`]({PAGES[slot]}#{public.lower()})"
 
 
-def guarantee(cls: Any) -> str:
-    """The word of `docs/exactness.md` for default fields; a draft source has none."""
-    word = getattr(cls, "exactness", "")
-    return cls().exactness if isinstance(word, property) else word
-
-
 def method_sections(slot: str) -> Iterator[str]:
     """A section in Markdown for each method of a slot."""
     for public, names in classes(slot).items():
@@ -97,13 +91,19 @@ def section(cls: Any, public: str, names: list[str]) -> str:
     source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
-    short = ", ".join(f'"{name}"' for name in names)
-    word = guarantee(cls)
-    facts = [word and f"**{word}**", stage, f"`{_call(cls, public)}`", short and f"`{short}`"]
+    short = ", ".join(f'`"{name}"`' for name in names)
+    facts = [_guarantee(cls), stage, f"`{_call(cls, public)}`", short]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]
     body = "\n".join(bullets)
     return "\n\n".join(text for text in [f"### {public}", *prose, f"{line}.", body] if text)
+
+
+def _guarantee(cls: Any) -> str:
+    """The word of `docs/exactness.md` for default fields; a draft source has none."""
+    word = getattr(cls, "exactness", None)
+    word = cls().exactness if isinstance(word, property) else word
+    return f"**{word}**" if word else ""
 
 
 def _line(text: str) -> str:
