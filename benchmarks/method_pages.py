@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mmaccel
-from mmaccel.catalog import BASES, METHODS, load
+from mmaccel.catalog import METHODS, load
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,10 @@ PAGES = {  # slot -> the page of its family, below docs/
 }
 PARTS = ("Departures", "Cost", "Memory", "Loses", "Figures")
 _PART = re.compile(rf"^({'|'.join(PARTS)}): (.*(?:\n(?!\w+: ).*)*)", re.MULTILINE)
-_LENGTHS = "mmaccel.samplers.drafting.lengths.contract:DraftLength"
+_NAMELESS = (  # bases of sources and rules of drafts, some of which have no short name
+    "mmaccel.samplers.drafting.contract:DraftSource",
+    "mmaccel.samplers.drafting.lengths.contract:DraftLength",
+)
 _PAPER = re.compile(
     r"arXiv[: ](\d{4}\.\d{5})\)?"
     r"((?:(?:,| and| to) (?:sections? |algorithms? |listing )?\d[\d.]*\b)*)"
@@ -51,7 +54,7 @@ def classes(slot: str) -> dict[str, list[str]]:
     for name, entry in METHODS[slot].items():
         names.setdefault(entry.class_name, []).append(name)
     if slot == "drafts":
-        bases = (load(BASES[slot]), load(_LENGTHS))
+        bases = tuple(map(load, _NAMELESS))
         public = {name: getattr(mmaccel, name) for name in mmaccel.__all__[1:]}
         nameless = [n for n, c in public.items() if inspect.isclass(c) and issubclass(c, bases)]
         names |= {name: [] for name in nameless if name not in names}
