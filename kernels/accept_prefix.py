@@ -28,30 +28,18 @@ class RowState(NamedTuple):
 
 
 def accept_prefix(
-    new: Tensor,
-    kept: Tensor,
-    peak: Tensor,
-    variation: Tensor | None,
+    new: Tensor,  # [B, W] int64, the window's new contents
+    kept: Tensor,  # [B, W-1] bool, right drafts; after n leading ones n + 1 tokens are generated
+    peak: Tensor,  # [B, W] float, the largest score of each slot; finite if valid
+    variation: Tensor | None,  # [B, W-1] float, spent on each draft slot; charged if generated
     state: RowState,
-    limit: Tensor,
-    stops: Tensor | None,
+    limit: Tensor,  # [] int64, slots wanted of every row
+    stops: Tensor | None,  # [S] int64, tokens after which a row ends
     *,
-    origin: int,
-    counts: bool,
+    origin: int,  # column of slot 0
+    counts: bool,  # count the pass, too
 ) -> None:
     """Generate the tokens up to the first draft that was wrong; the rest of the window are drafts.
-
-    Args:
-        new: `[B, W]` int64, the window's new contents.
-        kept: `[B, W-1]` bool, which drafts were right. With n leading ones, n + 1 tokens are
-            generated.
-        peak: `[B, W]` float, the largest score of each slot; neither NaN nor infinity if valid.
-        variation: `[B, W-1]` float, total variation spent on each draft slot; only slots whose
-            tokens are generated are charged.
-        limit: `[]` int64, slots wanted of every row.
-        stops: `[S]` int64, tokens after which a row ends.
-        origin: column of slot 0.
-        counts: count the pass too; see `count_pass`.
 
     Cost: some 30 operations in torch, one launch in Triton; no host synchronisation.
     """

@@ -1,7 +1,6 @@
 """Accepting and redrawing in torch: rules of acceptance, the residual and the draw.
 
-Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Speculative Decoding",
-ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1.
+Y. Leviathan et al., ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1.
 """
 
 from __future__ import annotations
@@ -90,14 +89,9 @@ def verify(
 
 
 def follow(p_last: Tensor, moved: Tensor, n_predicted: Tensor, p_new: Tensor) -> Tensor:
-    """The distributions `[B, K, V]` of a window's drafts: of predicted slots those of the last
-    pass.
-
-    Args:
-        p_last: `[B, W, V]`, of the last pass.
-        moved: `[B]` int64, slots by which each row has moved on since.
-        n_predicted: `[B]` int64, how many draft slots of each row that pass has predicted.
-        p_new: `[B, K, V]`, of slots that it did not predict.
+    """The distributions `[B, K, V]` of a window's drafts: of each row's first `n_predicted` `[B]`
+    slots those of the last pass, `p_last` `[B, W, V]`, since which it has moved on by `moved` `[B]`
+    slots; of others `p_new`.
     """
     slots = torch.arange(p_new.shape[1], device=p_new.device)
     index = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)

@@ -21,25 +21,18 @@ Kind = Literal["bounds", "means", "sums", "given"]
 
 
 def block_scores(
-    q: Tensor,
-    k: Tensor,
-    summaries: Tensor,
-    start: Tensor,
+    q: Tensor,  # [R, Hq, W, D] float; query head h reads key head h // (Hq / Hkv)
+    k: Tensor,  # [R, Hkv, S, D] of q's dtype, any strides
+    summaries: Tensor,  # [R, Hkv, N, D], of bounds [R, Hkv, N, 2 D]; N is S / size, rounded up
+    start: Tensor,  # [R] int64, position of each row's first query
     *,
-    size: int,
+    size: int,  # positions a block
     kind: Kind,
     each: bool = False,
 ) -> Tensor:
-    """Scores `[R, Hkv, N]` float32 of blocks, or with `each` `[R, Hkv, G W, N]`, G = Hq / Hkv:
-    every query's, or those of the one that wants a block most.
-
-    Args:
-        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k: `[R, Hkv, S, D]` of q's dtype, any strides.
-        summaries: `[R, Hkv, N, D]`, or `[R, Hkv, N, 2 D]` of bounds, of q's dtype, any strides; N
-            is S / size, rounded up. Those of the blocks that the window has written in are written.
-        start: `[R]` int64, position of each row's first query.
-        size: positions a block.
+    """Scores `[R, Hkv, N]` float32 of blocks, of the query that wants a block most; with `each`
+    every query's, `[R, Hkv, G W, N]`, G = Hq / Hkv. Summaries of the blocks that the window has
+    written in are written.
 
     Cost: float32 scores `[R, Hq, W, N]`; no host sync.
     """

@@ -15,33 +15,20 @@ from torch import Tensor
 
 
 def choose_blocks(
-    scores: Tensor,
-    start: Tensor,
-    left_out: Tensor,
+    scores: Tensor,  # [R, H, N] float32, or with p [R, H, Q, N] of every query; no NaN
+    start: Tensor,  # [R] int64, position of each row's first query
+    left_out: Tensor,  # [] int64, to which blocks are added that hold something and are not read
     *,
-    width: int,
-    room: int,
-    size: int,
-    most: int,
-    budget: float = 1.0,
-    p: float | None = None,
-    scale: float = 1.0,
+    width: int,  # W, positions that the window has written
+    room: int,  # S, positions a row
+    size: int,  # positions a block; N is S / size, rounded up
+    most: int,  # length of the lists; no head reads more
+    budget: float = 1.0,  # without p the fraction of a row's blocks
+    p: float | None = None,  # share of each query's attention; a block counts for all its entries
+    scale: float = 1.0,  # of the scores, with p
 ) -> tuple[Tensor, Tensor]:
     """The blocks that are read: `[R, H, most]` int32 in ascending order, behind them -1, and
     `[R, H]` int32 numbers of them. No host sync.
-
-    Args:
-        scores: float32, `[R, H, N]`, or with `p` `[R, H, Q, N]` of every query; no NaN.
-        start: `[R]` int64, position of each row's first query.
-        left_out: `[]` int64, to which the blocks are added that hold something and are not read.
-        width: W, positions that the window has written.
-        room: S, positions a row.
-        size: positions a block; N is S / size, rounded up.
-        most: length of the lists; no head reads more.
-        budget: without `p` the fraction of a row's blocks.
-        p: the share of each query's attention. A block counts with its score for each of its
-            entries.
-        scale: of the scores, with `p`.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)

@@ -60,20 +60,14 @@ class Redrafted(NamedTuple):
 def coarse_rounds(
     weights: SweepWeights,
     slots: SweepSlots,
-    work: Tensor,
-    scale: float,
-    n_corrected: int,
-    rounds: int,
+    work: Tensor,  # [B, N] int64, the tokens of all rows with their present drafts; V for none
+    scale: float,  # of C's scores, 1 / temperature
+    n_corrected: int,  # of the M candidates, the first ones
+    rounds: int,  # at least 1
 ) -> Redrafted:
-    """Drafts of a window of K slots of B rows, in order: those of the last of `rounds`, at least 1.
-    A seen slot whose neighbours are those that the pass saw, and a fixed one, have what stood in
-    `work` before the first round.
-
-    Args:
-        work: `[B, N]` int64, the tokens of all rows, the window's present drafts included; V where
-            there is none. In the end it holds the drafts of the last round.
-        scale: of C's scores, 1 / temperature.
-        n_corrected: how many of the M candidates, the first ones, are corrected.
+    """Drafts of a window of K slots of B rows, in order: those of the last round, which `work` then
+    holds. A seen slot whose neighbours are those that the pass saw, and a fixed one, have what
+    stood there before the first round.
     """
     before = work.gather(1, slots.columns)
     heads = weights.head[slots.ids]  # [B, K, M, H]

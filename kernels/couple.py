@@ -26,16 +26,11 @@ class Coupled(NamedTuple):
 def couple(
     scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
 ) -> Coupled:
-    """Verify the drafts of a window and redraw those that fail.
+    """Verify the drafts `[B, W-1]` of a window by coins `[B, W-1]` and redraw those that fail.
 
-    A token of weight 0 is never drawn. Where scores are invalid (NaN, or none above -inf) the token
-    means nothing.
-
-    Args:
-        scores: `[B, W, V]` float32, filtered; -inf marks the impossible.
-        p_draft: `[B, W-1, V]` float32, the distributions the drafts were drawn from.
-        coins: `[B, W-1]` float32, uniform in (0, 1), fresh.
-        redraws: `[B, W]` float32, uniform in (0, 1), fresh and independent of the coins.
+    `scores` `[B, W, V]` are filtered, `p_draft` `[B, W-1, V]` is what the drafts were drawn from;
+    coins and redraws `[B, W]` are uniform in (0, 1), fresh and independent. A token of weight 0 is
+    never drawn. Where scores are invalid (NaN, or none above -inf) the token means nothing.
     """
     p_target = scores.softmax(-1)
     before = p_target[:, :-1]

@@ -1,13 +1,13 @@
 """Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
-signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes. Its
-numpy version, for few rows on a CPU, has the same name and signature in `kernels/x_numpy.py`; a run
-decides once whether its steps take those (`Backend`).
+signature in `kernels/x_triton.py`, next to a table `TAKES` of the tensors that it takes; its numpy
+version, for few rows on a CPU, in `kernels/x_numpy.py`: a run decides once whether its steps take
+those (`Backend`).
 
-The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
-run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
-Triton version; where it cannot run, `triton` raises.
+MMACCEL_KERNELS=auto takes the Triton version wherever it can run, and numpy where a run may;
+`torch` the specifications alone; `triton` always the Triton version, and raises where it cannot
+run.
 """
 
 from __future__ import annotations

@@ -70,15 +70,11 @@ def _mix(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: Tensor) -> tuple[T
 
 
 def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:
-    """Uniforms `[B, W, V]` float32 of every value of every slot: a function of (seed, item, slot,
-    purpose, value). Value v is word v mod 4 of block v div 4, whatever V is.
+    """Uniforms `[B, W, V]` float32 of every value of every slot `[B, W]` int64: a function of
+    (seed, item, slot, purpose, value). Value v is word v mod 4 of block v div 4, whatever V is.
 
-    Args:
-        seeds: `[B]` int64, the keys.
-        items: `[B]` int64 in 0..2^32-1.
-        slots: `[B, W]` int64 in 0..2^32-1.
-        purpose: `[]` or `[B]` int64 in 0..2^32-1, what the numbers are for; on the device, so that
-            a captured step can move it on.
+    Seeds and items are `[B]` int64, all but seeds in 0..2^32-1. `purpose` `[]` or `[B]` is what the
+    numbers are for, on the device, so that a captured step can move it on.
     """
     blocks = torch.arange((n_values + 3) // 4, device=slots.device)
     seed = seeds[:, None, None]

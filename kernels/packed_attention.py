@@ -18,25 +18,17 @@ from mmaccel.kernels.window_attention import attend_where
 
 def packed_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    packed: Packed,
-    reads_next: Tensor | None = None,
+    k: Tensor,  # [R, Hkv, room, D] of q's dtype; entry n of a row stands at n % room
+    v: Tensor,  # [R, Hkv, room, Dv], the same
+    start: Tensor,  # [R] int64, number of each row's first query
+    packed: Packed,  # the entries before those of the ring
+    reads_next: Tensor | None = None,  # [R, W] bool, queries that read the group behind them, too
     *,
     scale: float,
     softcap: float | None = None,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of the window; arguments and results as of `window_attention`, and
-
-    Args:
-        k, v: `[R, Hkv, room, D]` and `[R, Hkv, room, Dv]` of q's dtype; entry n of a row stands at
-            `n % room`, from those in fewer bits on.
-        start: `[R]` int64, number of each row's first query.
-        packed: the entries before.
-        reads_next: `[R, W]` bool, queries that read the group behind those in fewer bits, too;
-            None: none do.
+    """Softmax attention of the window; other arguments and results as of `window_attention`.
 
     Cost: unpacks all groups, counted or not; in Triton they are unpacked in registers.
     """

@@ -19,27 +19,18 @@ MOST_ROWS = 64  # of which the kernel reads the weight once
 
 
 def row_product(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor,  # [T, C] float
+    weight: Tensor,  # [N, C] of the same dtype; [2 N, C] under a gate, gate before up
     bias: Tensor | None = None,
     *,
-    norm: Norm | None = None,
-    gate: Activation | None = None,
-    total: Tensor | None = None,
-    scale: float = 1.0,
-    same_bits: bool = False,
+    norm: Norm | None = None,  # of x; an RMS norm without bias in the kernel
+    gate: Activation | None = None,  # of the two halves of the product
+    total: Tensor | None = None,  # [T, N] of the same dtype, to which the product is added
+    scale: float = 1.0,  # of the product, before the addition
+    same_bits: bool = False,  # in the kernel a row has the same bits among any number of rows
 ) -> Tensor:
     """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out:
     `[T, N]`.
-
-    Args:
-        x: `[T, C]` float.
-        weight: `[N, C]` of the same dtype; `[2 N, C]` under a gate, gate before up.
-        norm: of x; an RMS norm without bias in the kernel.
-        gate: what is done to the two halves of the product.
-        total: `[T, N]` of the same dtype, to which the product is added.
-        scale: of the product, before the addition.
-        same_bits: whether a row has the same bits among any number of rows, in the kernel.
 
     Cost: up to ten operations in torch; one launch in Triton; no host synchronisation.
     """

@@ -59,31 +59,22 @@ def score(
 
 
 def sample_frozen(
-    logits: Tensor,
-    branches: int,
-    settings: Settings,
-    mask: Tensor | None,
-    seeds: Tensor,
-    items: Tensor,
-    slots: Tensor,
-    purpose: Tensor,
-    forced: Tensor | None = None,
-    last: Tensor | None = None,
+    logits: Tensor,  # [G * B, W, V], any float dtype, branch-major; see `guide`
+    branches: int,  # G, 1 to 3
+    settings: Settings,  # at temperature 0 there is no noise
+    mask: Tensor | None,  # [B or 1, W or 1, V] bool, True where a token may stand
+    seeds: Tensor,  # [B] int64; this and the next three as of `noise.uniforms`
+    items: Tensor,  # [B] int64
+    slots: Tensor,  # [B, W] int64
+    purpose: Tensor,  # [] int64
+    forced: Tensor | None = None,  # [B, W] int64, tokens known in advance, -1 elsewhere
+    last: Tensor | None = None,  # [B, V] float32, written: see below
 ) -> Sampled:
     """Sample every slot of a window with its frozen noise.
 
     At equal perturbed scores the lowest id wins. Where `peak` is not finite the token means
-    nothing; it is in 0..V-1.
-
-    Args:
-        logits: `[G * B, W, V]`, any float dtype, branch-major; see `guide`.
-        branches: G, 1 to 3.
-        settings: at temperature 0 there is no noise.
-        mask: `[B or 1, W or 1, V]` bool, True where a token may stand; None allows all.
-        seeds, items, slots, purpose: see `mmaccel.kernels.noise.uniforms`.
-        forced: `[B, W]` int64, tokens known in advance, -1 elsewhere.
-        last: `[B, V]` float32, to which the scores of the last slot are written, after guidance,
-            mask and temperature (1 where it is 0) and before the filters; None: nowhere.
+    nothing; it is in 0..V-1. The scores of the last slot, after guidance, mask and temperature (1
+    where it is 0) and before the filters, are written to `last`.
     """
     scores = score(logits, branches, settings, mask, forced)  # [B, W, V]
     if last is not None:

@@ -45,17 +45,13 @@ def unmask(
     slots: Tensor,
     purpose: Tensor,
 ) -> Unmasked:
-    """A token for every open position, and how sure it is.
+    """A token for every open position, `masked` `[B, N]` bool, and how sure it is, from logits
+    `[B, N, V]`, finite or -inf. Slots `[B, N]` and the other keys of the noise are as in
+    `noise.uniforms`.
 
     The token is the argmax of logits + temperature * Gumbel noise, the lowest id of several: a draw
     from the softmax of logits / temperature, at temperature 0 the most likely token. A masked
     position whose logits are all -inf has nothing to propose and counts as closed.
-
-    Args:
-        logits: `[B, N, V]`, finite or -inf; ids that must not be proposed, such as the mask's own,
-            are at -inf. What closed positions hold is of no consequence.
-        masked: `[B, N]` bool, the open positions.
-        seeds, items, slots, purpose: see `mmaccel.kernels.noise.uniforms`; slots are `[B, N]`.
 
     Cost: float32 copies of the logits and, with a temperature, of their noise; on a CPU those of
     open positions alone, elsewhere of all, as counting them would wait for the device.

@@ -29,15 +29,15 @@ class Blocks:
 
 
 def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
+    q: Tensor,  # [R, Hq, W, D] float; query head h reads key head h // (Hq / Hkv)
+    k: Tensor,  # [R, Hkv, S, D] of q's dtype, any strides; S is the capacity, not the length
+    v: Tensor,  # [R, Hkv, S, Dv], the same
+    start: Tensor,  # [R] int64, position of each row's first query
     *,
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
-    tree: Tensor | None = None,
+    softcap: float | None = None,  # c: scores become c tanh(score / c)
+    window: int | None = None,  # positions a query sees at most, itself included
+    tree: Tensor | None = None,  # [W, W] or [R, W, W] bool, see below
     blocks: Blocks | None = None,
     ragged: bool = False,
     num_splits: int | None = None,
@@ -45,19 +45,11 @@ def window_attention(
     """Softmax attention of the window, `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the
     scores, `[R, Hq, W]` float32.
 
-    Args:
-        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k, v: `[R, Hkv, S, D]` and `[R, Hkv, S, Dv]` of q's dtype, any strides; S is the cache's
-            capacity, not its length.
-        start: `[R]` int64, position of each row's first query.
-        softcap: c, scores become `c tanh(score / c)`.
-        window: positions a query sees at most, itself included.
-        tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
-            positions after the window stay unseen. None: all before it.
-        ragged: whether rows differ much in length, or key heads in the number of their blocks: a
-            GPU's work is then shared out by lengths. Changes the order of sums alone.
-        num_splits: into how many parts a GPU splits the keys of every row, whatever `ragged` says;
-            with 1 a query has the same bits at any width and batch. None: as shapes ask for.
+    A `tree` says which window entries (last axis) a window entry sees; positions after the window
+    stay unseen. Where rows differ much in length, or key heads in the number of their blocks, a GPU
+    shares its work out by lengths if they are `ragged`, which changes the order of sums alone.
+    `num_splits` is into how many parts a GPU splits the keys of every row, whatever `ragged` says;
+    with 1 a query has the same bits at any width and batch.
 
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """

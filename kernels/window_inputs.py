@@ -22,31 +22,18 @@ class WindowInputs(NamedTuple):
 
 
 def window_inputs(
-    tokens: Tensor,
-    n_generated: Tensor,
-    filled: Tensor,
-    last_of_prompt: Tensor,
-    lengths: Tensor,
-    proposed: Tensor | None,
-    forced: Tensor | None,
+    tokens: Tensor,  # [B, N] int64, the token buffer, written to where drafts are proposed
+    n_generated: Tensor,  # [B] int64, tokens generated so far
+    filled: Tensor,  # [B] int64, first column that no pass has predicted
+    last_of_prompt: Tensor,  # [R, 1] int64, of every row of every branch, branch-major
+    lengths: Tensor,  # [R] int64, of the prompts
+    proposed: Tensor | None,  # [B, W-1] int64; None where the buffer has all drafts already
+    forced: Tensor | None,  # [B, W-1] int64, tokens known in advance, -1 elsewhere
     *,
-    origin: int,
+    origin: int,  # column of slot 0, at least 1
     width: int,
 ) -> WindowInputs:
     """Write the window's drafts into the token buffer, and read the model's inputs from it.
-
-    Args:
-        tokens: `[B, N]` int64, the token buffer, which is written to where drafts are proposed.
-        n_generated: `[B]` int64, tokens generated so far.
-        filled: `[B]` int64, first column that no pass has predicted.
-        last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch,
-            branch-major.
-        lengths: `[R]` int64, of the prompts.
-        proposed: `[B, W-1]` int64, drafts of slots that the last pass did not predict; None where
-            the buffer has all drafts already.
-        forced: `[B, W-1]` int64, tokens known in advance, -1 elsewhere; read only where drafts are
-            proposed.
-        origin: column of slot 0, at least 1.
 
     Cost: up to 12 operations in torch, one launch in Triton; no host synchronisation.
     """

@@ -59,10 +59,9 @@ def _autocast(is_on: bool) -> ExitStack:
 class PassFormats(TorchDispatchMode):
     """What the passes of one run are computed in, seen in the first one that is no replay.
 
-    `name` is that of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
-    what activations are quantised to, such as "int8". Empty before the first pass. Cost: some
-    microseconds for each operation of that pass. Of compiled code it sees the products that are
-    calls of their own; an older torch runs that pass eagerly.
+    `name` is a dtype's, "tf32" or "bf16" of shortened float32 products, or what activations are
+    quantised to, such as "int8"; empty before the first pass. Cost: some microseconds for each
+    operation of that pass. Of compiled code it sees the products that are calls of their own.
     """
 
     supports_higher_order_operators = True  # such as flex attention
@@ -116,9 +115,7 @@ class PassFormats(TorchDispatchMode):
 
 
 def find_product_format(kind: str) -> str:
-    """What torch computes float32 matrix products in on a kind of device: "float32", "tf32" or
-    "bf16".
-    """
+    """In what torch multiplies float32 matrices there: "float32", "tf32" or "bf16"."""
     read = getattr(torch._C, "_get_fp32_precision_getter", None)
     if read is None:  # torch before 2.9
         return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"

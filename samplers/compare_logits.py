@@ -27,9 +27,7 @@ _STRICT = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far logits may be apart, in standard deviations of the expected ones: in the mean over
-    the compared entries, and in the largest.
-    """
+    """How far logits may be apart, in standard deviations of the expected ones."""
 
     mean: float = math.inf
     largest: float = math.inf
@@ -53,11 +51,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far received logits are from expected ones, in standard deviations of the latter.
-
-    Both are infinite if other entries are masked, if received logits are NaN, and if they differ
-    from expected logits that are all equal. It is not telling if the expected ones are NaN or all
-    equal, so that agreement would prove nothing.
+    """How far received logits are from expected ones, in standard deviations of the latter:
+    infinite if other entries are masked or NaN. It is not telling, and agreement would prove
+    nothing, if the expected ones are NaN or all equal.
     """
 
     mean: float
@@ -110,8 +106,8 @@ def same_logits(
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:
-    """Compare the logits `[R, T, V]` of two passes at the positions `where` `[R, T]`. Cost: four
-    host synchronisations.
+    """Compare logits `[R, T, V]` at the positions `where` `[R, T]`. Cost: four host
+    synchronisations.
     """
     is_double = torch.float64 in (expected.dtype, received.dtype)
     dtype = torch.float64 if is_double else torch.float32

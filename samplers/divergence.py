@@ -53,9 +53,7 @@ class DivergenceBound:
             self._since[batch_slot] = len(self._gains)
 
     def forget(self, batch_slots: list[int]) -> None:
-        """Forget what was gained before the rows of `batch_slots` began, which nobody reports where
-        rows join.
-        """
+        """Forget what was gained before the rows of `batch_slots` began: nobody reports it."""
         first = min(self._since[k] for k in batch_slots)
         del self._gains[:first]
         self._since = [max(0, since - first) for since in self._since]

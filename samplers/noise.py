@@ -81,9 +81,7 @@ def check_seed(seed: Any) -> int | list[int | None] | None:
 
 
 def draw_seed(generator: Any = None) -> int:
-    """A seed that torch draws, None by its global generator of the CPU; a list of generators, which
-    some pipelines take, is refused.
-    """
+    """A seed that torch draws, without a generator by its global one of the CPU."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(
             f"generator: expected one torch.Generator, received a {type(generator).__name__}; pass "

@@ -126,9 +126,7 @@ class PrefixTree:
         return sum(keys.nbytes + values.nbytes for keys, values in entries)
 
     def open(self, key: Hashable) -> None:
-        """Begin a run; what another key has left is forgotten. Entries depend on it beside their
-        tokens.
-        """
+        """Begin a run; what another key has left is forgotten, as entries depend on it."""
         if key != self._key:
             self.clear()
             self._key = key
@@ -153,8 +151,8 @@ class PrefixTree:
         return Match(parts)
 
     def insert(self, tokens: tuple[int, ...], copy: Callable[[int, int], Entries]) -> None:
-        """Hold a prompt, as much of it as there may be tokens. `copy` returns copies of the entries
-        of its tokens from one number on, before another.
+        """Hold a prompt, as much of it as there is room for; `copy` copies entries from one token
+        to another.
         """
         node = self._root
         tokens = tokens[: self.max_tokens]

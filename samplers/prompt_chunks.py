@@ -127,17 +127,15 @@ class PromptFeed:
 
 
 def count_prompts(model: TokenModel, tokens: Tensor) -> int:
-    """How many rows of prompts `[R, N]` a model processes: of those with the same prompt one,
-    where they share it.
-    """
+    """How many rows of prompts `[R, N]` a model processes: of those that share a prompt one."""
     prefixes = model.setup.prefixes
     return len(tokens) if prefixes is None else len(prefixes.rows)
 
 
 @as_called()
 def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
-    """Process prompts `[R, N]` int64 that begin together, chunk by chunk; how many passes it took.
-    A pass has `size` tokens of all rows at most, but one of each at least; None: one pass.
+    """Process prompts `[R, N]` that begin together; how many passes it took. A pass has `size`
+    tokens of all rows at most, but one of each at least; None: one pass.
     """
     n_columns = tokens.shape[1]
     width = n_columns

@@ -155,8 +155,8 @@ class SamplingParams:
         return tuple(getattr(self, name) for name in (*FILTERS, *ADAPTIVE))
 
     def find_cooling(self, logits: Tensor) -> Tensor | None:
-        """The factor of the temperature `[B, W, 1]` that raw logits of both branches `[2 B, W, V]`
-        give; None without the rule.
+        """The factor of the temperature `[B, W, 1]` by raw logits of both branches `[2 B, W, V]`,
+        or None.
         """
         if self.temperature == 0 or self.divergence_temperature is None:
             return None
@@ -178,9 +178,7 @@ class SamplingParams:
     def finish_scores(
         self, scores: Tensor, slots: Tensor, layout: Layout | None, cooling: Tensor | None = None
     ) -> Tensor:
-        """The steps of `apply` after the logits processor, on scores `[B, W, V]`; `cooling`
-        `[B, W, 1]` comes of `find_cooling`.
-        """
+        """The steps of `apply` after the logits processor, on scores `[B, W, V]`."""
         scores = self.to_target_scores(scores, cooling)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
@@ -218,8 +216,8 @@ class SamplingParams:
         return temperature.clamp(min=_COLDEST)
 
     def impossible(self, vocab_size: int) -> Tensor | None:
-        """`[S]` int64, ids that no prefix makes possible, which the logits processor names in its
-        attribute `impossible`; they need not be drafted.
+        """`[S]` int64, ids that the logits processor calls `impossible`; they need not be
+        drafted.
         """
         ids: Tensor | None = getattr(self.processor, "impossible", None)
         return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]

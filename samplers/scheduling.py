@@ -109,8 +109,8 @@ class Scheduler:
             self._on_finish(ended)
 
     def receive(self, most: int) -> Arrivals | None:
-        """Let up to `most` rows join, which wait from now on: them, after `whole` has become the
-        rows in the batch slots followed by these; None if there were none.
+        """Let up to `most` rows join, which wait from now on; `whole` becomes the rows in the batch
+        slots followed by these.
         """
         assert self._arrivals is not None
         arrived = self._arrivals(most)

@@ -8,13 +8,11 @@ Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and
 (p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
 A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` reports the sum.
 
-Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
-gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back; groups by the distance
-of code vectors are those of LANTERN, in `mmaccel.samplers.window.latent_groups`. A token that
-filters or a layout exclude is never accepted, whatever its group. Drafts after the first rejection
-are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's distribution
-is recorded.
+Departures: the ratio of sums is below min(1, p/q) for some tokens; here a(x) is the larger of both.
+Groups are ranks around the draft, which shrink at the ends of the ranking; those by the distance of
+code vectors are LANTERN's, in `mmaccel.samplers.window.latent_groups`. A token that filters or a
+layout exclude is never accepted. Drafts after the first rejection are redrawn with an exact
+coupling.
 """
 
 from __future__ import annotations
@@ -58,6 +56,11 @@ class GroupedSpeculative(WindowPolicy):
             at least 1, in place of `delta`; None takes `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
+
+    Loses: wherever fidelity to the model matters; in seconds on a CPU, as each slot's vocabulary is
+    ranked.
+    Figures: `scenes`, window 32: 6.3 tokens a pass for a total variation of 0.125 a token; 8.0 and
+    0.132 over coarse drafts, where 58 % of captions are true (plain loop: 73).
     """
 
     window: int = 32
@@ -122,11 +125,9 @@ class GroupedSpeculative(WindowPolicy):
 def group_ratio(
     p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
 ) -> Tensor:
-    """min(1, P(G)/Q(G)) for the group around every token, `[B, K, V]` in 0..1.
-
-    The group of the token of rank r (by p_target, falling) holds ranks r-group … r+group-1 whose
-    probability is less than `max_gap`, at least 1e-6, away from the token's; with group 0 it holds
-    the token alone. `sort` does what `sort_falling` does.
+    """min(1, P(G)/Q(G)) `[B, K, V]` for the group around every token: of rank r (by p_target,
+    falling) the ranks r-group … r+group-1 whose probability is less than `max_gap` away, and r
+    itself.
     """
     ordered, order = (sort or sort_falling)(p_target)
     size = ordered.shape[-1]
@@ -151,10 +152,8 @@ def group_ratio(
 
 
 def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
-    """Sums `[..., V]` of `weights[..., low:high]` by rank, by differences of a float64 running sum.
-
-    `low` and `high` are of the first M ranks, `[..., M]` int64; all others have `group` ranks on
-    either side, as far as there are so many.
+    """Sums `[..., V]` of `weights[..., low:high]` by rank. `low` and `high` are of the first M
+    ranks; all others have `group` ranks on either side, as far as there are so many.
     """
     *rows, size = weights.shape
     low, high = (rank.expand(*rows, -1) for rank in (low, high))

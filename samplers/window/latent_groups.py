@@ -21,8 +21,8 @@ _ENTRIES = 2**24  # of probabilities of neighbours that are held at a time
 
 
 def nearest_codes(codes: Tensor, k: int) -> Tensor:
-    """The k nearest other codes of every code of `[V, D]`, the nearest first; at a tie the lower
-    id. `[V, min(k, V - 1)]` int64. Cost: V * V distances, once a run.
+    """The k nearest other codes of each of `[V, D]`, the nearest first, at a tie the lower id:
+    `[V, min(k, V - 1)]` int64. Cost: V * V distances, once a run.
     """
     codes = codes.double()
     index = torch.arange(len(codes), device=codes.device)
@@ -40,9 +40,8 @@ def nearest_codes(codes: Tensor, k: int) -> Tensor:
 def latent_ratio(
     p_target: Tensor, p_draft: Tensor, *, near: Tensor, delta: float, cap: float | None
 ) -> Tensor:
-    """min(1, (p(x) + m(x)) / q(x)) for every token, `[B, K, V]`, with the neighbours `near`
-    `[V, k]` of `nearest_codes`. `delta` is the most mass of neighbours; in its place `cap` the most
-    of p(x) + m(x) as a multiple of p(x). Cost: B * K * V * k probabilities are read.
+    """min(1, (p(x) + m(x)) / q(x)) `[B, K, V]`, with the neighbours `near` `[V, k]`. `cap` limits
+    p(x) + m(x) to a multiple of p(x), in place of the mass `delta` of neighbours.
     """
     mass = torch.empty_like(p_target)
     slots = max(1, p_target[..., 0].numel() * near.shape[1])

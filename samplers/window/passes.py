@@ -124,7 +124,7 @@ class RunPasses:
         return 1
 
     def logits(self) -> Tensor:
-        """One forward pass over the window: raw logits `[R, W, V]`, which the caller passes on to
+        """One pass over the window: raw logits `[R, W, V]`, which the caller passes on to
         `record`.
         """
         inputs = self._rows.take_inputs()
@@ -194,16 +194,15 @@ class RunPasses:
             self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
     def keep_accepted(self, scores: Tensor, n_new: Tensor) -> None:
-        """Let the next drafts begin from the last of `n_new` `[B]` accepted slots, and not from the
-        right-most one, which depends on how many tokens other rows want. `scores` `[B, W, V]` are
-        the pass's.
+        """Let the next drafts begin from the last of `n_new` accepted slots, and not from the
+        right-most one, which depends on how many tokens other rows want.
         """
         if self.reads_last:
             rows = torch.arange(len(scores), device=scores.device)
             self.last_scores.hold(scores[rows, (n_new - 1).clamp(min=0)])
 
     def record(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
-        """Record what `forward` records of its scores, where a kernel sampled without any: `peak`
+        """As `forward` does of its scores, where a kernel sampled without any: their `peak`
         `[B, W]`, and the scores `last` `[B, V]` of the last slot, where the kernel wrote them.
         """
         self.peak = peak

@@ -25,11 +25,8 @@ FindRow = Callable[[int, int], int]
 
 
 class PrefixReader:
-    """What a run reads of a prefix tree, and leaves in it.
-
-    Raises:
-        UnsupportedModelError: a model whose rows cannot take over entries of others.
-        OptionError: drafts of another model, whose cache would lack what is taken over.
+    """What a run reads of a prefix tree, and leaves in it. A model whose rows cannot take over
+    entries of others is refused, and drafts of another model, whose cache would lack them.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class PrefixReader:
             )
 
     def _write(self, row: int, match: Match, tokens: tuple[int, ...]) -> None:
-        """Let a row begin with the first tokens of its prompt, which the tree holds."""
         self._n_read += match.length
         self._tree.n_read += match.length
         key = None

@@ -15,25 +15,21 @@ _WIDEST = 64  # slots of a pass over fillers
 
 
 class StepRecorder(ABC):
-    """Base of what receives what the passes of a run give out, and which of their slots were
-    accepted.
-
-    Passes in which it `is_active` are not captured, because the host stores what they give out.
+    """Receives what passes give out, and which of their slots were accepted. Passes in which it
+    `is_active` are not captured, because the host stores what they give out.
     """
 
     is_active: bool
 
     @abstractmethod
     def record(self, name: str, value: Any, skipped: int = 0) -> None:
-        """Note a value of the current pass: "logits" or "scores" `[B, W, V]`, or what a token model
-        records by another name. It begins at entry `skipped` of the window.
+        """Note "logits" or "scores" `[B, W, V]` of the current pass, or what a token model records
+        by another name, from entry `skipped` of the window on.
         """
 
     @abstractmethod
     def accept(self, first: Tensor, n_new: Tensor) -> None:
-        """Keep the noted values of the `n_new` `[B]` accepted entries from slot `first` `[B]` on,
-        and forget the others.
-        """
+        """Keep what was noted of the `n_new` `[B]` accepted entries from slot `first` `[B]` on."""
 
     @abstractmethod
     def finish(self, run: WindowRun) -> None:

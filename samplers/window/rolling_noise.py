@@ -1,15 +1,12 @@
 """Noise of a moving window: made at every pass, or on a CPU in advance and that of a slot once.
 
-Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
-A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
-as a small amount takes as long as a larger one. What a row needs lies in one piece, so that the
-noise of a single row is a view. Where a window moves past the end, what is still needed is moved to
-the front.
+Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones. A
+window of W slots moves on by a few slots a pass: noise is made for some slots in advance, as a
+small amount takes as long as a larger one. What a row needs lies in one piece, so that the noise of
+a single row is a view; past the end, what is still needed is moved to the front.
 
-Fresh uniforms are new at every pass. As they take a hundred small operations however few they are,
-they are made for some passes at once.
-
-On other devices the kernels make noise again in registers, which is cheaper there than reading it.
+Fresh uniforms are new at every pass, and made for some passes at once. On other devices the kernels
+make noise again in registers, which is cheaper there than reading it.
 """
 
 from __future__ import annotations
@@ -83,8 +80,8 @@ class RollingNoise:
         self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
-        """The noise `[B, W', V]` of slots `[B, W']` int64, consecutive in each row, W' <= W: what
-        `Noise.gumbel` gives; of a single row a view, which stays as it is until the next call.
+        """The noise `[B, W', V]` of slots `[B, W']`, consecutive in each row, W' <= W; of a single
+        row a view, which stays as it is until the next call.
         """
         width = slots.shape[1]
         parts = []
@@ -97,8 +94,8 @@ class RollingNoise:
         return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
     def _make(self, row: int, first: int, width: int) -> range:
-        """Make what a row lacks of slots `first`, … and of some more; the slots that stand there
-        then.
+        """Make what a row lacks of slots `first`, … and some more; the slots that stand
+        there then.
         """
         made = self._made[row]
         values = self._values[row]
@@ -124,9 +121,7 @@ class FreshAhead:
         self._first: list[tuple[int, int]] = []  # the pass and the slot of each row's first ones
 
     def take(self, slots: Tensor, passes: Tensor) -> Fresh:
-        """What `Noise.fresh` gives for slots `[B, W]`, consecutive in each row, in each row's pass
-        `[B]`.
-        """
+        """`Noise.fresh` of slots `[B, W]`, consecutive in each row, in each row's pass `[B]`."""
         width = slots.shape[1]
         wanted = list(zip(passes.tolist(), slots[:, 0].tolist()))
         # by how many passes and slots each row is ahead of what was made

@@ -110,9 +110,9 @@ class RunRows(StaticPart):
             counts[batch_slots] = 0
 
     def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Let passes gain nothing in some batch slots, `[n]` int64, whose prompts are not whole,
-        until `restart`. `prompt` is that of all B slots, of held rows up to the next token to be
-        processed: there begins what passes write.
+        """Let passes gain nothing in some batch slots, `[n]`, until `restart`: their prompts are
+        not whole. `prompt` is that of all B slots, of these up to their next token, where passes
+        then write.
         """
         self.prompt = prompt
         self.lengths.copy_(prompt.lengths)
@@ -120,7 +120,6 @@ class RunRows(StaticPart):
         self.ended[batch_slots] = True
 
     def _empty(self, batch_slots: Tensor) -> None:
-        """Forget what was generated and drafted in some batch slots, `[n]` int64."""
         self.n_generated[batch_slots] = 0
         self.filled[batch_slots] = self.origin
         if self.fixed is not None:
@@ -170,9 +169,7 @@ class RunRows(StaticPart):
         return self.fixed.gather(1, self.columns)
 
     def fix(self, is_fixed: Tensor) -> None:
-        """From the next pass on, drafts of these slots of the window, `[B, W]` bool, stay as they
-        are.
-        """
+        """From now on drafts of these slots of the window, `[B, W]` bool, stay as they are."""
         if self.fixed is None:
             self.fixed = torch.zeros_like(self.tokens, dtype=torch.bool)
         self.fixed.scatter_(1, self.columns, self.is_fixed() | is_fixed)
@@ -183,10 +180,10 @@ class RunRows(StaticPart):
             self.fixed.masked_fill_(rows[:, None], False)
 
     def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
-        """What the rows of all branches read at columns `[B, K]` int64 of `tokens` `[B, N]`, the
-        token buffer or a copy with other drafts: `[R, K]`.
+        """What rows of all branches read at columns `[B, K]` of a token buffer `[B, N]`:
+        `[R, K]`.
         """
-        tokens = tokens.gather(1, columns)  # [B, K]
+        tokens = tokens.gather(1, columns)  # [B, K]; before slot 0 a branch's own last token
         last = self.last_of_prompt.view(self.prompt.branches, -1, 1)  # [G, B, 1]
         return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
 
@@ -195,8 +192,8 @@ class RunRows(StaticPart):
         return self.tokens[:, self.origin : self.origin + length]
 
     def forced(self) -> Tensor | None:
-        """What each draft slot must hold, `[B, W-1]` int64, -1 where it is free; None if all are.
-        The layout demands it, or the draft is `fixed`.
+        """What the layout demands of draft slots, or a fixed draft, `[B, W-1]`; -1, or None, is
+        free.
         """
         layout = self.prompt.layout
         known = None if layout is None else layout.forced(self.slots[:, :-1])
@@ -211,16 +208,13 @@ class RunRows(StaticPart):
         return self.ended[:, None] | (slots >= self.limit)
 
     def write_drafts(self, new: Tensor, *, is_final: bool) -> Tensor:
-        """Write drafts `[B, W-1]` int64 where the last pass predicted nothing, and forced tokens;
-        the window's drafts. `is_final`: the next pass reads them as they are then.
-        """
+        """As `WindowRun.write_drafts`; `is_final`: the next pass reads them as they are then."""
         inputs = self._read_inputs(new, self.forced())
         self._inputs = inputs if is_final else None
         assert inputs.drafts is not None
         return inputs.drafts
 
     def take_inputs(self) -> WindowInputs:
-        """What the next pass reads."""
         inputs = self._inputs or self._read_inputs(None, None)
         self._inputs = None
         return inputs
@@ -261,9 +255,8 @@ class RunRows(StaticPart):
     def accept(
         self, tokens: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, *, counts: bool
     ) -> None:
-        """Generate each row's tokens up to its first wrong draft; the rest are drafts. As in
-        `WindowRun.accept`; `peak` `[B, W]` is the largest score of every slot, and `counts` counts
-        the pass, too.
+        """As `WindowRun.accept`, with the largest score `peak` `[B, W]` of every slot; `counts` the
+        pass.
         """
         self._backend.run(
             accept_prefix,
@@ -279,16 +272,14 @@ class RunRows(StaticPart):
         )
 
     def count(self, variation: Tensor | None) -> None:
-        """Count a pass in which rows gained `n_new` tokens, and sum up what the host reads."""
+        """Count a pass in which rows gained `n_new`, and sum up what the host reads."""
         self._backend.run(count_pass, self._state(), variation, self.limit)
 
     def _state(self) -> RowState:
         return RowState(*_OF_STATE(self))
 
     def call_on_step(self, on_step: OnStep, passes: int, rows: tuple[int, ...]) -> None:
-        """Report the last pass to `on_step`, and end rows where it says so. `rows` are the numbers
-        of those in the batch slots; empty without continuous batching.
-        """
+        """Report the last pass to `on_step`, and end rows where it says so."""
         tokens = self.generated(self.length)
         lengths = self.n_generated.clone()
         previous = lengths - self.n_new
@@ -311,9 +302,7 @@ class RunRows(StaticPart):
         return [False] * len(self.ended) if cut is None else cut.tolist()
 
     def kept_gains(self, lengths: Tensor) -> Tensor:
-        """`gains` of the tokens that rows ended with, `[B]` int64: `on_step` may end a row before
-        what earlier passes gained.
-        """
+        """`gains` without what lies behind lengths `[B]`: `on_step` may end a row before it."""
         gained = self.gains.cumsum(0).minimum(lengths)
         return gained.diff(dim=0, prepend=torch.zeros_like(gained[:1]))
 

@@ -84,12 +84,12 @@ class WindowRun(RunParts):
 
     def propose(self) -> Drafts:
         """What the drafter proposes for the draft slots `[B, W-1]`, tokens or scores to draw them
-        from; in a pass that repeats one copies of each row's last token.
+        from.
         """
         source = self.drafter.source
         if not source.keeps_predictions:
             self.rows.forget_drafts()
-        if self.is_retry:
+        if self.is_retry:  # copies of each row's last token
             return Drafts(last_known(self.frontier()))
         drafts = self.drafter.propose(self)
         if self.width > 1:
@@ -99,8 +99,8 @@ class WindowRun(RunParts):
         return drafts
 
     def write_drafts(self, new: Tensor) -> Tensor:
-        """Write `new` `[B, W-1]` where the last pass predicted nothing, and tokens that the layout
-        demands; the drafts `[B, W-1]` int64 that the model will read.
+        """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens; what is
+        then read.
         """
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
 

@@ -1,18 +1,17 @@
 """WindowScheduler: continuous batching of a window run.
 
 When rows have ended, the scheduler reports them, admits the next rows of the prompt into their
-batch slots and prefills the prompts of the admitted rows alone. When no row waits any more, the
-batch slots of ended rows are dropped from the run, unless its steps are captured. Where rows may
-join the run, as those of a server do, batch slots are added for them in the same way. A row's
-tokens do not depend on the batch slot it is admitted to, because all state of the slot begins anew
-with it.
+batch slots and prefills their prompts alone. When no row waits any more, the batch slots of ended
+rows are dropped, unless steps are captured; where rows may join, as those of a server do, batch
+slots are added. A row's tokens do not depend on its batch slot, all of whose state begins anew with
+it.
 
-Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), an admitted row is held
-in its batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they
-write there begins at its cursor, where the next chunk overwrites it. It begins to decode in the
-pass that processes the last of its prompt: models with `MixedPasses` take chunks along with the
-windows of all rows, others in a pass before it. Where there is a prefix tree
-(`mmaccel.samplers.window.prefix_reader`), the cursor begins behind what the tree holds.
+Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), a row is held in its
+batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they write
+there begins at its cursor, where the next chunk overwrites it. It begins to decode in the pass that
+processes the last of its prompt: models with `MixedPasses` take chunks along with the windows of
+all rows, others in a pass before it. With a prefix tree the cursor begins behind what the tree
+holds.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class WindowScheduler(Scheduler):
         return self.n_open - len(self._feed)
 
     def prompt(self) -> Prompt:
-        """The prompt of the rows in the batch slots; where it is not whole in the cache, up to the
-        token at its cursor.
+        """The prompt of the rows in the batch slots, up to the cursor's token where it is not
+        whole.
         """
         whole = super().prompt()
         if not self._feed.cursors:
@@ -125,8 +124,8 @@ class WindowScheduler(Scheduler):
         run.passes.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
-        """Finish the rows that have ended, admit others into their batch slots, and process what is
-        next of prompts. How many rows begin to decode.
+        """Finish rows that have ended, admit others and process what is next of prompts; how many
+        begin.
         """
         self._keep_prompts()
         ended = run.rows.ended.tolist()
@@ -189,7 +188,6 @@ class WindowScheduler(Scheduler):
             self._feed.cursors[self.rows[batch_slot]] = Cursor(ends, prompts)
 
     def _forget_prefix(self, batch_slot: int) -> None:
-        """Let the row in a batch slot read nothing of others."""
         if self._reader is not None:
             for branch in range(self.whole.branches):
                 self._reader.begin(batch_slot + branch * len(self.rows))
@@ -203,14 +201,11 @@ class WindowScheduler(Scheduler):
         ]
 
     def _hold(self, run: WindowRun, batch_slots: Sequence[int]) -> None:
-        """Let the rows in some batch slots wait for their prompts."""
         run.prompt = self.prompt()
         run.rows.hold(run.rows.tokens.new_tensor(list(batch_slots)), run.prompt)
 
     def _process(self, run: WindowRun) -> int:
-        """Process the next tokens of prompts, and let rows begin whose prompts are whole; how many
-        do.
-        """
+        """Process the next tokens of prompts; how many rows begin, whose prompts are whole."""
         mixes = self.chunk_size is not None and not self._apart
         while True:
             if self._reader is not None:
@@ -262,8 +257,8 @@ class WindowScheduler(Scheduler):
         return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fill in the statistics of all rows; of the prompt's rows tokens `[B, length]`, lengths
-        `[B]` and passes `[B]`, int64.
+        """Fill in statistics; tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows,
+        int64.
         """
         totals = self.totals
         stats.accepted = totals.accepted
@@ -283,8 +278,8 @@ class WindowScheduler(Scheduler):
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
     def _receive(self, run: WindowRun, at_once: int | None) -> None:
-        """Let rows join, with batch slots for them, `at_once` at most; None: as many as there is
-        room for.
+        """Let rows join, with batch slots for them, `at_once` at most; None: while there is
+        room.
         """
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)

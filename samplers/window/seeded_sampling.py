@@ -65,9 +65,7 @@ def draft_window(run: WindowRun, draws: Draws) -> Tensor:
 
 
 class StepwiseDraws:
-    """Noise, scores and argmax one after the other; `codes` of rows that draw evenly spread
-    samples.
-    """
+    """Noise, scores and argmax one after the other."""
 
     def __init__(self, run: WindowRun, codes: SpreadCodes | None = None) -> None:
         self._run = run
@@ -75,9 +73,8 @@ class StepwiseDraws:
         self.noise = run.frozen_noise()  # [B, W, V], or [B, W, 1]
 
     def drafts(self, scores: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 from scores `[B, 1 or W-1, V]` with the noise of their slots.
-
-        A draft drawn with a slot's own noise equals the slot's token more often.
+        """Drafts `[B, W-1]` from scores `[B, 1 or W-1, V]` with the noise of their slots, with
+        which a draft equals the slot's token more often.
         """
         noise = self.noise[:, :-1]
         n_new = self._run.rows.n_new_drafts()
@@ -88,7 +85,6 @@ class StepwiseDraws:
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
         drafter = self._run.drafter
         if not drafter.source.corrects:
             return drafts

@@ -28,8 +28,6 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class SpreadCodes:
-    """The codes of the rows of one run with `SamplingParams.spread`; what a pass left is held."""
-
     def __init__(self, run: WindowRun) -> None:
         assert run.params.spread is not None
         self._n = run.params.spread
@@ -37,8 +35,8 @@ class SpreadCodes:
         self._after = run.steps.declare("codes")  # [B, W + 1, 2] float64
 
     def choose(self, run: WindowRun, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Tokens `[B, W]` int64 of a pass by scores `[B, W, V]`; `tokens` `[B, W]` are drawn with
-        the frozen noise of the slots.
+        """Tokens `[B, W]` of a pass by scores `[B, W, V]`; `tokens` are drawn with the slots'
+        frozen noise.
         """
         state = self._begin(run)
         p = scores.double().softmax(-1)

@@ -53,9 +53,9 @@ class Once(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What two runs must have in common so that one can replay the other's graphs, which hold all
-    of this as constants or as addresses. Seeds, prompts, their lengths, the number of slots wanted
-    and the ids of stop tokens are static inputs instead, and may differ.
+    """What two runs must have in common so that one can replay the other's graphs: these are
+    constants and addresses there. Seeds, prompts, lengths and ids of stop tokens are static inputs
+    instead.
     """
 
     model: ref[Any]  # the module whose forward passes these are
@@ -111,9 +111,8 @@ class StepRunner:
         return "eager"
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        """Start a run with the values of `inputs`, by name: buffers that hold them, which the run
-        uses from now on; None if it may use its own. `key` says which graphs it may share; None:
-        its own alone.
+        """Start a run: buffers with the values of `inputs`, by name, which the run uses from now
+        on, or None if it may use its own. Without a `key` it shares no graphs.
         """
         return None
 
@@ -122,8 +121,7 @@ class StepRunner:
         model.reserve(rows, positions)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """Carry out a step, run as it is or captured; whether it took as long as others like it
-        will.
+        """Carry out a step; whether it took as long as others like it will.
 
         Steps with the same key are the same work on the same tensors, those of one run, and with a
         `Once` those of runs with the same `GraphKey`; None is a step like no other.

@@ -110,11 +110,9 @@ class RunSteps(StaticPart):
     def run(
         self, step: Callable[[], None], key: Hashable | None, n_passes: int, width: int
     ) -> bool:
-        """Carry out as many steps as lie between two synchronisations with the host; where they are
-        captured and all alike, as one graph. Whether each took as long as others like it will.
-
-        `key` is that of one step, see `StepRunner.run_step`, and `width` the entries of a row in
-        its pass.
+        """Carry out as many steps as lie between two synchronisations, captured ones that are all
+        alike as one graph; whether each took as long as others like it will. `key` is that of one
+        step, and `width` the entries of a row in its pass.
         """
         self.names |= self.buffers.first_state  # where the first step is replayed
         is_usual = True
@@ -140,8 +138,8 @@ class RunSteps(StaticPart):
         return is_usual
 
     def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
-        """Fill in the statistics how the steps were carried out. The number format `arithmetic` is
-        empty where all passes were replayed: then it is that of the run that captured them.
+        """Fill in statistics. The format of passes is empty where all were replayed: then it is
+        that of the run that captured them.
         """
         self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures
@@ -165,15 +163,14 @@ class Held:
         return self._steps.tensors[self._name] if self._name in self._steps.names else None
 
     def get(self) -> Tensor:
-        """`value`, which is there: an earlier step of the run has stored it."""
+        """`value`, which an earlier step of the run has stored."""
         value = self.value
         assert value is not None, self._name
         return value
 
     def hold(self, value: Tensor) -> None:
-        """Store `[B, ...]` for the next step, always of one shape where steps are captured.
-
-        Nobody but its owner writes to it any more.
+        """Store `[B, ...]`, to which nobody writes any more; always of one shape where steps are
+        captured.
         """
         steps = self._steps
         steps.names.add(self._name)
@@ -197,7 +194,6 @@ class Held:
 
 
 def static_parts(run: WindowRun) -> dict[str, StaticPart]:
-    """The parts whose tensors outlive a step, by name."""
     return {"run": run, "rows": run.rows, "steps": run.steps}
 
 
@@ -215,8 +211,8 @@ def static_tensors(run: WindowRun) -> dict[str, Tensor]:
 @as_called()
 def make_graph_key(run: WindowRun) -> GraphKey | None:
     """The key of a run; None where its graphs cannot serve another one: without a cache, with a
-    logits processor, for a model without buffers that later runs may use, and for a policy or
-    layout that is no frozen dataclass of hashable fields.
+    logits processor, for a model without buffers that outlive it, or a policy or layout without a
+    hash.
     """
     runner = run.runner
     model = run.model

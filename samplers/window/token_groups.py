@@ -60,12 +60,9 @@ def find_codes(prompt: Prompt, size: int) -> Tensor:
 
 
 def group_tokens(vectors: Tensor, is_code: Tensor, radius: float, *, by_angle: bool) -> TokenGroups:
-    """Groups around all tokens, of `vectors` `[V, D]`; one whose vector is NaN is a group of its
-    own, as is a token that is no code, `is_code` `[V]` bool. Members are closer than `radius`:
-    `by_angle` 1 minus the cosine, else the Euclidean distance.
-
-    Cost: the distances of all pairs of codes, `_ENTRIES` at a time; memory for all members, which
-    are refused beyond `_MOST`.
+    """Groups around all tokens, of `vectors` `[V, D]`, closer than `radius`: `by_angle` 1 minus the
+    cosine, else the Euclidean distance. A token that is no code, or whose vector is NaN, is a group
+    of its own. Cost: the distances of all pairs of codes, and memory for all members.
     """
     ids = is_code.nonzero()[:, 0]
     codes = vectors.detach()[ids].float()  # [K, D]

@@ -40,9 +40,7 @@ class FixedWidth:
         self._began = time.perf_counter()
 
     def begin(self, remaining: int) -> int:
-        """Begin a step; its width. `remaining` slots are wanted by the row that wants most; 0 ends
-        the run.
-        """
+        """Begin a step; its width, 0 if no row wants any of the `remaining` slots."""
         self._began = time.perf_counter()
         if not remaining:
             return 0
@@ -69,8 +67,8 @@ class FixedWidth:
         return min(self.widest, remaining)
 
     def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
-        """Learn from the pass just chosen, which a fixed width does not: it gave `n_tokens`, summed
-        over the `n_rows` that were unfinished.
+        """Learn from a pass that gave `n_tokens` to `n_rows` together, which a fixed width does
+        not.
         """
 
 
@@ -118,11 +116,9 @@ class AdaptiveWidth(FixedWidth):
 
 
 class RunWidth(FixedWidth):
-    """The width of a whole run, such as a frame of codes, that is shorter than a measurement of its
-    passes: they are narrow at its end, and the first one has no drafts of a pass before it. So what
-    is measured is the mean pass of a run, and what is learned serves the runs that follow.
-
-    All widths have buffers and graphs of the widest.
+    """The width of a whole run, such as a frame of codes, whose passes are too few to measure one:
+    they are narrow at its end, and the first one has no drafts. So a run's mean pass is measured,
+    and what is learned serves the runs that follow. All widths have the graphs of the widest.
     """
 
     def __init__(self, tuner: Tuner, rows: int, length: int, *, is_cut: bool = True) -> None:
