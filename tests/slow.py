@@ -23,7 +23,6 @@ SLOW = (
     "tests/evaluation/test_speed_baselines.py",
     "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
-    "tests/window/test_memory.py",
 )
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
