@@ -40,10 +40,7 @@ def read_words(folder: Path) -> dict[str, Any]:
 
     Its keys are `words`, `max_words` (not for grammar-masked), for a masked model `mask` (the mask
     token's id) and `logit_shift`, for a model of clips `n_frames` and `fps`, and
-    `picture_tokenizer` where another folder holds the image tokenizer (see `tokenizer_folder`).
-
-    Raises:
-        UnsupportedModelError: a file that cannot be read, or values of other kinds.
+    `picture_tokenizer` where another folder holds the image tokenizer.
     """
     file = folder / FILE
     content = read_json(file, may_lack=True)
@@ -78,11 +75,7 @@ def split_words(text: str) -> list[str]:
 
 
 def check_words(option: str, words: Sequence[str], known: Sequence[str], remedy: str) -> None:
-    """Refuse words that a model does not know, each with the known one that resembles it most.
-
-    Raises:
-        OptionError: there are some.
-    """
+    """Refuse words that a model does not know, each with the known one that resembles it most."""
     unknown = list(dict.fromkeys(word for word in words if word not in known))
     if not unknown:
         return
