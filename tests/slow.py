@@ -16,7 +16,6 @@ FIXTURES = {"browser"}
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
     "tests/training",
-    "tests/window/test_memory.py",
 )
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
