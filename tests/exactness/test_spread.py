@@ -51,7 +51,7 @@ def chances() -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "n"), every(2, [(Autoregressive(), 4), (Jacobi(3, "random"), 30)])
+    ("policy", "n"), [*every(2, [(Autoregressive(), 4), (Jacobi(3, "random"), 30)])]
 )
 def test_one_item_of_many_seeds_has_the_right_distribution(policy: Policy, n: int) -> None:
     seeds = torch.arange(SAMPLES)
