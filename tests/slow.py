@@ -42,7 +42,6 @@ SWEEPS = {
     "tests/loading/test_moving.py::test_to_is_as_good_as_loading_there": 3,
     "tests/loading/test_moving.py::test_weights_on_a_disk": 3,
     "tests/loading/test_pickles.py": 5,
-    "tests/logits/test_repetition.py": 3,
     "tests/models/test_coarse_folders.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,
