@@ -23,7 +23,6 @@ SLOW = (
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
-    "tests/logits/test_repetition.py": 3,
 }
 
 
