@@ -47,6 +47,7 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from scripts.training import grammar_tasks as grammar
+from scripts.training.loop import WEIGHTS
 
 _ENUMERABLE = ("replace", "shuffle", "tell")
 _PROMPTS, _DRAWS = 8, 100  # for distributions
@@ -330,7 +331,9 @@ def measure_model(given: argparse.Namespace) -> Iterator[Row]:
     labels = given.policies.split(",") if given.policies else [*SETUPS]
     policies = {label: read_policy(SETUPS.get(label, label)) for label in labels}
     canvas = {label: own for label, own in policies.items() if getattr(own, "kind", "") == "canvas"}
-    source = find_source(given.model)
+    source = WEIGHTS / given.model
+    if not source.is_dir():
+        source = find_source(given.model)
     if read_masked(source) is None:
         yield from measure_text(source, canvas, given.count, given.seed)
         return

@@ -379,8 +379,9 @@ def scenes_masked() -> Runs:
 @cache
 def _grammar() -> Any:
     from benchmarks.canvas import GrammarText
+    from scripts.training.loop import WEIGHTS
 
-    return GrammarText(Path(mmaccel.__file__).parent / "demo/weights/grammar-masked")
+    return GrammarText(WEIGHTS / "grammar-masked")
 
 
 def grammar_masked() -> Runs:

@@ -29,7 +29,7 @@ from mmaccel.catalog import read_method
 from mmaccel.evaluation.measure import Case, by_case, measure, summarise
 from mmaccel.evaluation.texts import encode_text, list_texts
 from mmaccel.samplers.drafting.sources import parse_source
-from scripts.training.stdlib import make_prompts
+from scripts.training.stdlib import make_prompts, open_stdlib
 
 Way = Callable[[list[int]], dict[str, Any]]  # prompt -> tokens, and passes of a policy
 
@@ -153,7 +153,7 @@ def count_trees(
 def open_prompts(given: argparse.Namespace) -> tuple[Any, Any, dict[str, list[list[int]]]]:
     """A model, its tokenizer, and the ids of prompts by their kind."""
     if given.model is None:
-        model, tokenizer = mmaccel.load_demo("stdlib")
+        model, tokenizer = open_stdlib()
         return model, tokenizer, {"": make_prompts(tokenizer, given.count, given.prompt)}
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -169,7 +169,7 @@ def open_prompts(given: argparse.Namespace) -> tuple[Any, Any, dict[str, list[li
 def main() -> None:
     """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", help="a folder; by default the embedded stdlib")
+    parser.add_argument("--model", help="a folder; by default stdlib")
     parser.add_argument(
         "--sources",
         nargs="+",

@@ -1,10 +1,7 @@
 """The end of a pass: the accepted prefix of every row into the token buffer, and all counts.
 
-Idea: a pass gives each row W tokens and says which of its W - 1 drafts were right. The tokens up to
-the first wrong draft's slot are generated, the rest are drafts of the next pass. Rows end at their
-length or at a stop token. A slot of invalid scores generates nothing, nor do those after it.
-
-Departures: none. This file is the specification of `accept_prefix_triton.py`.
+Rows end at their length or at a stop token. A slot of invalid scores generates nothing, nor do
+those after it.
 """
 
 from __future__ import annotations
@@ -31,31 +28,18 @@ class RowState(NamedTuple):
 
 
 def accept_prefix(
-    new: Tensor,
-    kept: Tensor,
-    peak: Tensor,
-    variation: Tensor | None,
+    new: Tensor,  # [B, W] int64, the window's new contents
+    kept: Tensor,  # [B, W-1] bool, right drafts; after n leading ones n + 1 tokens are generated
+    peak: Tensor,  # [B, W] float, the largest score of each slot; finite if valid
+    variation: Tensor | None,  # [B, W-1] float, spent on each draft slot; charged if generated
     state: RowState,
-    limit: Tensor,
-    stops: Tensor | None,
+    limit: Tensor,  # [] int64, slots wanted of every row
+    stops: Tensor | None,  # [S] int64, tokens after which a row ends
     *,
-    origin: int,
-    counts: bool,
+    origin: int,  # column of slot 0
+    counts: bool,  # count the pass, too
 ) -> None:
     """Generate the tokens up to the first draft that was wrong; the rest of the window are drafts.
-
-    Args:
-        new: `[B, W]` int64, the window's new contents.
-        kept: `[B, W-1]` bool, which drafts were right. With n leading ones, n + 1 tokens are
-            generated.
-        peak: `[B, W]` float, the largest score of each slot; neither NaN nor infinity if valid.
-        variation: `[B, W-1]` float, total variation spent on each draft slot; only slots whose
-            tokens are generated are charged. None spends nothing.
-        state: of the rows; written to.
-        limit: `[]` int64, slots wanted of every row.
-        stops: `[S]` int64, tokens after which a row ends; None for none.
-        origin: column of slot 0.
-        counts: count the pass too; see `count_pass`.
 
     Cost: some 30 operations in torch, one launch in Triton; no host synchronisation.
     """
@@ -84,11 +68,7 @@ def accept_prefix(
 
 
 def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None:
-    """Count a pass in which rows gained `state.n_new` tokens, and sum up what the host reads.
-
-    Args:
-        state, variation, limit: as in `accept_prefix`.
-    """
+    """Count a pass in which rows gained `state.n_new` tokens, and sum up what the host reads."""
     n_new = state.n_new
     n_generated = state.n_generated
     at = state.passes.clamp(max=len(state.gains) - 1)  # no row gains tokens so late

@@ -23,7 +23,6 @@ def accept_prefix(
     origin: int,
     counts: bool,
 ) -> None:
-    """See `mmaccel.kernels.accept_prefix.accept_prefix`; all tensors are on the CPU."""
     width = new.shape[1]
     most = int(limit)
     n_accepted = [1 + (row + [False]).index(False) for row in kept.tolist()]
@@ -62,7 +61,6 @@ def accept_prefix(
 
 
 def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None:
-    """See `mmaccel.kernels.accept_prefix.count_pass`; all tensors are on the CPU."""
     most = int(limit)
     n_new = state.n_new.tolist()
     gains = state.gains.numpy()

@@ -1,9 +1,5 @@
-"""The end of a pass in Triton: one program goes through all rows, some of them at a time.
-
-Source: see `mmaccel.kernels.accept_prefix`. What the host reads is a sum over all rows, so that a
-program a row would need a second launch.
-
-Departures: total variation is added in another order.
+"""The end of a pass in Triton: one program goes through all rows, some of them at a time, as what
+the host reads is a sum over all rows. Total variation is added in another order.
 """
 
 from __future__ import annotations
@@ -109,7 +105,6 @@ def accept_prefix(
     origin: int,
     counts: bool,
 ) -> None:
-    """See `mmaccel.kernels.accept_prefix`. Cost: one launch."""
     batch, width = new.shape
     if not batch:
         return

@@ -1,7 +1,6 @@
 """Accepting and redrawing in torch: rules of acceptance, the residual and the draw.
 
-Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Speculative Decoding",
-ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1.
+Y. Leviathan et al., ICML 2023 (arXiv 2211.17192), section 2.3 and appendix A.1.
 """
 
 from __future__ import annotations
@@ -22,49 +21,33 @@ def at_tokens(values: Tensor, tokens: Tensor) -> Tensor:
 
 
 def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
-    """The acceptance rule: u q(x) < p(x).
-
-    Args:
-        p_target: `[B, K, V]`.
-        p_draft: `[B, K, V]`, the distributions the drafts were really drawn from.
-        drafts: `[B, K]` int64.
-        coins: `[B, K]` uniform in (0, 1), fresh.
-
-    Returns:
-        `[B, K]` bool.
+    """The acceptance rule u q(x) < p(x), `[B, K]` bool, with fresh coins u `[B, K]` uniform in (0,
+    1). The drafts x `[B, K]` were really drawn from `p_draft` q.
     """
     return coins * at_tokens(p_draft, drafts) < at_tokens(p_target, drafts)
 
 
 def residual(p_target: Tensor, p_draft: Tensor) -> Tensor:
-    """(p - q)+, unnormalised; p itself where rounding left nothing, which happens only if p = q.
-
-    Args:
-        p_target: `[B, K, V]`, filtered once; the residual is not filtered again.
-        p_draft: `[B, K, V]`.
+    """(p - q)+ `[B, K, V]`, unnormalised; p itself where rounding left nothing, which happens only
+    if p = q. p is filtered once; the residual is not filtered again.
     """
     rest = (p_target - p_draft).clamp(min=0.0)
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p_target)
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by the inverse cumulative distribution.
+    """Draw by the inverse cumulative distribution of weights `[B, K, V]`, or `[B, 1, V]` for all,
+    which sum to more than 0; `[B, K]` int64 from uniforms `[B, K]` in (0, 1).
 
-    Args:
-        weights: `[B, K, V]` >= 0, not necessarily normalised, summing to more than 0; or
-            `[B, 1, V]`, the same for all.
-        uniform: `[B, K]` in (0, 1).
-
-    Returns:
-        `[B, K]` int64. A token of weight 0 is never drawn: the sums are float64, and the uniform
-        stays below 1 by more than their rounding.
+    A token of weight 0 is never drawn: the sums are float64, and the uniform stays below 1 by more
+    than their rounding.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     target = uniform.double()[..., None] * cumulative[..., -1:]  # [B, K, 1]
     if weights.shape[1] == 1:
         target = target.transpose(1, 2)  # all values are searched in one row
-    found = torch.searchsorted(cumulative, target.contiguous(), right=True)
-    return found.view(uniform.shape).clamp(max=weights.shape[-1] - 1)
+    drawn = torch.searchsorted(cumulative, target.contiguous(), right=True)
+    return drawn.view(uniform.shape).clamp(max=weights.shape[-1] - 1)
 
 
 def redraw(
@@ -76,18 +59,10 @@ def redraw(
     last: Tensor | None = None,
 ) -> Tensor:
     """`drafts` where kept, else draws from (p - q)+; the bonus slot's token is drawn from p.
+    `[B, W]`.
 
-    Args:
-        p_target: `[B, W, V]` float32.
-        p_draft: `[B, W-1, V]` float32.
-        drafts: `[B, W-1]` int64.
-        keeps: `[B, W-1]` bool.
-        uniforms: `[B, W]` float32 in (0, 1).
-        last: `[B, 1]` int64, the only slot that is drawn from (p - q)+, others from p; None where
-            all are.
-
-    Returns:
-        `[B, W]` int64.
+    `last` `[B, 1]` int64 is the only slot that is drawn from (p - q)+, others from p; None: all
+    are.
     """
     rest = residual(p_target[:, :-1], p_draft)
     if last is not None:
@@ -107,32 +82,16 @@ def exact_rule(
 def verify(
     rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """What a rule says of drafts; those after a row's first rejected one do not matter.
-
-    Args:
-        rule: of acceptance.
-        p_target: `[B, K, V]`.
-        p_draft: `[B, K, V]`.
-        drafts: `[B, K]` int64.
-        coins: `[B, K]` uniform in (0, 1), fresh.
-
-    Returns:
-        Accepted `[B, K]` bool, and the total variation spent `[B, K]` or None.
+    """What a rule says of drafts; those after a row's first rejected one do not matter. As
+    `Rule`.
     """
     return rule(p_target, p_draft, drafts, coins)
 
 
 def follow(p_last: Tensor, moved: Tensor, n_predicted: Tensor, p_new: Tensor) -> Tensor:
-    """The distributions of a window's drafts: of predicted slots those of the last pass.
-
-    Args:
-        p_last: `[B, W, V]`, of the last pass.
-        moved: `[B]` int64, slots by which each row has moved on since.
-        n_predicted: `[B]` int64, how many draft slots of each row that pass has predicted.
-        p_new: `[B, K, V]`, of slots that it did not predict.
-
-    Returns:
-        `[B, K, V]`.
+    """The distributions `[B, K, V]` of a window's drafts: of each row's first `n_predicted` `[B]`
+    slots those of the last pass, `p_last` `[B, W, V]`, since which it has moved on by `moved` `[B]`
+    slots; of others `p_new`.
     """
     slots = torch.arange(p_new.shape[1], device=p_new.device)
     index = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)

@@ -15,7 +15,6 @@ _PART = 8  # drafts of a row that a relaxed rule looks at together
 
 
 def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
-    """See `mmaccel.kernels.acceptance.is_kept`; all tensors are on the CPU."""
     tokens = drafts.numpy()
     row = np.arange(tokens.shape[0])[:, None]
     slot = np.arange(tokens.shape[1])
@@ -31,7 +30,6 @@ def redraw(
     uniforms: Tensor,
     last: Tensor | None = None,
 ) -> Tensor:
-    """See `mmaccel.kernels.acceptance.redraw`; all tensors are on the CPU."""
     batch, width, size = p_target.shape
     redo = np.ones((batch, width), bool)
     np.logical_not(keeps.numpy(), out=redo[:, :-1])
@@ -53,21 +51,18 @@ def redraw(
         weights = np.where(total > 0, weights, target[at])
         sums = torch.from_numpy(weights).cumsum(-1, dtype=torch.float64)
         total = sums.numpy()[:, -1:]
-    wanted = torch.from_numpy(uniforms.numpy().reshape(-1)[at, None] * total)
-    found = torch.searchsorted(sums, wanted, right=True).numpy()[:, 0]
+    targets = torch.from_numpy(uniforms.numpy().reshape(-1)[at, None] * total)
+    drawn = torch.searchsorted(sums, targets, right=True).numpy()[:, 0]
     tokens = np.empty((batch, width), np.int64)
     tokens[:, :-1] = drafts.numpy()
-    tokens.reshape(-1)[at] = np.minimum(found, size - 1)
+    tokens.reshape(-1)[at] = np.minimum(drawn, size - 1)
     return torch.from_numpy(tokens)
 
 
 def verify(
     rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """See `mmaccel.kernels.acceptance.verify`; all tensors are on the CPU.
-
-    Drafts after the first rejected one count as rejected, and spend nothing.
-    """
+    """Drafts after the first rejected one count as rejected, and spend nothing."""
     if rule is exact_rule:  # which is cheap
         return is_kept(p_target, p_draft, drafts, coins), None
     accepted = torch.zeros_like(drafts, dtype=torch.bool)
@@ -90,7 +85,6 @@ def verify(
 
 
 def follow(p_last: Tensor, moved: Tensor, n_predicted: Tensor, p_new: Tensor) -> Tensor:
-    """See `mmaccel.kernels.acceptance.follow`; all tensors are on the CPU."""
     rows = []
     width = p_new.shape[1]
     for row, (start, n) in enumerate(zip(moved.tolist(), n_predicted.tolist())):

@@ -1,9 +1,4 @@
-"""A decoder's residual addition and the norms before and after it, in one reading of both.
-
-Source: see `mmaccel.kernels.norm`.
-
-Departures: none beyond those of the norms.
-"""
+"""A decoder's residual addition and the norms before and after it, in one reading of both."""
 
 from __future__ import annotations
 
@@ -21,18 +16,10 @@ def add_norm(
     post: Norm | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Add an update to the hidden states, and normalise the sum over its last axis.
+    """The sum `hidden + scale * post(update)`, `hidden` itself without an update, and its norm;
+    both `[..., C]` of the dtype of `hidden`. Without `norm` the sum is returned twice.
 
-    Args:
-        hidden: `[..., C]` float.
-        update: `[..., C]` of the same dtype, or None: nothing is added.
-        norm: of the sum; None: the sum is returned twice.
-        post: a norm of the update, before it is added, rounded to the update's dtype.
-        scale: what the update is multiplied by, after that norm.
-
-    Returns:
-        The sum `hidden + scale * post(update)`, `hidden` itself without an update, and the norm of
-        it; both of the dtype of `hidden`.
+    `post` is a norm of the update, before it is added, rounded to the update's dtype.
 
     Cost: about six operations in torch, ten with two norms; one launch in Triton; no host
     synchronisation.

@@ -1,9 +1,4 @@
-"""Residual addition and norms in Triton: a program reads a row once, and writes sum and norm.
-
-Source: see `mmaccel.kernels.add_norm`.
-
-Departures: none; a mean is summed in another order than torch's.
-"""
+"""Residual addition and norms in Triton: a program reads a row once, and writes sum and norm."""
 
 from __future__ import annotations
 
@@ -57,7 +52,6 @@ def add_norm(
     post: Norm | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """See `mmaccel.kernels.add_norm`. Cost: one launch; reads and writes a row once."""
     total = hidden if update is None else hidden.new_empty(hidden.shape)
     normed = total if norm is None else hidden.new_empty(hidden.shape)
     if hidden.numel() == 0 or normed is hidden:
@@ -76,7 +70,6 @@ def add_norm(
 def _open(
     norm: Norm | None,
 ) -> tuple[Tensor | None, Tensor | None, NormKind | None, float, float]:
-    """A norm as the kernel takes it."""
     if norm is None:
         return None, None, None, 0.0, 0.0
     weight, bias = (None if t is None else t.contiguous() for t in (norm.weight, norm.bias))

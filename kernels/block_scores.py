@@ -21,29 +21,18 @@ Kind = Literal["bounds", "means", "sums", "given"]
 
 
 def block_scores(
-    q: Tensor,
-    k: Tensor,
-    summaries: Tensor,
-    start: Tensor,
+    q: Tensor,  # [R, Hq, W, D] float; query head h reads key head h // (Hq / Hkv)
+    k: Tensor,  # [R, Hkv, S, D] of q's dtype, any strides
+    summaries: Tensor,  # [R, Hkv, N, D], of bounds [R, Hkv, N, 2 D]; N is S / size, rounded up
+    start: Tensor,  # [R] int64, position of each row's first query
     *,
-    size: int,
+    size: int,  # positions a block
     kind: Kind,
     each: bool = False,
 ) -> Tensor:
-    """Scores of blocks.
-
-    Args:
-        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k: `[R, Hkv, S, D]` of q's dtype, any strides.
-        summaries: `[R, Hkv, N, D]`, or `[R, Hkv, N, 2 D]` of bounds, of q's dtype, any strides; N
-            is S / size, rounded up. Those of the blocks that the window has written in are written.
-        start: `[R]` int64, position of each row's first query.
-        size: positions a block.
-        kind: what the summaries are.
-        each: whether every query's scores are wanted, or those of the one that wants a block most.
-
-    Returns:
-        `[R, Hkv, N]` float32, or with `each` `[R, Hkv, G W, N]`, G = Hq / Hkv.
+    """Scores `[R, Hkv, N]` float32 of blocks, of the query that wants a block most; with `each`
+    every query's, `[R, Hkv, G W, N]`, G = Hq / Hkv. Summaries of the blocks that the window has
+    written in are written.
 
     Cost: float32 scores `[R, Hq, W, N]`; no host sync.
     """
@@ -60,10 +49,10 @@ def block_scores(
             index = at.clamp(max=room - 1)
             keys = k.transpose(1, 2)[row[:, None], index].transpose(1, 2)  # [R, H, P, D]
             is_real = (at < ends[:, None])[:, None, None, :, None]
-            made = summarise(keys[:, :, None], is_real, kind)[:, :, 0]  # [R, H, C]
+            new_summaries = summarise(keys[:, :, None], is_real, kind)[:, :, 0]  # [R, H, C]
             target = written.clamp(max=n_blocks - 1)
             is_written = (written * size < ends)[:, None, None]
-            summaries[row, :, target] = made.where(is_written, summaries[row, :, target])
+            summaries[row, :, target] = new_summaries.where(is_written, summaries[row, :, target])
     queries = q.float().unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
     if kind == "bounds":
         queries = torch.cat([queries.relu(), (-queries).relu()], -1)
@@ -76,12 +65,9 @@ def block_scores(
 
 
 def summarise(keys: Tensor, is_real: Tensor, kind: Kind) -> Tensor:
-    """Summaries of blocks `[R, H, N, D]`; of bounds the largest and the smallest keys, negated,
-    `[R, H, N, 2 D]`. Zeros of blocks that hold nothing.
-
-    Args:
-        keys: `[R, H, N, P, D]`.
-        is_real: `[R, 1, N, P, 1]` bool, entries that hold something.
+    """Summaries of blocks of keys `[R, H, N, P, D]`: `[R, H, N, D]`, or of bounds the largest and
+    the smallest keys, negated, `[R, H, N, 2 D]`; zeros of blocks of which nothing `is_real`
+    `[R, 1, N, P, 1]`.
     """
     if kind == "bounds":
         high = keys.masked_fill(~is_real, float("-inf")).amax(3)

@@ -1,9 +1,7 @@
 """Block scores in Triton: summaries are read once for all queries of their head.
 
-A program has some blocks of a key head. Those of them that the window has written it summarises
-anew, from their keys, and scores what it has just made: nothing is read back from memory.
-
-Departures: none.
+A program has some blocks of a key head. Those that the window has written in it summarises anew,
+from their keys, and scores what it has just made: nothing is read back from memory.
 """
 
 from __future__ import annotations
@@ -129,7 +127,6 @@ def block_scores(
     kind: Kind,
     each: bool = False,
 ) -> Tensor:
-    """See `mmaccel.kernels.block_scores`. Cost: one launch, one read of the summaries."""
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
     n_blocks = summaries.shape[2]
@@ -146,7 +143,6 @@ def block_scores(
 
 
 def builds() -> list[Build]:
-    """Every kind, for half types and float32, at its widest heads."""
     return [
         _build(itemsize, kind, each)
         for itemsize in (2, 4)

@@ -9,29 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Build:
-    """One way to compile a kernel; each `x_triton.py` lists all of its own in `builds()`.
+    """One way to compile a kernel; each `x_triton.py` lists all of its own in `builds()`."""
 
-    Attributes:
-        kernel: the function that `triton.jit` decorates.
-        signature: type of every argument by name, such as `*bf16`, `i32`, or `constexpr`.
-        constants: values of the constexpr arguments.
-        warps: num_warps.
-        stages: num_stages.
-        registers: most registers a thread may take on NVIDIA GPUs.
-        divisible: names of the arguments that are multiples of 16 (pointers, as a rule).
-        fp_fusion: enable_fp_fusion; whether a product and a sum may be rounded once.
-        only: the architecture that it is for; empty: all.
-    """
-
-    kernel: Any
-    signature: Mapping[str, str]
+    kernel: Any  # the function that `triton.jit` decorates
+    signature: Mapping[str, str]  # type of every argument by name: `*bf16`, `i32`, `constexpr`
     constants: Mapping[str, Any] = field(default_factory=dict)
     warps: int = 4
     stages: int = 2
-    registers: int = 128
-    divisible: tuple[str, ...] = ()
-    fp_fusion: bool = True
-    only: str = ""
+    registers: int = 128  # the most that a thread may take on NVIDIA GPUs
+    divisible: tuple[str, ...] = ()  # arguments that are multiples of 16 (pointers, as a rule)
+    fp_fusion: bool = True  # whether a product and a sum may be rounded once
+    only: str = ""  # the architecture that it is for; empty: all
 
     @classmethod
     def of(
@@ -47,12 +35,8 @@ class Build:
         other: str = "i32",
         fp_fusion: bool = True,
     ) -> Build:
-        """A build whose pointers are multiples of 16.
-
-        Args:
-            kinds: types of the arguments, by name.
-            aligned: further arguments that are such multiples.
-            other: the type of those that `kinds` does not name.
+        """A build whose pointers are multiples of 16, as further `aligned` arguments; those that
+        `kinds` does not name are of type `other`.
         """
         signature = {
             name: "constexpr" if name in constants else kinds.get(name, other)

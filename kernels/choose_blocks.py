@@ -15,38 +15,20 @@ from torch import Tensor
 
 
 def choose_blocks(
-    scores: Tensor,
-    start: Tensor,
-    left_out: Tensor,
+    scores: Tensor,  # [R, H, N] float32, or with p [R, H, Q, N] of every query; no NaN
+    start: Tensor,  # [R] int64, position of each row's first query
+    left_out: Tensor,  # [] int64, to which blocks are added that hold something and are not read
     *,
-    width: int,
-    room: int,
-    size: int,
-    most: int,
-    budget: float = 1.0,
-    p: float | None = None,
-    scale: float = 1.0,
+    width: int,  # W, positions that the window has written
+    room: int,  # S, positions a row
+    size: int,  # positions a block; N is S / size, rounded up
+    most: int,  # length of the lists; no head reads more
+    budget: float = 1.0,  # without p the fraction of a row's blocks
+    p: float | None = None,  # share of each query's attention; a block counts for all its entries
+    scale: float = 1.0,  # of the scores, with p
 ) -> tuple[Tensor, Tensor]:
-    """The blocks that are read.
-
-    Args:
-        scores: float32, `[R, H, N]`, or with `p` `[R, H, Q, N]` of every query; no NaN.
-        start: `[R]` int64, position of each row's first query.
-        left_out: `[]` int64, to which the blocks are added that hold something and are not read.
-        width: W, positions that the window has written.
-        room: S, positions a row.
-        size: positions a block; N is S / size, rounded up.
-        most: length of the lists; no head reads more.
-        budget: without `p` the fraction of a row's blocks.
-        p: the share of each query's attention, in (0, 1]. A block counts with its score for each of
-            its entries.
-        scale: of the scores, with `p`.
-
-    Returns:
-        `[R, H, most]` int32 blocks in ascending order, behind them -1, and `[R, H]` int32 numbers
-        of them.
-
-    Cost: no host sync.
+    """The blocks that are read: `[R, H, most]` int32 in ascending order, behind them -1, and
+    `[R, H]` int32 numbers of them. No host sync.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)
@@ -56,8 +38,8 @@ def choose_blocks(
     is_kept = (((block >= start[:, None] // size) | (block == 0)) & holds)[:, None]
     if p is None:
         wanted = (holds.sum(1) * budget).ceil().long()[:, None, None]
-        found = scores.masked_fill(~holds[:, None], float("-inf"))
-        chosen = choose_highest(found.masked_fill(is_kept, float("inf")), wanted, most)
+        held = scores.masked_fill(~holds[:, None], float("-inf"))
+        chosen = choose_highest(held.masked_fill(is_kept, float("inf")), wanted, most)
     else:
         # a block of n entries with one score weighs n times as much as one entry; none: -inf
         weights = (scores * scale + filled[:, None, None].float().log()).softmax(-1)
@@ -72,37 +54,22 @@ def choose_blocks(
 
 
 def choose_highest(scores: Tensor, wanted: Tensor, most: int) -> Tensor:
-    """The highest scores of each row; of equal ones the first.
-
-    `topk` takes any of equal ones, and others where a row has more columns.
-
-    Args:
-        scores: `[..., N]`.
-        wanted: `[..., 1]` int64, how many of each row.
-        most: no row wants more; 1..N.
-
-    Returns:
-        `[..., N]` bool.
+    """The `wanted` `[..., 1]` highest scores of each row of `[..., N]`; of equal ones the first.
+    `topk` takes any of equal ones, and others where a row has more columns. No row wants more than
+    `most`.
     """
     values = scores.topk(most, -1).values  # descending
     index = (wanted - 1).clamp(0, most - 1).expand(*scores.shape[:-1], 1)
     least = values.gather(-1, index)
     is_above = scores > least
     is_least = scores == least
-    left = wanted - is_above.sum(-1, keepdim=True)
-    return is_above | (is_least & (is_least.cumsum(-1) <= left))
+    room = wanted - is_above.sum(-1, keepdim=True)
+    return is_above | (is_least & (is_least.cumsum(-1) <= room))
 
 
 def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
-    """The fewest entries beside those that are kept with which a row has a mass of p.
-
-    Args:
-        weights: `[..., N]`, not negative; those of a row sum up to 1.
-        p: the mass, in (0, 1].
-        is_kept: broadcastable bool, entries that are chosen in any case, and count.
-
-    Returns:
-        `[..., N]` bool; of entries without weight only those that are kept.
+    """The fewest entries beside those that are kept with which a row of `weights` `[..., N]`, which
+    sum up to 1, has a mass of p. Entries without weight are chosen only if kept.
     """
     weights = weights.float()
     others = weights.masked_fill(is_kept, 0).contiguous()
@@ -120,6 +87,6 @@ def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
     # of those at the threshold itself the first ones, as many as are needed
     is_above = bits > least
     is_least = (bits == least) & (others > 0)
-    left = missing - others.where(is_above, 0).sum(-1, keepdim=True)
-    n_left = (left / least.view(torch.float32)).ceil()
+    rest = missing - others.where(is_above, 0).sum(-1, keepdim=True)
+    n_left = (rest / least.view(torch.float32)).ceil()
     return is_above | (is_least & (is_least.cumsum(-1) <= n_left)) | is_kept

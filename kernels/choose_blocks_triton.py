@@ -3,8 +3,6 @@
 Numbers are in the same order as their bits, read as integers (those below zero reversed). So the
 lowest score that is chosen is found three bits at a time: eight thresholds are compared with all
 scores at once, and of those with enough above them the largest is taken.
-
-Departures: none.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ def _look(start, row, n, width, room, size):  # type: ignore[no-untyped-def]
 def _list(  # type: ignore[no-untyped-def]
     chosen, filled, left_out, index, count, pair, n, most, LIST: tl.constexpr
 ):
-    """Write the blocks that are chosen, in order, and their number."""
     number = chosen.to(tl.int32)
     total = tl.sum(number, 0)
     place = tl.cumsum(number, 0) - 1
@@ -145,8 +142,8 @@ def choose_blocks(
     p: float | None = None,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """See `mmaccel.kernels.choose_blocks`. Cost: one launch; with `p` three, one program a query
-    and one a key head, and a byte for each block.
+    """Cost: one launch; with `p` three, one program a query and one a key head, and a byte
+    a block.
     """
     rows, heads = scores.shape[:2]
     n_blocks = scores.shape[-1]
@@ -170,13 +167,11 @@ def choose_blocks(
 
 
 def _find_shape(n_blocks: int) -> dict[str, int]:
-    """Room for the blocks of a row, and warps."""
     room = triton.next_power_of_2(max(n_blocks, 16))
     return {"N": room, "num_warps": min(max(room // 256, 4), 16)}
 
 
 def builds() -> list[Build]:
-    """Rows of a few blocks, of some and of most that there may be."""
     kinds = {"scores": "*fp32", "start": "*i64", "left_out": "*i64", "index": "*i32"}
     kinds |= {"count": "*i32", "flags": "*i8", "budget": "fp32", "p": "fp32", "scale": "fp32"}
     found = []

@@ -1,21 +1,17 @@
 """Coarse drafts in parallel rounds: in each, all slots are drafted from the round before.
 
-The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k
-table[k, token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass,
-whose values are corrected by what C says about the change of its neighbourhood; any other slot
-takes the best of C's scores plus noise and a share of the last scores of that pass. See
-`mmaccel.samplers.drafting.coarse_drafter`.
+The coarse model C has two hidden layers, h = a + relu(U a + b) with a = relu(base + sum_k table[k,
+token of neighbour k]). A slot that a pass has seen keeps the best candidates of that pass, whose
+values are corrected by what C says about the change of its neighbourhood; any other slot takes the
+best of C's scores plus noise and a share of the last scores of that pass.
 
-A round drafts all slots of all rows at once on what the round before has left, a few products over
-all slots. Round k makes the first k slots as a sweep from left to right does, each slot on the new
-drafts before it: as many rounds as slots are a sweep. Own study; cousins: xPress (arXiv 2608.02438)
+Round k makes the first k slots as a sweep from left to right does, each slot on the new drafts
+before it: as many rounds as slots are a sweep. Own study; cousins: xPress (arXiv 2608.02438)
 corrects a block of a text model's drafts in six rounds.
 
 A draft of the last round depends on the drafts of the round before, `Redrafted.read`, and on the
 noise of its own slot. Given what is on its left it is distributed as the softmax of its scores on
 `read`, and not of those on the drafts of the last round.
-
-This file is the specification of `coarse_rounds_triton.py` and `coarse_rounds_numpy.py`.
 """
 
 from __future__ import annotations
@@ -64,25 +60,14 @@ class Redrafted(NamedTuple):
 def coarse_rounds(
     weights: SweepWeights,
     slots: SweepSlots,
-    work: Tensor,
-    scale: float,
-    n_corrected: int,
-    rounds: int,
+    work: Tensor,  # [B, N] int64, the tokens of all rows with their present drafts; V for none
+    scale: float,  # of C's scores, 1 / temperature
+    n_corrected: int,  # of the M candidates, the first ones
+    rounds: int,  # at least 1
 ) -> Redrafted:
-    """Drafts of a window.
-
-    Args:
-        weights: of C.
-        slots: K slots of B rows, in order.
-        work: `[B, N]` int64, the tokens of all rows, the window's present drafts included; V where
-            there is none. In the end it holds the drafts of the last round.
-        scale: of C's scores, 1 / temperature.
-        n_corrected: how many of the M candidates, the first ones, are corrected.
-        rounds: how many, at least 1.
-
-    Returns:
-        The drafts of the last round. A seen slot whose neighbours are those that the pass saw, and
-        a fixed one, have what stood in `work` before the first round.
+    """Drafts of a window of K slots of B rows, in order: those of the last round, which `work` then
+    holds. A seen slot whose neighbours are those that the pass saw, and a fixed one, have what
+    stood there before the first round.
     """
     before = work.gather(1, slots.columns)
     heads = weights.head[slots.ids]  # [B, K, M, H]
@@ -100,28 +85,24 @@ def coarse_rounds(
         corrected = slots.ids.gather(2, best)[..., 0]
         # new slots: the best of all tokens
         fresh = (hidden @ weights.head.T + weights.head_bias) * scale + offsets
-        found = torch.where(slots.is_seen, corrected, fresh.argmax(-1))
+        redrafted = torch.where(slots.is_seen, corrected, fresh.argmax(-1))
 
         is_same = slots.is_seen & (read == slots.seen).all(-1)
-        drafts = torch.where(slots.is_fixed | is_same, before, found)
+        drafts = torch.where(slots.is_fixed | is_same, before, redrafted)
         work.scatter_(1, slots.columns, drafts)
     return Redrafted(drafts, read)
 
 
 def find_hidden(weights: SweepWeights, neighbours: Tensor, base: Tensor) -> Tensor:
-    """C's second hidden layer `[..., H]`, h.
-
-    Args:
-        weights: of C.
-        neighbours: `[..., N]` int64 ids.
-        base: `[..., H]`.
+    """C's second hidden layer h `[..., H]` from ids `[..., N]` of neighbours and a base
+    `[..., H]`.
     """
     n_neighbours = neighbours.shape[-1]
     offsets = torch.arange(n_neighbours, device=base.device) * (len(weights.head) + 1)
     flat = (neighbours + offsets).flatten()
     starts = torch.arange(0, len(flat), n_neighbours, device=base.device)
-    found = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
-    first = (found + base).relu().flatten(0, -2)
+    sums = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
+    first = (sums + base).relu().flatten(0, -2)
     hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
     return hidden.view(base.shape)
 

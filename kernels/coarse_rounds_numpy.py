@@ -31,7 +31,6 @@ def coarse_rounds(
     n_corrected: int,
     rounds: int,
 ) -> Redrafted:
-    """See `mmaccel.kernels.coarse_rounds.coarse_rounds`; all tensors are on the CPU."""
     if not slots.columns.numel():
         return Redrafted(slots.columns.clone(), slots.seen)
     n_columns = work.shape[1]
@@ -130,11 +129,8 @@ class RowDrafts(NamedTuple):
 
 
 class Rounds:
-    """The weights as arrays; rounds over listed slots.
-
-    Args:
-        weights: float32 on a CPU; what is written to them later counts.
-        slots: what `redraft` knows of slots; None where that is nothing but `RowPass.prompt`.
+    """The weights as arrays; rounds over listed slots. What is written to the weights later counts.
+    `slots` is what `redraft` knows of slots; None where that is nothing but `RowPass.prompt`.
     """
 
     def __init__(self, weights: SweepWeights, slots: SlotWeights | None = None) -> None:
@@ -155,12 +151,8 @@ class Rounds:
     def run(
         self, work: np.ndarray, slots: ListedSlots, scale: float, n_corrected: int, rounds: int
     ) -> MadeRounds:
-        """Write the drafts of listed slots into `work`.
-
-        Args:
-            work: int64, the tokens of all rows one after the other, see `read_tokens`.
-            slots: n of them.
-            scale, n_corrected, rounds: as in `coarse_rounds`.
+        """Write the drafts of n listed slots into `work` int64, the tokens of all rows one after
+        the other, see `read_tokens`.
         """
         n = len(slots.columns)
         n_old = len(slots.seen)
@@ -217,12 +209,10 @@ class Rounds:
     ) -> RowDrafts:
         """Write the drafts of rows into their `work`.
 
-        Args:
-            scale, rounds: as in `coarse_rounds`.
-            candidates: how many stale scores of a slot are corrected.
-            records: whether the scores of all slots drafted anew are returned. Candidates then are
-                the most likely tokens, whatever the noise, and the best of all others, which is not
-                corrected. Otherwise they are those with the best scores.
+        `candidates` stale scores of a slot are corrected. With `records` the scores of all slots
+        drafted anew are returned; candidates then are the most likely tokens, whatever the noise,
+        and the best of all others, which is not corrected. Otherwise they are those with the best
+        scores.
         """
         listed = [_list_slots(window) for window in windows]
         old = [part[0] for part in listed]

@@ -1,18 +1,13 @@
 """Parallel rounds of coarse drafts in Triton: one launch a round, one program a slot.
 
-Idea: a slot reads the tokens that the round before has left and writes into another copy of them,
-so that no program waits for another. A slot whose neighbours are as the pass saw them costs one
-comparison, one whose candidates are corrected reads their rows, and the scores of all tokens are
-computed only where no pass has seen the slot. The first hidden layer goes through a scratch row,
-because a program reads single entries of a vector from memory alone. Rounds are as many as were
-asked for, and none is skipped: what a launch does may depend on tensors, how many there are may
-not, so that they can be captured.
+A slot reads the tokens that the round before has left and writes into another copy of them, so that
+no program waits for another. A slot whose neighbours are as the pass saw them costs one comparison,
+one whose candidates are corrected reads their rows, and the scores of all tokens are computed only
+where no pass has seen the slot. The first hidden layer goes through a scratch row, because a
+program reads single entries of a vector from memory alone. No round is skipped, so that rounds can
+be captured.
 
-Reads: C's inner matrix for every slot that is computed, all its output scores for every slot that
-no pass has seen, in every round; mostly from the second-level cache.
-
-Departures: none; products are summed in another order than torch's, so that near-ties may fall
-otherwise.
+Departures: products are summed in another order than torch's, so that near-ties may fall otherwise.
 """
 
 from __future__ import annotations
@@ -190,7 +185,7 @@ def coarse_rounds(
     n_corrected: int,
     rounds: int,
 ) -> Redrafted:
-    """See `mmaccel.kernels.coarse_rounds.coarse_rounds`. Cost: a launch a round."""
+    """Cost: a launch a round."""
     batch, n_slots, n_candidates = slots.ids.shape
     before = work.gather(1, slots.columns)
     drafts = torch.empty_like(before)
@@ -218,7 +213,6 @@ def coarse_rounds(
 
 
 def block_sizes(width: int) -> dict[str, int]:
-    """Block sizes for a hidden layer of a width."""
     block = max(16, triton.next_power_of_2(width))
     return {"WIDTH": block, "ROWS": TILE // block}
 

@@ -17,28 +17,17 @@ from mmaccel.kernels.window_attention import find_seen, score
 
 
 def column_mass(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    start: Tensor,
+    q: Tensor,  # [R, Hq, W, D] float; query head h reads key head h // (Hq / Hkv)
+    k: Tensor,  # [R, Hkv, S, D] of q's dtype, any strides
+    lse: Tensor,  # [R, Hq, W] float32, of `window_attention` with no other restriction
+    start: Tensor,  # [R] int64, position of each row's first query
     *,
     scale: float,
-    weights: Tensor | None = None,
+    weights: Tensor | None = None,  # [R, W] float, how much each query counts; None: 1
 ) -> Tensor:
-    """Sum over queries of the attention each position gets.
-
-    Args:
-        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k: `[R, Hkv, S, D]` of q's dtype, any strides.
-        lse: `[R, Hq, W]` float32, of `window_attention` with these queries and keys and no
-            restriction but the causal tail. Queries at -inf count nothing.
-        start: `[R]` int64, position of each row's first query.
-        scale: what scores are multiplied by.
-        weights: `[R, W]` float, how much each query counts; None: 1.
-
-    Returns:
-        `[R, Hkv, S]` float32; 0 at positions no query sees. Without weights a head's masses add up
-        to its number of queries.
+    """Sum over queries of the attention each position gets, `[R, Hkv, S]` float32. Queries whose
+    log-sum-exp is -inf count nothing. Without weights a head's masses add up to its number of
+    queries.
 
     Cost: float32 scores `[R, Hq, W, S]` and a float32 copy of the keys; no host sync.
     """

@@ -1,9 +1,7 @@
 """Column mass in Triton: a tile of keys is read once for all queries of its head.
 
-Source: see `mmaccel.kernels.column_mass`. A program owns its columns and walks over the queries, so
-that sums are made in one order and nothing is added atomically.
-
-Departures: none.
+A program owns its columns and walks over the queries, so that sums are made in one order and
+nothing is added atomically.
 """
 
 from __future__ import annotations
@@ -84,7 +82,6 @@ def column_mass(
     scale: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """See `mmaccel.kernels.column_mass`. Cost: one launch, one read of the keys."""
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     q = q if q.stride(-1) == 1 else q.contiguous()
     block = max(16, triton.next_power_of_2(head))
@@ -100,7 +97,6 @@ def column_mass(
 
 
 def builds() -> list[Build]:
-    """Every shape of the table, at its widest heads and with weights."""
     return [_build(itemsize, block, shape) for (itemsize, block), shape in TABLE.items()]
 
 

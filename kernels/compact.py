@@ -14,17 +14,11 @@ from torch import Tensor
 
 
 def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
-    """Move position `keep[..., i]` to position `start + i`, in place.
+    """Move position `keep[..., i]` of `store` `[R, S, H, D]` to position `start + i`, in place;
+    others are as they were.
 
-    Args:
-        store: `[R, S, H, D]` of any dtype and strides, keys or values.
-        keep: `[R, K]`, or `[R, H, K]` for a list of each head's own; int32 or int64 positions in
-            ascending order, each at least `start + i`; shorter lists end in -1.
-        start: `[R]` int64, where the first one goes; None: 0.
-
-    Returns:
-        `store` `[R, S, H, D]`. Positions outside `start ... start+n-1`, n being the length of a
-        list, are as they were.
+    `keep` is `[R, K]`, or `[R, H, K]` for a list of each head's own: positions in ascending order,
+    each at least `start + i`; shorter lists end in -1. `start` is `[R]` int64; None: 0.
 
     Cost: a copy of the positions to keep; no host synchronisation.
     """

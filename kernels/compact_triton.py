@@ -1,10 +1,7 @@
 """Compaction in Triton: a program moves some channels of one head of one row to the front.
 
-Source: see `mmaccel.kernels.compact`. A program walks over its list in order. The source of an
-entry is never before its target, so that no step writes what a later one reads; within a step a
-barrier separates reading from writing.
-
-Departures: none.
+It walks over its list in order. The source of an entry is never before its target, so that no step
+writes what a later one reads; within a step a barrier separates reading from writing.
 """
 
 from __future__ import annotations
@@ -63,7 +60,6 @@ def _compact_kernel(  # type: ignore[no-untyped-def]
 
 
 def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
-    """See `mmaccel.kernels.compact`. Cost: one launch; one copy of the positions to keep."""
     rows, room, heads, width = store.shape
     if keep.numel() == 0 or store.numel() == 0:
         return store
@@ -92,7 +88,6 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def builds() -> list[Build]:
-    """A build for numbers of two bytes and one for four, with a start."""
     return [_build(itemsize) for itemsize in (2, 4)]
 
 

@@ -1,11 +1,8 @@
 """One step of maximal coupling: target distributions, accepted drafts and redrawn tokens.
 
 Every draft x ~ q is accepted with probability min(1, p(x)/q(x)), else redrawn from (p - q)+; the
-bonus slot after the last draft is drawn from p. Sources: Leviathan et al. 2023 (arXiv
-2211.17192), section 2.3; "MC-SJD: Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211,
-section 4.1.
-
-Departures: none. This file is the specification of `couple_triton.py`.
+bonus slot after the last draft is drawn from p. Leviathan et al. 2023 (arXiv 2211.17192), section
+2.3; "MC-SJD", arXiv 2510.24211, section 4.1.
 """
 
 from __future__ import annotations
@@ -29,18 +26,11 @@ class Coupled(NamedTuple):
 def couple(
     scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
 ) -> Coupled:
-    """Verify the drafts of a window and redraw those that fail.
+    """Verify the drafts `[B, W-1]` of a window by coins `[B, W-1]` and redraw those that fail.
 
-    Args:
-        scores: `[B, W, V]` float32, filtered; -inf marks the impossible.
-        p_draft: `[B, W-1, V]` float32, the distributions the drafts were drawn from.
-        drafts: `[B, W-1]` int64.
-        coins: `[B, W-1]` float32, uniform in (0, 1), fresh.
-        redraws: `[B, W]` float32, uniform in (0, 1), fresh and independent of the coins.
-
-    Returns:
-        Distributions, decisions and tokens. A token of weight 0 is never drawn. Where scores are
-        invalid (NaN, or none above -inf) the token means nothing.
+    `scores` `[B, W, V]` are filtered, `p_draft` `[B, W-1, V]` is what the drafts were drawn from;
+    coins and redraws `[B, W]` are uniform in (0, 1), fresh and independent. A token of weight 0 is
+    never drawn. Where scores are invalid (NaN, or none above -inf) the token means nothing.
     """
     p_target = scores.softmax(-1)
     before = p_target[:, :-1]

@@ -1,10 +1,8 @@
 """One step of maximal coupling in Triton, several programs a row.
 
-Idea: programs of 4096 tokens each find their largest score and sum of exponentials; a second
-launch writes the target distribution and adds up its mass and the residual's, one float64 number a
-split; last, one program a row picks the split its uniform falls into and scans that split alone.
-
-Reads: the scores twice, the drafts' distributions once; target distributions are written once.
+Programs of 4096 tokens each find their largest score and sum of exponentials; a second launch
+writes the target distribution and adds up its mass and the residual's, one float64 number a split;
+last, one program a row picks the split its uniform falls into and scans that split alone.
 
 Departures: probabilities may differ from torch's softmax in their last bits, and sums are added in
 another order, so that a coin or a redraw within rounding of a boundary may fall otherwise.
@@ -58,7 +56,6 @@ def _norms_kernel(scores, highs, sums, n_values, n_splits, width, row_stride, sl
 
 @triton.jit
 def _row_norm(highs, sums, entry, n_splits):  # type: ignore[no-untyped-def]
-    """A row's largest score and its sum of exponentials below that."""
     lane = tl.arange(0, PART)
     base = entry.to(tl.int64) * n_splits
     high = tl.full([PART], float("-inf"), tl.float32)
@@ -93,9 +90,8 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
     draft_row_stride,
     draft_slot_stride,
 ):
-    """The target distributions `targets`, and every split's `masses` of residual and target.
-
-    Masses are `[2, entry, split]`. The residual of a row's last slot, the bonus, is its target.
+    """The target distributions, and every split's masses `[2, entry, split]` of residual and
+    target. The residual of a row's last slot, the bonus, is its target.
     """
     entry, split = tl.program_id(0), tl.program_id(1)
     row = (entry // width).to(tl.int64)
@@ -195,7 +191,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
 def couple(
     scores: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, redraws: Tensor
 ) -> Coupled:
-    """See `mmaccel.kernels.couple.couple`. Cost: three launches."""
+    """Cost: three launches; reads the scores twice, the drafts' distributions once."""
     batch, width, n_values = scores.shape
     entries = batch * width
     n_splits = triton.cdiv(n_values, CHUNK.value)
@@ -248,5 +244,4 @@ def _build(kernel: Any, registers: int) -> Build:
 
 
 def builds() -> list[Build]:
-    """Every configuration this file launches."""
     return [_build(_norms_kernel, 64), _build(_targets_kernel, 96), _build(_draw_kernel, 96)]

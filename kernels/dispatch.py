@@ -1,13 +1,13 @@
 """Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
-signature in `kernels/x_triton.py`, next to a table `TAKES` that says which tensors it takes. Its
-numpy version, for few rows on a CPU, has the same name and signature in `kernels/x_numpy.py`; a run
-decides once whether its steps take those (`Backend`).
+signature in `kernels/x_triton.py`, next to a table `TAKES` of the tensors that it takes; its numpy
+version, for few rows on a CPU, in `kernels/x_numpy.py`: a run decides once whether its steps take
+those (`Backend`).
 
-The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
-run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
-Triton version; where it cannot run, `triton` raises.
+MMACCEL_KERNELS=auto takes the Triton version wherever it can run, and numpy where a run may;
+`torch` the specifications alone; `triton` always the Triton version, and raises where it cannot
+run.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ def is_interpreted() -> bool:
 
 
 def choose(device_type: str) -> Choice:
-    """Which backend runs kernels on a kind of device. A call's own arguments may still forbid it.
-
-    Raises:
-        OptionError: MMACCEL_KERNELS has another value than the three.
+    """Which backend runs kernels on a kind of device. A call's own arguments may still
+    forbid it.
     """
     if mode() == "torch":
         return Choice("torch", f"{VARIABLE}=torch")
@@ -123,11 +121,7 @@ def choose(device_type: str) -> Choice:
 
 
 def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Choice:
-    """Which backend `run` would take for these arguments.
-
-    Raises:
-        OptionError: see `choose`.
-    """
+    """Which backend `run` would take for these arguments."""
     choice = choose(_device_type(args, options))
     if choice.backend == "torch":
         return choice
@@ -139,16 +133,11 @@ def decide(specification: Callable[..., Any], *args: Any, **options: Any) -> Cho
 
 
 def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call a specification or its Triton version.
-
-    Args:
-        specification: a public function of `kernels/x.py`.
-        args, options: its arguments, at least one of them a tensor.
+    """Call a specification, a public function of `kernels/x.py`, or its Triton version. At least
+    one of its arguments is a tensor.
 
     Raises:
-        MissingBackendError: MMACCEL_KERNELS=triton, and the Triton kernel cannot run; the message
-            says why.
-        OptionError: MMACCEL_KERNELS has another value than the three.
+        MissingBackendError: MMACCEL_KERNELS=triton, and the Triton kernel cannot run.
     """
     choice = decide(specification, *args, **options)
     if choice.backend == "triton":
@@ -164,12 +153,8 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 class Backend:
-    """How the operations of a run are carried out; chosen once, before its first pass.
-
-    Args:
-        device_type: where the run's tensors are.
-        rows: of the batch.
-        reads_back: whether a step may read its tensors, as one that is captured may not.
+    """How the operations of a run are carried out; chosen once, before its first pass. A step that
+    is captured may not read its tensors back.
     """
 
     def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
@@ -180,11 +165,8 @@ class Backend:
         self._versions: dict[Any, Any] = {}  # by specification
 
     def run(self, specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call a specification, its numpy version or, see `run`, its Triton version.
-
-        Args:
-            specification: a public function of `kernels/x.py`.
-            args, options: its arguments.
+        """Call a specification, its numpy version or, see `run` of this module, its Triton
+        version.
         """
         version: Callable[P, T] | None = self._versions.get(specification)
         if version is None:
@@ -209,11 +191,8 @@ class Backend:
 
 
 def check(device_type: str) -> None:
-    """Raise early what every kernel call on a kind of device would raise.
-
-    Raises:
-        MissingBackendError: MMACCEL_KERNELS=triton, and no Triton kernel can run there.
-        OptionError: MMACCEL_KERNELS has another value than the three.
+    """Raise early what every kernel call on a kind of device would raise: under
+    MMACCEL_KERNELS=triton MissingBackendError where no Triton kernel can run.
     """
     if mode() == "triton" and (obstacle := find_obstacle(device_type)) is not None:
         raise MissingBackendError(
@@ -223,10 +202,8 @@ def check(device_type: str) -> None:
 
 
 def uses_triton(device_type: str) -> bool:
-    """Whether `run` takes Triton versions on a kind of device.
-
-    With MMACCEL_KERNELS=triton the answer is always yes, so that `run` raises and says what is
-    missing.
+    """Whether `run` takes Triton versions on a kind of device; under MMACCEL_KERNELS=triton always,
+    so that it raises and says what is missing.
     """
     return mode() == "triton" or choose(device_type).backend == "triton"
 
@@ -262,13 +239,13 @@ def refuse(
     specification: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> str | None:
     """Why the Triton version cannot take such arguments; None if it can."""
-    given = dict(zip(_names(specification), args)) | options
+    arguments = dict(zip(_names(specification), args)) | options
     for path, takes in getattr(_triton_module(specification), "TAKES", {}).items():
         name, *inner = path.split(".")
-        value = given.get(name)
-        for part in inner:
-            value = None if value is None else getattr(value, part)
-        reason = None if value is None else takes.refuse(path, value, given.get(takes.like))
+        value = arguments.get(name)
+        for attribute in inner:
+            value = None if value is None else getattr(value, attribute)
+        reason = None if value is None else takes.refuse(path, value, arguments.get(takes.like))
         if reason is not None:
             return str(reason)
     return None

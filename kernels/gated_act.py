@@ -1,9 +1,7 @@
 """The gate of a gated MLP: the activation of one half times the other half.
 
-Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (arXiv 2002.05202). The two halves are
-what one product with the packed weights of gate and up gives.
-
-Departures: none.
+N. Shazeer, "GLU Variants Improve Transformer", 2020 (arXiv 2002.05202). The two halves are what one
+product with the packed weights of gate and up gives.
 """
 
 from __future__ import annotations
@@ -17,14 +15,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
-    """The activation of the first half of the last axis times the second half.
-
-    Args:
-        packed: `[..., 2 C]` float, gate before up.
-        kind: `gelu_tanh` is GELU by its tanh approximation.
-
-    Returns:
-        `[..., C]` of the same dtype.
+    """The activation of the first half of the last axis of `[..., 2 C]` times the second half,
+    `[..., C]`. `gelu_tanh` is GELU by its tanh approximation.
 
     Cost: two operations in torch, one launch in Triton; no host synchronisation.
     """

@@ -1,8 +1,5 @@
-"""The gate of an MLP in Triton: a program writes a block of a row.
-
-Source: see `mmaccel.kernels.gated_act`.
-
-Departures: none; in half precision the activation is not rounded before the product.
+"""The gate of an MLP in Triton: a program writes a block of a row. In half precision the activation
+is not rounded before the product.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ def _gated_act_kernel(  # type: ignore[no-untyped-def]
 
 
 def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
-    """See `mmaccel.kernels.gated_act`. Cost: one launch; one read and half a write."""
     rows = packed.shape[0]
     width = packed.shape[1] // 2
     out = packed.new_empty(rows, width)
@@ -66,7 +62,6 @@ def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
 
 
 def builds() -> list[Build]:
-    """Every activation."""
     return [_build(kind) for kind in KINDS.values()]
 
 

@@ -20,9 +20,9 @@ def find_gpu_obstacle() -> str | None:
     if not torch.cuda.is_available():
         return None
     if torch.version.hip is None:
-        found = min(map(torch.cuda.get_device_capability, range(torch.cuda.device_count())))
-        if found < OLDEST:
-            there, least = (".".join(map(str, pair)) for pair in (found, OLDEST))
+        oldest = min(map(torch.cuda.get_device_capability, range(torch.cuda.device_count())))
+        if oldest < OLDEST:
+            there, least = (".".join(map(str, pair)) for pair in (oldest, OLDEST))
             return (
                 f"a GPU of compute capability {there} is there, older than {least}; hide it with "
                 "CUDA_VISIBLE_DEVICES"

@@ -19,10 +19,8 @@ def grouped_attention(
     """Attention `[R, Hq, W, D]`, as of `F.scaled_dot_product_attention`, up to the order of sums.
 
     Args:
-        query: `[R, Hq, W, D]`.
         key, value: `[R, Hkv, S, D]`.
         mask: `[R, 1 or Hkv, W, S]`, bools, or numbers that are added; None: all see all.
-        scale: of the scores; None: `D ** -0.5`.
         is_causal: whether entries see those up to themselves, instead of a mask; S is W.
     """
     rows, heads = key.shape[:2]

@@ -2,11 +2,8 @@
 
 J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3",
 SC 2011, section 3.3. A number is a function of (key, counter): nothing is stored, so that a value
-can be computed again at any later pass, on any device and in any batch. This file is the
-specification; the Triton version gives the same bits.
-
-Departures: none in the generator. 32-bit words are held in int64 tensors, since torch lacks
-unsigned arithmetic.
+can be computed again at any later pass, on any device and in any batch; the Triton version gives
+the same bits. 32-bit words are held in int64 tensors, since torch lacks unsigned arithmetic.
 """
 
 from __future__ import annotations
@@ -22,13 +19,8 @@ _ALMOST_ONE = 1.0 - 2.0**-24
 
 
 def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
-    """A key as every round uses it.
-
-    Args:
-        key: two int64 tensors of one shape holding 32-bit words.
-
-    Returns:
-        `[ROUNDS, 2, ...]` int64; the second word is first, as a round uses it.
+    """A key, two tensors of 32-bit words, as every round uses it: `[ROUNDS, 2, ...]` int64; the
+    second word is first, as a round uses it.
     """
     rounds = torch.arange(ROUNDS, device=key[0].device).view(-1, *[1] * key[0].ndim)
     words = [(word + rounds * weyl) & _LOW for word, weyl in zip(key, WEYL, strict=True)]
@@ -36,18 +28,11 @@ def key_schedule(key: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def philox(counter: tuple[Tensor, ...], schedule: Tensor) -> tuple[Tensor, ...]:
-    """Encrypt counters.
+    """Encrypt counters, four tensors of 32-bit words; four of the broadcast shape.
 
     The inputs only have to broadcast against each other: words that are constant along an axis stay
     small until the rounds have mixed them. From then on the two halves of a round are one tensor,
-    which is changed in place.
-
-    Args:
-        counter: four int64 tensors holding 32-bit words.
-        schedule: of `key_schedule`; the key's shape has as many axes as the result or is a scalar.
-
-    Returns:
-        Four int64 tensors of the broadcast shape holding 32-bit words.
+    which is changed in place. The key of `schedule` has as many axes as the result or is a scalar.
     """
     shape = torch.broadcast_shapes(schedule.shape[2:], *(word.shape for word in counter))
     keys = schedule.unbind()
@@ -85,30 +70,23 @@ def _mix(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: Tensor) -> tuple[T
 
 
 def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:
-    """Uniforms of every value of every slot: a function of (seed, item, slot, purpose, value).
+    """Uniforms `[B, W, V]` float32 of every value of every slot `[B, W]` int64: a function of
+    (seed, item, slot, purpose, value). Value v is word v mod 4 of block v div 4, whatever V is.
 
-    Args:
-        seeds: `[B]` int64, the keys.
-        items: `[B]` int64 in 0..2^32-1.
-        slots: `[B, W]` int64 in 0..2^32-1.
-        n_values: V. The first V' < V values of a slot are the same for every V.
-        purpose: `[]` or `[B]` int64 in 0..2^32-1, what the numbers are for; on the device, so that
-            a captured step can move it on.
-
-    Returns:
-        `[B, W, V]` float32, see `to_uniform`. Value v is word v mod 4 of block v div 4.
+    Seeds and items are `[B]` int64, all but seeds in 0..2^32-1. `purpose` `[]` or `[B]` is what the
+    numbers are for, on the device, so that a captured step can move it on.
     """
     blocks = torch.arange((n_values + 3) // 4, device=slots.device)
     seed = seeds[:, None, None]
     schedule = key_schedule((seed & _LOW, (seed >> 32) & _LOW))
+    # [V / 4], [B, W, 1], [B, 1, 1] and [1 or B, 1, 1]: the four words of each counter
     counter = (blocks, slots[..., None], items[:, None, None], purpose.view(-1, 1, 1))
     return spread(philox(counter, schedule), n_values)
 
 
 def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:
-    """Four words `[..., V / 4]` of Philox blocks as uniforms `[..., V]` float32.
-
-    The four uniforms of a block are next to each other.
+    """Four words `[..., V / 4]` of Philox blocks as uniforms `[..., V]`, those of a block
+    together.
     """
     mixed = torch.empty(*words[0].shape, 4, dtype=torch.float32, device=words[0].device)
     for k, word in enumerate(words):  # converted as it is written: int64 of all would be twice

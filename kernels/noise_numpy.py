@@ -14,7 +14,6 @@ _WEYL = np.arange(ROUNDS, dtype=np.uint64)[:, None] * np.array(WEYL, np.uint64) 
 
 
 def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:
-    """See `mmaccel.kernels.noise.uniforms`; all tensors are on the CPU."""
     n_blocks = (n_values + 3) // 4
     seed = seeds.numpy().astype(np.uint64)
     keys = np.stack([seed & _LOW, seed >> _HALF])  # [2, B]

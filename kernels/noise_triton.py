@@ -1,10 +1,8 @@
 """Philox 4x32-10 in Triton: the bits of `mmaccel.kernels.noise`, four values a thread at a time.
 
-Idea: a program computes a run of Philox blocks of one slot and writes their four words next to each
-other; it reads only the counter.
-
-Departures: none in the bits. Gumbels of other kernels come from `to_gumbel`, whose logarithms may
-differ from torch's in the last bits.
+A program computes a run of Philox blocks of one slot and writes their four words next to each
+other; it reads only the counter. Gumbels of other kernels come from `to_gumbel`, whose logarithms
+may differ from torch's in the last bits.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ def words(seed, slot, item, purpose, blocks):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def to_uniform(word):  # type: ignore[no-untyped-def]
-    """See `mmaccel.kernels.noise.to_uniform`."""
     return tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
 
 
@@ -60,7 +57,7 @@ def log(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def to_gumbel(uniform):  # type: ignore[no-untyped-def]
-    """See `mmaccel.kernels.noise.to_gumbel`; what 1 - u rounds away is put back in first order."""
+    """What 1 - u rounds away is put back in first order."""
     rest = 1.0 - uniform
     lost = (1.0 - rest) - uniform  # exact
     return -log(-(log(rest) + tl.div_rn(lost, rest)))
@@ -92,7 +89,6 @@ def _uniforms_kernel(  # type: ignore[no-untyped-def]
 
 
 def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose: Tensor) -> Tensor:
-    """See `mmaccel.kernels.noise.uniforms`. Cost: one launch, one write of the output."""
     batch, width = slots.shape
     out = torch.empty(batch, width, n_values, dtype=torch.float32, device=slots.device)
     grid = (batch * width, triton.cdiv(n_values, 4 * BLOCK))
@@ -113,6 +109,5 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
 
 
 def builds() -> list[Build]:
-    """Every configuration this file launches."""
     kinds = dict.fromkeys(("seeds", "items", "slots", "purpose"), "*i64") | {"out": "*fp32"}
     return [Build.of(_uniforms_kernel, kinds, {"BLOCK": BLOCK}, WARPS, 2, 64)]

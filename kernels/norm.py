@@ -22,32 +22,21 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of hidden states.
+    """A norm of hidden states `[..., C]`."""
 
-    Attributes:
-        weight, bias: `[C]`; None: 1, 0.
-        kind: "rms" divides by the root of the mean square; "layer" subtracts the mean first.
-        offset: added to the weight.
-        eps: added to the mean square.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None = None
-    kind: NormKind = "rms"
-    offset: float = 0.0
-    eps: float = 1e-6
+    weight: Tensor | None  # [C]; None: 1
+    bias: Tensor | None = None  # [C]; None: 0
+    kind: NormKind = "rms"  # divides by the root of the mean square; "layer" subtracts the mean
+    offset: float = 0.0  # added to the weight
+    eps: float = 1e-6  # added to the mean square
 
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of the queries and of the keys of a layer, both of one kind.
+    """Norms of the queries and of the keys of a layer, both of one kind, as in `Norm`.
 
-    Attributes:
-        q_weight, k_weight: `[D]`, for every head; `[Hq, D]` and `[Hkv, D]`, each head its own; or
-            `[Hq D]` and `[Hkv D]`: the norm is over the numbers of all heads at once. None: 1,
-            over each head.
-        q_bias, k_bias: of the same shapes; None: 0.
-        kind, offset, eps: as in `Norm`.
+    Weights and biases are `[D]`, for every head; `[Hq, D]` and `[Hkv, D]`, each head its own; or
+    `[Hq D]` and `[Hkv D]`: the norm is over the numbers of all heads at once.
     """
 
     q_weight: Tensor | None

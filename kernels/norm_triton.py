@@ -1,9 +1,4 @@
-"""Parts of kernels that have a norm in them.
-
-Source: see `mmaccel.kernels.norm`.
-
-Departures: none; a mean is summed in another order than torch's.
-"""
+"""Parts of kernels that have a norm in them; a mean is summed in another order than torch's."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def measure(x, is_own, count, eps, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The mean of a norm's numbers, 0 in an RMS norm, and one over the root of their mean square.
-
-    x is float32, and 0 outside of the `count` numbers that are its own.
+    """The mean of a norm's `count` own numbers, 0 in an RMS norm, and one over the root of their
+    mean square. x is float32, and 0 outside of them.
     """
     mean = 0.0
     if KIND == "layer":

@@ -1,9 +1,7 @@
 """A group of cached entries in fewer bits, keys by channel and values by entry.
 
-Source: Z. Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024
+Z. Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024
 (arXiv:2402.02750), algorithm 1.
-
-Departures: none.
 """
 
 from __future__ import annotations
@@ -16,39 +14,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Codes:
-    """Numbers in fewer bits: `least + scale * code`.
+    """Numbers in fewer bits: `least + scale * code`."""
 
-    Attributes:
-        codes: uint8, maybe several codes a byte.
-        scale, least: broadcastable to the numbers.
-    """
-
-    codes: Tensor
-    scale: Tensor
+    codes: Tensor  # uint8, maybe several codes a byte
+    scale: Tensor  # broadcastable to the numbers, as `least`
     least: Tensor
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All three."""
         return self.codes, self.scale, self.least
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The first entries of each row in fewer bits, in groups of P, and room for those to come.
+    """The first entries of each row in fewer bits, in groups of P, and room for those to come."""
 
-    Attributes:
-        keys: of `[R, Hkv, N, P, D]`, contiguous, with scales `[R, Hkv, N, 1, D]`; see `pack`.
-        values: of `[R, Hkv, N, P, Dv]`, contiguous, with scales `[R, Hkv, N, P, 1]`.
-        count: `[R]` int64, how many of a row's entries are read so; whole groups.
-        size: P.
-        bits: of a code, 8 or 4.
-    """
-
-    keys: Codes
-    values: Codes
-    count: Tensor
-    size: int
-    bits: int
+    keys: Codes  # of [R, Hkv, N, P, D], contiguous, with scales [R, Hkv, N, 1, D]
+    values: Codes  # of [R, Hkv, N, P, Dv], contiguous, with scales [R, Hkv, N, P, 1]
+    count: Tensor  # [R] int64, how many of a row's entries are read so; whole groups
+    size: int  # P
+    bits: int  # of a code, 8 or 4
 
 
 def pack(states: Tensor, axis: int, bits: int) -> Codes:
@@ -76,14 +60,14 @@ def unpack(packed: Codes, bits: int, out: Tensor) -> None:
     codes = packed.codes
     parts = (codes & 15, codes >> 4) if bits == 4 else (codes,)
     n_entries = codes.shape[3]
-    for number, part in enumerate(parts):
-        some = slice(number * n_entries, (number + 1) * n_entries)
+    for number, numbers in enumerate(parts):
+        entries = slice(number * n_entries, (number + 1) * n_entries)
         # values have a scale an entry, keys one for all
         is_by_entry = packed.scale.shape[3] > 1
-        scale = packed.scale[:, :, :, some] if is_by_entry else packed.scale
-        least = packed.least[:, :, :, some] if is_by_entry else packed.least
+        scale = packed.scale[:, :, :, entries] if is_by_entry else packed.scale
+        least = packed.least[:, :, :, entries] if is_by_entry else packed.least
         # three steps in place: a product of two dtypes takes longer than all of them
-        out[:, :, :, some].copy_(part).mul_(scale).add_(least)
+        out[:, :, :, entries].copy_(numbers).mul_(scale).add_(least)
 
 
 def take_group(states: Tensor, count: Tensor, size: int) -> Tensor:
@@ -103,11 +87,9 @@ def put_group(held: Codes, group: Codes, number: Tensor) -> None:
 
 
 def pack_group(k: Tensor, v: Tensor, packed: Packed) -> None:
-    """Store the group behind those that count in fewer bits, in place.
-
-    Args:
-        k, v: `[R, Hkv, room, D]` and `[R, Hkv, room, Dv]` float, rings, see `take_group`.
-        packed: whose next group is written; it counts no more entries than before.
+    """Store the group behind those that count in fewer bits, in place; `packed` counts no more
+    entries than before. `k`, `v`: `[R, Hkv, room, D]` and `[R, Hkv, room, Dv]`, rings, see
+    `take_group`.
 
     Cost: one launch in Triton; no host synchronisation.
     """

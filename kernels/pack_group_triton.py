@@ -1,7 +1,4 @@
-"""Packing of a group in Triton: a program packs the keys or the values of a head of a row.
-
-Departures: none.
-"""
+"""Packing of a group in Triton: a program packs the keys or the values of a head of a row."""
 
 from __future__ import annotations
 
@@ -124,7 +121,7 @@ def _pack_kernel(  # type: ignore[no-untyped-def]
 
 
 def pack_group(k: Tensor, v: Tensor, packed: Packed) -> None:
-    """See `mmaccel.kernels.pack_group`. Cost: one launch; reads keys twice."""
+    """Cost: one launch; reads keys twice."""
     rows, heads, room, head = k.shape
     value_head = v.shape[3]
     keys, values = packed.keys, packed.values
@@ -137,7 +134,6 @@ def pack_group(k: Tensor, v: Tensor, packed: Packed) -> None:
 
 
 def builds() -> list[Build]:
-    """Both numbers of bits, for half types and float32, at its widest heads."""
     return [_build(itemsize, bits) for itemsize in (2, 4) for bits in (4, 8)]
 
 

@@ -18,46 +18,34 @@ from mmaccel.kernels.window_attention import attend_where
 
 def packed_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    packed: Packed,
-    reads_next: Tensor | None = None,
+    k: Tensor,  # [R, Hkv, room, D] of q's dtype; entry n of a row stands at n % room
+    v: Tensor,  # [R, Hkv, room, Dv], the same
+    start: Tensor,  # [R] int64, number of each row's first query
+    packed: Packed,  # the entries before those of the ring
+    reads_next: Tensor | None = None,  # [R, W] bool, queries that read the group behind them, too
     *,
     scale: float,
     softcap: float | None = None,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of the window.
-
-    Args:
-        q, scale, softcap, num_splits: see `window_attention`.
-        k, v: `[R, Hkv, room, D]` and `[R, Hkv, room, Dv]` of q's dtype; entry n of a row stands at
-            `n % room`, from those in fewer bits on.
-        start: `[R]` int64, number of each row's first query.
-        packed: the entries before.
-        reads_next: `[R, W]` bool, queries that read the group behind those in fewer bits, too;
-            None: none do.
-
-    Returns:
-        As `window_attention`.
+    """Softmax attention of the window; other arguments and results as of `window_attention`.
 
     Cost: unpacks all groups, counted or not; in Triton they are unpacked in registers.
     """
-    held = []
+    whole = []
     for states, codes in ((k, packed.keys), (v, packed.values)):
         old = states.new_empty(*codes.codes.shape[:3], packed.size, states.shape[3])
         unpack(codes, packed.bits, old)
-        held.append(torch.cat([old.flatten(2, 3), states], 2))
+        whole.append(torch.cat([old.flatten(2, 3), states], 2))
     count = packed.count[:, None]
     behind = count  # where entries begin that a query reads as they are, [R, 1 or W]
     if reads_next is not None:
         behind = count + reads_next * packed.size
     room, width = k.shape[2], q.shape[2]
-    entry = torch.arange(held[0].shape[2] - room, device=k.device)
+    entry = torch.arange(whole[0].shape[2] - room, device=k.device)
     is_packed = (entry < behind[..., None]).expand(-1, width, -1)
     ring = count + (torch.arange(room, device=k.device) - count) % room  # entry numbers, [R, room]
     query = start[:, None] + torch.arange(width, device=k.device)
     is_whole = (ring[:, None] >= behind[..., None]) & (ring[:, None] <= query[..., None])
     seen = torch.cat([is_packed, is_whole], 2)[:, None]
-    return attend_where(q, held[0], held[1], seen, scale=scale, softcap=softcap)
+    return attend_where(q, whole[0], whole[1], seen, scale=scale, softcap=softcap)

@@ -2,9 +2,8 @@
 
 As `window_attention_triton`: split over the keys, the queries of all heads that share a key head in
 one tile. A tile of keys is of one group, and entries whose codes share bytes follow each other in
-it. After its share of the packed entries a program attends to its share of the ring.
-
-Departures: rows of different lengths have as many splits.
+it. After its share of the packed entries a program attends to its share of the ring. Rows of
+different lengths have as many splits.
 """
 
 from __future__ import annotations
@@ -160,11 +159,7 @@ def packed_attention(
     softcap: float | None = None,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `mmaccel.kernels.packed_attention`; results are views of `[R, W, Hq, Dv]` memory.
-
-    Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
-    Hq, Dv]`.
-    """
+    """Results are views of `[R, W, Hq, Dv]` memory. Cost: as of `window_attention_triton`."""
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     group = query_heads // heads
     value_head = v.shape[-1]
@@ -194,7 +189,6 @@ def packed_attention(
 
 
 def builds() -> list[Build]:
-    """Every shape of the table, for both numbers of bits."""
     return [
         _build(*kind, shape, bits)
         for kind, shapes in _TABLE.items()

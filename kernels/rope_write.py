@@ -25,32 +25,22 @@ def sign_sine(sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def rope_write(
-    qkv: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    keys: Tensor,
+    qkv: Tensor,  # [T, (Hq + 2 Hkv) D] float, of a pass's tokens, head by head
+    cos: Tensor | None,  # [T, P] of the same dtype or float32; P even, at most D; None: no turns
+    sin: Tensor | None,  # [T, P], from `sign_sine`
+    keys: Tensor,  # [S, Hkv, D] of the same dtype, the cache's memory, written at `index`
     values: Tensor,
-    index: Tensor,
+    index: Tensor,  # [T] int64; entries may repeat, and one of them then wins
     *,
-    interleaved: bool = False,
+    interleaved: bool = False,  # neighbours turn with each other
     grouped: bool = False,
-    norms: HeadNorms | None = None,
+    norms: HeadNorms | None = None,  # before they turn, rounded to their dtype
 ) -> Tensor:
-    """Normalise and rotate queries and keys, and write keys and values to the cache, in place.
+    """Normalise and rotate queries and keys, and write keys and values to the cache, in place; the
+    queries `[T, Hq, D]`. The numbers of a head from P on are left as they are.
 
-    Args:
-        qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
-        cos, sin: `[T, P]` of the same dtype or float32, the sine from `sign_sine`; P even, at most
-            D, and the numbers of a head from P on are left as they are. None: nothing turns.
-        keys, values: `[S, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
-        index: `[T]` int64; entries may repeat, and one of them then wins.
-        interleaved: whether neighbours turn with each other.
-        grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
-            `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
-        norms: of queries and keys before they turn, rounded to their dtype; None: none.
-
-    Returns:
-        The queries `[T, Hq, D]`.
+    `grouped`: the queries, the key and the value of a key head stand together (GPT-NeoX),
+    `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
 
     Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
     synchronisation.
@@ -110,14 +100,14 @@ def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Te
 
 
 def turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Heads `[..., D]` rotated by angles `[..., P]`, the sine from `sign_sine`; P as above."""
+    """Heads `[..., D]` rotated by angles `[..., P]`, the sine from `sign_sine`."""
     n_turned = cos.shape[-1]
-    some = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
+    heads_turned = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
     if interleaved:
-        partner = some.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partner = heads_turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     else:
-        partner = some.roll(n_turned // 2, -1)
-    turned = (some * cos).addcmul_(partner, sin)
+        partner = heads_turned.roll(n_turned // 2, -1)
+    turned = (heads_turned * cos).addcmul_(partner, sin)
     if turned.dtype != heads.dtype:
         turned = turned.to(heads.dtype)
-    return turned if some is heads else torch.cat([turned, heads[..., n_turned:]], -1)
+    return turned if heads_turned is heads else torch.cat([turned, heads[..., n_turned:]], -1)

@@ -1,8 +1,6 @@
 """Norms, rotary positions and the write into the cache in Triton: a program does one head of one
 token, or all queries, all keys or all values of it where a norm is over all heads at once.
 
-Source: see `mmaccel.kernels.rope_write`.
-
 Departures: products are float32 whatever the inputs are. Where entries of the index repeat, each
 number of that place is one of theirs.
 """
@@ -128,7 +126,6 @@ def rope_write(
     grouped: bool = False,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """See `mmaccel.kernels.rope_write`. Cost: one launch; one read and one write of all heads."""
     n_tokens, (kv_heads, width) = len(qkv), keys.shape[1:]
     heads = _count_queries(qkv, keys)
     queries = qkv.new_empty(n_tokens, heads, width)
@@ -163,9 +160,6 @@ def _warps(block: int) -> int:
 
 
 def builds() -> list[Build]:
-    """Heads of 64, 128 and 256 numbers, both ways of turning, one in groups; norms of both kinds,
-    and over 4096 numbers and the most.
-    """
     plain = [_build(block, kind) for block in (64, 128, 256) for kind in (False, True)]
     kinds: tuple[NormKind, ...] = ("rms", "layer")
     norms = [_build(block, False, norm=kind) for block in (64, 128, 256) for kind in kinds]

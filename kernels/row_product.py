@@ -3,11 +3,6 @@
 A step of decoding multiplies few rows: its time is that of reading the weight. So the norm in front
 of the product, the gate and the residual addition behind it cost nothing but their launches, which
 this operation saves.
-
-Source: the layers of transformers' decoders; for the norm `mmaccel.kernels.norm`, for the gate
-`mmaccel.kernels.gated_act`.
-
-Departures: none.
 """
 
 from __future__ import annotations
@@ -24,37 +19,25 @@ MOST_ROWS = 64  # of which the kernel reads the weight once
 
 
 def row_product(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor,  # [T, C] float
+    weight: Tensor,  # [N, C] of the same dtype; [2 N, C] under a gate, gate before up
     bias: Tensor | None = None,
     *,
-    norm: Norm | None = None,
-    gate: Activation | None = None,
-    total: Tensor | None = None,
-    scale: float = 1.0,
-    same_bits: bool = False,
+    norm: Norm | None = None,  # of x; an RMS norm without bias in the kernel
+    gate: Activation | None = None,  # of the two halves of the product
+    total: Tensor | None = None,  # [T, N] of the same dtype, to which the product is added
+    scale: float = 1.0,  # of the product, before the addition
+    same_bits: bool = False,  # in the kernel a row has the same bits among any number of rows
 ) -> Tensor:
-    """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out.
-
-    Args:
-        x: `[T, C]` float.
-        weight: `[N, C]` of the same dtype; `[2 N, C]` under a gate, gate before up.
-        bias: as many numbers as the weight has rows.
-        norm: of x; an RMS norm without bias in the kernel.
-        gate: what is done to the two halves of the product.
-        total: `[T, N]` of the same dtype, to which the product is added.
-        scale: of the product, before the addition.
-        same_bits: whether a row has the same bits among any number of rows, in the kernel.
-
-    Returns:
-        `[T, N]` of the dtype of x.
+    """`total + scale * gate(norm(x) @ weight.T + bias)`, of which any part may be left out:
+    `[T, N]`.
 
     Cost: up to ten operations in torch; one launch in Triton; no host synchronisation.
     """
-    made = F.linear(x if norm is None else normalise(x, norm), weight, bias)
+    product = F.linear(x if norm is None else normalise(x, norm), weight, bias)
     if gate is not None:
-        made = gated_act(made, gate)
-    return made if total is None else torch.add(total, made, alpha=scale)
+        product = gated_act(product, gate)
+    return product if total is None else torch.add(total, product, alpha=scale)
 
 
 def find_tile(n_rows: int) -> int:

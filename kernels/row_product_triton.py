@@ -1,11 +1,11 @@
 """Products of few rows in Triton: a program reads some rows of the weight once, for all rows of x.
 
-Source: see `mmaccel.kernels.row_product`.
+The weight is not split along C: blocks of 16 of its rows are programs enough, and no partial sum is
+stored.
 
 Departures: the root of a row's mean square divides its products and not its numbers, so that both
 sums are of one reading; what is rounded before the product is the row times the norm's weight.
-Products under a gate, and those that are normalised, are rounded once, at the end. The weight is
-not split along C: blocks of 16 of its rows are programs enough, and no partial sum is stored.
+Products under a gate, and those that are normalised, are rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ def row_product(
     scale: float = 1.0,
     same_bits: bool = False,
 ) -> Tensor:
-    """See `mmaccel.kernels.row_product`. Cost: one launch; reads the weight once for 64 rows, or
-    once for 16 where bits are kept.
-    """
+    """Cost: one launch; reads the weight once for 64 rows, or once for 16 where bits are kept."""
     assert norm is None or (norm.kind, norm.bias) == ("rms", None)
     rows, depth = x.shape
     width = len(weight) if gate is None else len(weight) // 2
@@ -157,7 +155,6 @@ def _warps(tile: int, block: int) -> int:
 
 
 def builds() -> list[Build]:
-    """Few rows and many: a product alone, normalised, under a gate, added; launched early, too."""
     found = []
     for tile, block in ((16, 16), (16, 64), (32, 32), (64, 16)):
         for gate in (None, 0):

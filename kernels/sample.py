@@ -1,12 +1,9 @@
 """Raw logits to tokens with frozen noise: guidance, filters and the Gumbel argmax in one operation.
 
 The token of a slot is ``argmax(score + gumbel)``, where the noise is a function of (seed, item,
-slot) alone (`mmaccel.kernels.noise`), so that a slot whose scores do not change keeps its token.
-The filters are those of `mmaccel.kernels.truncation`, in the order guidance, structural mask,
-temperature, top-k, top-p, min-p, forced tokens. Gumbel argmax: C. Maddison, D. Tarlow, T. Minka,
-"A* Sampling", NeurIPS 2014 (arXiv 1411.0030), section 2.
-
-Departures: none. This file is the specification of `sample_triton.py`.
+slot) alone, so that a slot whose scores do not change keeps its token. Order: guidance, structural
+mask, temperature, top-k, top-p, min-p, forced tokens. Gumbel argmax: C. Maddison, D. Tarlow, T.
+Minka, "A* Sampling", NeurIPS 2014 (arXiv 1411.0030), section 2.
 """
 
 from __future__ import annotations
@@ -51,12 +48,8 @@ def score(
     mask: Tensor | None = None,
     forced: Tensor | None = None,
 ) -> Tensor:
-    """Raw logits of all branches to the scores of the target distribution.
-
-    Args, raises: as of `sample_frozen`.
-
-    Returns:
-        `[B, W, V]` float32; -inf marks the impossible.
+    """Raw logits of all branches to the scores `[B, W, V]` float32 of the target distribution; -inf
+    marks the impossible. Arguments as of `sample_frozen`.
     """
     scores = guide(logits.float(), branches, settings.scale, settings.second_scale)
     if mask is not None:
@@ -66,44 +59,28 @@ def score(
 
 
 def sample_frozen(
-    logits: Tensor,
-    branches: int,
-    settings: Settings,
-    mask: Tensor | None,
-    seeds: Tensor,
-    items: Tensor,
-    slots: Tensor,
-    purpose: Tensor,
-    forced: Tensor | None = None,
-    last: Tensor | None = None,
+    logits: Tensor,  # [G * B, W, V], any float dtype, branch-major; see `guide`
+    branches: int,  # G, 1 to 3
+    settings: Settings,  # at temperature 0 there is no noise
+    mask: Tensor | None,  # [B or 1, W or 1, V] bool, True where a token may stand
+    seeds: Tensor,  # [B] int64; this and the next three as of `noise.uniforms`
+    items: Tensor,  # [B] int64
+    slots: Tensor,  # [B, W] int64
+    purpose: Tensor,  # [] int64
+    forced: Tensor | None = None,  # [B, W] int64, tokens known in advance, -1 elsewhere
+    last: Tensor | None = None,  # [B, V] float32, written: see below
 ) -> Sampled:
     """Sample every slot of a window with its frozen noise.
 
-    Args:
-        logits: `[G * B, W, V]`, any float dtype, branch-major; see `guide`.
-        branches: G, 1 to 3.
-        settings: numbers of the filters; at temperature 0 there is no noise.
-        mask: `[B or 1, W or 1, V]` bool, True where a token may stand; None allows all.
-        seeds: `[B]` int64.
-        items: `[B]` int64.
-        slots: `[B, W]` int64.
-        purpose: `[]` int64, what the noise is for, on the device.
-        forced: `[B, W]` int64, tokens known in advance, -1 elsewhere; None has none.
-        last: `[B, V]` float32, to which the scores of the last slot are written, after guidance,
-            mask and temperature (1 where it is 0) and before the filters; None: nowhere.
-
-    Returns:
-        Tokens, peaks and logsumexps. At equal perturbed scores the lowest id wins. Where `peak` is
-        not finite the token means nothing; it is in 0..V-1.
-
-    Raises:
-        ShapeError: a number of branches that has no formula.
+    At equal perturbed scores the lowest id wins. Where `peak` is not finite the token means
+    nothing; it is in 0..V-1. The scores of the last slot, after guidance, mask and temperature (1
+    where it is 0) and before the filters, are written to `last`.
     """
     scores = score(logits, branches, settings, mask, forced)  # [B, W, V]
     if last is not None:
-        own = None if mask is None else mask[:, -1:]
+        last_mask = None if mask is None else mask[:, -1:]
         plain = Settings(settings.scale, settings.second_scale, settings.temperature or 1.0)
-        last.copy_(score(logits[:, -1:], branches, plain, own)[:, 0])
+        last.copy_(score(logits[:, -1:], branches, plain, last_mask)[:, 0])
     peak = scores.amax(-1)
     lse = scores.logsumexp(-1)
     if settings.temperature:
@@ -112,8 +89,7 @@ def sample_frozen(
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """The place `[...]` int64 of the largest of `scores` `[..., V]`.
-
-    Of equal ones the first counts, and NaN before any number.
+    """The place `[...]` int64 of the largest of `scores` `[..., V]`; of equal ones the first
+    counts, and NaN before any number.
     """
     return torch.argmax(scores, -1)

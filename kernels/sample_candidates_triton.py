@@ -1,22 +1,18 @@
 """Candidates for exact top-k and top-p in Triton: one read of the logits, several programs a row.
 
-Idea: mostly, only a small part of a long row survives truncation, and the rest need not be read
-again. A glance at 512 tokens spread over the row gives 16 keys, its edges: one that somewhat more
-tokens should reach than may survive, and the others in equal steps through the row. Then every
-token is read once: each program holds 4096 in registers, writes those that reach the first edge to
-a list of its own, and sums what reaches each edge, by counts for top-k and by masses for top-p. One
-program a row decides: where the first edge was low enough and no list ran over, all survivors are
-in the lists (LISTED). Otherwise the sums say between which two edges the threshold lies: a second
-read samples what is above and lists what is between (BRACKETED). Where that runs over too, or where
-top-k and top-p are both set and lists do not suffice, whole rows are searched (SEARCHED).
+Mostly only a small part of a long row survives truncation. A glance at 512 tokens spread over the
+row gives 16 keys, its edges: one that somewhat more tokens should reach than may survive, and the
+others in equal steps through the row. Then every token is read once: each program holds 4096 in
+registers, writes those that reach the first edge to a list of its own, and sums what reaches each
+edge, by counts for top-k and by masses for top-p. One program a row decides: where the first edge
+was low enough and no list ran over, all survivors are in the lists (LISTED). Otherwise the sums say
+between which two edges the threshold lies: a second read samples what is above and lists what is
+between (BRACKETED). Where that runs over too, or where top-k and top-p are both set and lists do
+not suffice, whole rows are searched (SEARCHED).
 
 The glance affects speed alone; that lists hold all survivors follows from sums over all tokens.
-Tokens go to programs in turns of 128, so that a run of likely ids does not fill a single list.
-
-Method: the sample that bounds a selection is that of R. Floyd, R. Rivest, "Expected Time Bounds for
-Selection", Communications of the ACM 18(3), 1975.
-
-Departures: none beyond those of `sample_threshold_triton.py`.
+Tokens go to programs in turns of 128, so that a run of likely ids does not fill a single list. The
+sample that bounds a selection: R. Floyd, R. Rivest, Communications of the ACM 18(3), 1975.
 """
 
 from __future__ import annotations
@@ -51,8 +47,6 @@ LEAST = tl.constexpr(-0x7F800000)  # lowest key above that of -inf
 
 
 class Candidates(NamedTuple):
-    """Scratch of a call that cuts off."""
-
     lists: Tensor  # [entries, splits, ROOM, 2] int32, keys and ids
     counts: Tensor  # [entries, splits] int32, above ROOM where the list ran over
     peaks: Tensor  # [entries, splits] float32
@@ -64,8 +58,6 @@ class Candidates(NamedTuple):
 
 
 def allocate(entries: int, n_splits: int, device: torch.device) -> Candidates:
-    """Scratch for `entries` rows of `n_splits` programs."""
-
     def make(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 

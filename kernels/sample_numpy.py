@@ -7,5 +7,4 @@ from torch import Tensor
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """See `mmaccel.kernels.sample.argmax`; the scores are on the CPU."""
     return torch.from_numpy(scores.detach().numpy().argmax(-1))

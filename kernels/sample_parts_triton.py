@@ -1,11 +1,9 @@
 """Parts of a row in Triton: the surviving candidates, and the best of all parts.
 
-Idea: every program that samples leaves a part: its best perturbed score and that one's token, its
-largest score, and its sum of exponentials below that. The parts of candidates follow those of the
-tokens that `sample_triton.py` samples from the logits; noise is computed for candidates alone. One
-program a row merges the parts in a fixed order.
-
-Departures: see `sample_triton.py`.
+Every program that samples leaves a part: its best perturbed score and that one's token, its largest
+score, and its sum of exponentials below that. The parts of candidates follow those of the tokens
+that `sample_triton.py` samples from the logits; noise is computed for candidates alone. One program
+a row merges the parts in a fixed order.
 """
 
 from __future__ import annotations

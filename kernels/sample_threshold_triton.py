@@ -1,18 +1,16 @@
 """Exact thresholds over long rows in Triton: radix descent by counting, one program a row.
 
-Idea: float32 scores have 32-bit integer keys in the same order. Top-k wants the largest key t that
-at least k keys reach; top-p the largest t such that the mass of the keys reaching it is at least
-its goal; and of the keys equal to that t, those of the lowest ids survive, as many as are needed:
-the same question about ids. Each answer is found some bits at a time: a level sums, for keys in
-equal steps, the counts or masses that reach them, moves on to the last step that reached the goal,
-and refines the steps. A descent goes over the lists of candidates that
-`sample_candidates_triton.py` writes of a row, 11 levels of three bits (a row's lists fit a
-multiprocessor's own cache); or, for rows for which they do not suffice, over the whole row, 8
-levels of four bits, each a read of the logits. Nothing comes back to the host, no atomics are used,
-and equal inputs give equal bits.
+float32 scores have 32-bit integer keys in the same order. Top-k wants the largest key t that at
+least k keys reach; top-p the largest t such that the mass of the keys reaching it is at least its
+goal; and of the keys equal to that t, those of the lowest ids survive, as many as are needed: the
+same question about ids. A level of a descent sums, for keys in equal steps, the counts or masses
+that reach them, moves on to the last step that reached the goal, and refines the steps. It goes
+over a row's lists of candidates (`sample_candidates_triton.py`), 11 levels of three bits; or, where
+they do not suffice, over the whole row, 8 levels of four bits, each a read of the logits. Nothing
+comes back to the host, no atomics are used, and equal inputs give equal bits.
 
-Method: radix selection, as in T. Alabi et al., "Fast k-Selection Algorithms for Graphics Processing
-Units", ACM JEA 17, 2012, section 3, with sums instead of histograms.
+T. Alabi et al., "Fast k-Selection Algorithms for Graphics Processing Units", ACM JEA 17, 2012,
+section 3, with sums instead of histograms.
 
 Departures: masses are exp(score - peak) without normalisation, in float32 and in an order of
 additions of their own, so that a boundary of top-p within rounding of p may fall a token apart from
@@ -72,7 +70,6 @@ def to_key(score):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def to_score(key):  # type: ignore[no-untyped-def]
-    """The score of a key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 

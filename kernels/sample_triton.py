@@ -1,13 +1,13 @@
 """Raw logits to tokens with frozen noise in Triton, several programs a row.
 
-Idea: programs of 4096 tokens each combine the branches, filter, add the slot's Philox noise in
-registers and keep their best token, their largest score and their sum of exponentials; one program
-a row merges them. Where something is cut off by rank or mass, one read finds candidates first
+Programs of 4096 tokens each combine the branches, filter, add the slot's Philox noise in registers
+and keep their best token, their largest score and their sum of exponentials; one program a row
+merges them. Where something is cut off by rank or mass, one read finds candidates first
 (`sample_candidates_triton.py`), and noise is computed for the survivors alone; the device decides
 which way a row goes, and every launch of the other ways returns at once.
 
-Reads of the logits (all branches once each) in addition to 512 tokens of a row: 1 without
-truncation, and 2 with min-p alone. With top-k or top-p:
+Reads of the logits, in addition to 512 tokens of a row: 1 without truncation, and 2 with min-p
+alone. With top-k or top-p:
 
 - 1 where all survivors are among the candidates: top-p up to some 3 % of the tokens, top-k up to
   3.7 % of them, 12.8 % with top-p too.
@@ -15,9 +15,6 @@ truncation, and 2 with min-p alone. With top-k or top-p:
 - 11 with top-k, 11 and a read for every four bits of an id with top-p, where more than a quarter of
   a program's tokens lie between two edges, as in rows of equal logits, or a score is no number. 18
   and those for the ids with both, there and wherever candidates do not hold all survivors.
-
-A window's logits stay in the second-level cache between the
-reads. Scratch is fixed, 2048 numbers for 4096 tokens.
 
 Departures: those of the thresholds; logarithms and exponentials may differ in their last bits, so
 that near-ties may fall otherwise; temperature divides, where torch multiplies by the reciprocal on
@@ -76,11 +73,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Every split's best perturbed score and token, largest score and sum of exponentials.
 
-    Of all rows and all tokens if `STATE` is 0; else, of rows in that state, of tokens that stay.
-    `peaks` are those of splits if `STATE` is 0, else of rows.
-    Of BRACKETED rows, those below the floor that may stay are listed; other rows' parts are
-    emptied.
-    Scores of a window's last slot are written to `last`, if there is one.
+    Of all rows and all tokens if `STATE` is 0; else, of rows in that state, of tokens that stay,
+    where `peaks` are those of rows and not of splits. Of BRACKETED rows, those below the floor that
+    may stay are listed; other rows' parts are emptied.
     """
     entry = tl.program_id(0)
     split = tl.program_id(1)
@@ -165,8 +160,8 @@ def sample_frozen(
     forced: Tensor | None = None,
     last: Tensor | None = None,
 ) -> Sampled:
-    """See `mmaccel.kernels.sample.sample_frozen`. Cost: 2 launches, 3 with
-    min-p alone, 9 with top-k or top-p.
+    """Cost: 2 launches, 3 with min-p alone, 9 with top-k or top-p; scratch of 2048 numbers for 4096
+    tokens.
     """
     batch = logits.shape[0] // branches
     width = logits.shape[1]
@@ -292,7 +287,7 @@ def _build(
 
 
 def builds() -> list[Build]:
-    """Every configuration this file launches; half precision is read like bfloat16."""
+    """Half precision is read like bfloat16."""
     return [
         *(_build(_sample_kernel, 128, dtype, STATE=0) for dtype in ("bf16", "fp32")),
         _build(_sample_kernel, 128, last=None, STATE=0),

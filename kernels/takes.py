@@ -12,31 +12,19 @@ COMMON = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Takes:
-    """What a kernel takes of a tensor.
+    """What a kernel takes of a tensor."""
 
-    Attributes:
-        dtypes: one of these; empty: any.
-        like: another argument, whose dtype it has; empty: none.
-        axes: how many; 0: any number.
-        widest: numbers of its last axis at most; 0: any number.
-        most_bytes: of its last axis; 0: any number.
-        adjacent: whether those stand side by side in memory.
-        reach: numbers that its third axis may lie apart from its first entry; 0: any number.
-    """
-
-    dtypes: tuple[torch.dtype, ...] = ()
-    like: str = ""
-    axes: int = 0
-    widest: int = 0
-    most_bytes: int = 0
-    adjacent: bool = True
-    reach: int = 0
+    dtypes: tuple[torch.dtype, ...] = ()  # one of these; empty: any
+    like: str = ""  # another argument, whose dtype it has; empty: none
+    axes: int = 0  # how many; 0: any number, here and below
+    widest: int = 0  # numbers of its last axis at most
+    most_bytes: int = 0  # of its last axis
+    adjacent: bool = True  # whether those stand side by side in memory
+    reach: int = 0  # numbers that its third axis may lie apart from its first entry
 
     def refuse(self, name: str, tensor: Tensor, other: Tensor | None = None) -> str | None:
-        """Why the kernel cannot take a tensor; None if it can.
-
-        Args:
-            other: the argument that `like` names.
+        """Why the kernel cannot take a tensor; None if it can. `other` is the argument that `like`
+        names.
         """
         width = tensor.shape[-1]
         if self.dtypes and tensor.dtype not in self.dtypes:

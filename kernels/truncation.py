@@ -21,20 +21,11 @@ NEVER = float("-inf")
 
 
 def guide(logits: Tensor, branches: int, scale: float, second_scale: float = 1.0) -> Tensor:
-    """Combine guidance branches.
+    """Combine guidance branches, `[G * B, W, V]` float32, branch-major: the fully conditional
+    branch c first, the unconditional one u last. `[B, W, V]`.
 
-    Args:
-        logits: `[G * B, W, V]` float32, branch-major: the fully conditional branch c first, the
-            unconditional one u last.
-        branches: G. 1: c. 2: ``u + scale (c - u)``. 3, with i between them (conditional on the
-            image alone): ``u + second_scale (i - u) + scale (c - i)``.
-        scale, second_scale: see `branches`.
-
-    Returns:
-        `[B, W, V]` float32.
-
-    Raises:
-        ShapeError: another number of branches.
+    One branch: c. Two: ``u + scale (c - u)``. Three, with i between them (conditional on the image
+    alone): ``u + second_scale (i - u) + scale (c - i)``.
     """
     if branches == 1:
         return logits
@@ -56,19 +47,16 @@ def truncate(
     top_p: float | None,
     min_p: float | None,
 ) -> Tensor:
-    """Temperature, top-k, top-p and min-p, in this order.
+    """Temperature, top-k, top-p and min-p on scores `[..., V]` float32, in this order; -inf marks
+    what is cut off.
 
     Args:
-        scores: `[..., V]` float32.
-        temperature: >= 0; 0 makes the most likely token certain (the lowest id at a tie), and a row
-            of invalid logits NaN.
+        temperature: 0 makes the most likely token certain (the lowest id at a tie), and a row of
+            invalid logits NaN.
         top_k: keep the k most likely tokens and those tied with the k-th.
         top_p: keep the smallest set of most likely tokens whose mass reaches this; at a tie the
             lower ids.
         min_p: keep tokens at least this share of the most likely one's probability.
-
-    Returns:
-        `[..., V]` float32; -inf marks what is cut off.
     """
     if temperature == 0:
         peak = scores.max(-1)
@@ -92,8 +80,8 @@ def truncate(
 
 
 def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
-    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores` `[B,
-    W, V]` stay.
+    """Put all probability on `tokens` `[B, W]` where they are >= 0; other entries of `scores`
+    `[B, W, V]` stay.
     """
     one_hot = torch.full_like(scores, NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
     return torch.where((tokens >= 0)[..., None], one_hot, scores)

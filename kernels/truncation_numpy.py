@@ -15,7 +15,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """See `mmaccel.kernels.truncation.sort_falling`; float32 >= 0 on the CPU, V up to 2^32."""
+    """As `mmaccel.kernels.truncation`; float32 >= 0, V up to 2^32."""
     bits = weights.contiguous().numpy().view(np.uint32)
     keys = bits.astype(np.uint64)
     keys ^= _LOW  # the largest first

@@ -1,13 +1,11 @@
 """Statistics of the open positions of a canvas, from one read of the logits.
 
-Y. Zheng et al., "Masked Diffusion Models are Secretly Time-Agnostic Masked Models", 2024, arXiv
-2409.02908 (Gumbel-max proposals); H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion
-Models via Entropy Bounded Unmasking", 2025, arXiv 2505.24857 (entropy); C. Wu et al., "Fast-dLLM",
-2025, arXiv 2505.22618 (confidence). This file is the specification.
+Y. Zheng et al., 2024, arXiv 2409.02908 (Gumbel-max proposals); H. Ben-Hamu et al., 2025, arXiv
+2505.24857 (entropy); C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618 (confidence).
 
-Departures: noise is frozen, a function of (seed, item, slot, purpose), so that a position draws the
-same token whenever it is filled from the same logits; probabilities are those of the logits as
-given, and only proposals know the temperature; logarithms of the noise are taken in float32.
+Departures: noise is frozen, so that a position draws the same token whenever it is filled from the
+same logits; probabilities are those of the logits as given, and only proposals know the
+temperature; logarithms of the noise are taken in float32.
 
 Shapes: **B** rows, **N** positions of a canvas, **V** vocabulary.
 """
@@ -25,25 +23,17 @@ _INFINITY = float("inf")
 
 
 class Unmasked(NamedTuple):
-    """Proposals and what selectors rank them by; a closed position is worth less than every open
-    one.
-
-    Attributes:
-        tokens: `[B, N]` int64, proposed; -1 where closed.
-        confidence: `[B, N]` float32, probability of the proposed token; -inf where closed. At a
-            temperature it has seen the draw: choosing positions by it biases what they hold.
-        entropy: `[B, N]` float32, nats; +inf where closed.
-        gap: `[B, N]` float32, the largest probability less the second largest (1 if V is 1); -inf
-            where closed.
-        peak: `[B, N]` float32, the largest probability, which knows nothing of the draw; -inf where
-            closed.
+    """Proposals and what selectors rank them by, `[B, N]`; a closed position is worth less than
+    every open one.
     """
 
-    tokens: Tensor
+    tokens: Tensor  # int64, proposed; -1 where closed
+    # probability of the proposed token; -inf where closed. At a temperature it has seen the draw:
+    # choosing positions by it biases what they hold
     confidence: Tensor
-    entropy: Tensor
-    gap: Tensor
-    peak: Tensor
+    entropy: Tensor  # nats; +inf where closed
+    gap: Tensor  # the largest probability less the second largest (1 if V is 1); -inf where closed
+    peak: Tensor  # the largest probability, which knows nothing of the draw; -inf where closed
 
 
 def unmask(
@@ -55,26 +45,16 @@ def unmask(
     slots: Tensor,
     purpose: Tensor,
 ) -> Unmasked:
-    """A token for every open position, and how sure it is.
+    """A token for every open position, `masked` `[B, N]` bool, and how sure it is, from logits
+    `[B, N, V]`, finite or -inf. Slots `[B, N]` and the other keys of the noise are as in
+    `noise.uniforms`.
 
-    The token is the argmax of logits + temperature * Gumbel noise, the lowest id of several: a
-    draw from the softmax of logits / temperature, at temperature 0 the most likely token. A masked
+    The token is the argmax of logits + temperature * Gumbel noise, the lowest id of several: a draw
+    from the softmax of logits / temperature, at temperature 0 the most likely token. A masked
     position whose logits are all -inf has nothing to propose and counts as closed.
 
-    Args:
-        logits: `[B, N, V]`, floating point, finite or -inf; ids that must not be proposed, such as
-            the mask's own, are at -inf.
-        masked: `[B, N]` bool, the open positions.
-        temperature: not negative.
-        seeds, items: `[B]` int64, see `mmaccel.kernels.noise.uniforms`.
-        slots: `[B, N]` int64, the same.
-        purpose: `[]` int64, the same.
-
-    Returns:
-        See `Unmasked`; what closed positions hold in `logits` is of no consequence.
-
     Cost: float32 copies of the logits and, with a temperature, of their noise; on a CPU those of
-        open positions alone, elsewhere of all, as counting them would wait for the device.
+    open positions alone, elsewhere of all, as counting them would wait for the device.
     """
     if logits.device.type == "cpu" and not bool(masked.all()):
         return _unmask_open(logits, masked, temperature, seeds, items, slots, purpose)
@@ -116,7 +96,7 @@ def _unmask_open(
     rows = masked.nonzero()[:, 0]  # [n]
     scores, chosen = logits[masked][:, None], slots[masked][:, None]
     all_open = torch.ones_like(chosen, dtype=torch.bool)
-    found = unmask(scores, all_open, temperature, seeds[rows], items[rows], chosen, purpose)
+    unmasked = unmask(scores, all_open, temperature, seeds[rows], items[rows], chosen, purpose)
     whole = Unmasked(
         torch.full_like(slots, -1),
         *(
@@ -124,6 +104,6 @@ def _unmask_open(
             for value in (-_INFINITY, _INFINITY, -_INFINITY, -_INFINITY)
         ),
     )
-    for part, own in zip(whole, found):
-        part[masked] = own[:, 0]
+    for values, values_open in zip(whole, unmasked):
+        values[masked] = values_open[:, 0]
     return whole

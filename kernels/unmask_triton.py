@@ -1,12 +1,11 @@
 """Canvas statistics in Triton: every logit of an open position is read once.
 
-Idea: a program goes through a part of a row's vocabulary and keeps a running maximum, the sum of
-exp(l - maximum) and of (l - maximum) exp(l - maximum), the two largest logits and the best noisy
-one; when the maximum rises, both sums are rescaled. A second, small kernel merges the parts of a
-row. Parts depend on V alone, so results do not depend on the batch. Closed positions read nothing.
-
-M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867; with
-the maximum raised by d, sum (l - m - d) e^(l - m - d) = e^-d (second sum - d * first sum).
+A program goes through a part of a row's vocabulary and keeps a running maximum, the sum of exp(l -
+maximum) and of (l - maximum) exp(l - maximum), the two largest logits and the best noisy one; when
+the maximum rises by d, both sums are rescaled: sum (l - m - d) e^(l - m - d) = e^-d (second sum - d
+* first sum). A second kernel merges the parts of a row, which depend on V alone, so that results do
+not depend on the batch. M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
+2018, arXiv 1805.02867.
 
 Departures: sums run in another order than torch's, and the noise's logarithms may differ in the
 last bit, so that at a temperature either of two equally good tokens may be drawn.
@@ -164,7 +163,7 @@ def unmask(
     slots: Tensor,
     purpose: Tensor,
 ) -> Unmasked:
-    """See `mmaccel.kernels.unmask`. Cost: two launches, one read of the open positions' logits."""
+    """Cost: two launches."""
     batch, n_positions, n_values = logits.shape
     n_rows = batch * n_positions
     device = logits.device
@@ -198,7 +197,7 @@ def unmask(
 
 
 def builds() -> list[Build]:
-    """Every configuration this file launches; float16 compiles as bfloat16 does."""
+    """float16 compiles as bfloat16 does."""
     kinds = dict.fromkeys(("seeds", "items", "slots", "purpose", "tokens"), "*i64")
     kinds |= {"floats": "*fp32", "ids": "*i32", "masked": "*i1", "temperature": "fp32"}
     kinds |= dict.fromkeys(("confidences", "entropies", "gaps", "peaks"), "*fp32")

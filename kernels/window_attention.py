@@ -1,9 +1,8 @@
 """Attention of a window of W queries on a long cache whose rows stand at positions of their own.
 
-The Triton version follows T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context
-inference", 2023; this file is the specification. The window's own keys are in the cache already,
-at `start[r] ... start[r]+W-1`, and query w of row r stands at position `start[r]+w`. It sees no
-position after its own. Every further restriction removes positions from those.
+The window's own keys are in the cache already, at `start[r] ... start[r]+W-1`, and query w of row r
+stands at position `start[r]+w`. It sees no position after its own. Every further restriction
+removes positions from those.
 
 Departures: scores, softmax and sums are float32 whatever the inputs are. A query that sees nothing
 gives zeros and a log-sum-exp of -inf, where softmax alone would give NaN. Keys and values that no
@@ -20,54 +19,37 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which blocks of keys the queries of a key head see.
+    """Which blocks of keys the queries of a key head see."""
 
-    Attributes:
-        index: `[R, Hkv, NB]` int32, blocks in any order, each listed once. Block b is the positions
-            `b*size ... b*size+size-1`; negative entries are skipped.
-        count: `[R, Hkv]` int32, how many entries of `index` count.
-        size: positions a block.
-    """
-
+    # [R, Hkv, NB] int32, in any order, each once, negative ones skipped; block b is the positions
+    # b*size ... b*size+size-1
     index: Tensor
-    count: Tensor
-    size: int
+    count: Tensor  # [R, Hkv] int32, how many entries of `index` count
+    size: int  # positions a block
 
 
 def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
+    q: Tensor,  # [R, Hq, W, D] float; query head h reads key head h // (Hq / Hkv)
+    k: Tensor,  # [R, Hkv, S, D] of q's dtype, any strides; S is the capacity, not the length
+    v: Tensor,  # [R, Hkv, S, Dv], the same
+    start: Tensor,  # [R] int64, position of each row's first query
     *,
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
-    tree: Tensor | None = None,
+    softcap: float | None = None,  # c: scores become c tanh(score / c)
+    window: int | None = None,  # positions a query sees at most, itself included
+    tree: Tensor | None = None,  # [W, W] or [R, W, W] bool, see below
     blocks: Blocks | None = None,
     ragged: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of the window.
+    """Softmax attention of the window, `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the
+    scores, `[R, Hq, W]` float32.
 
-    Args:
-        q: `[R, Hq, W, D]` float. Query head h reads key head `h // (Hq / Hkv)`.
-        k, v: `[R, Hkv, S, D]` and `[R, Hkv, S, Dv]` of q's dtype, any strides; S is the cache's
-            capacity, not its length.
-        start: `[R]` int64, position of each row's first query.
-        scale: what scores are multiplied by.
-        softcap: c, scores become `c tanh(score / c)`.
-        window: positions a query sees at most, itself included.
-        tree: `[W, W]` or `[R, W, W]` bool, which window entries (last axis) a window entry sees;
-            positions after the window stay unseen. None: all before it.
-        blocks: see `Blocks`.
-        ragged: whether rows differ much in length, or key heads in the number of their blocks: a
-            GPU's work is then shared out by lengths. Changes the order of sums alone.
-        num_splits: into how many parts a GPU splits the keys of every row, whatever `ragged` says;
-            with 1 a query has the same bits at any width and batch. None: as shapes ask for.
-
-    Returns:
-        `[R, Hq, W, Dv]` of q's dtype, and the log-sum-exp of the scores, `[R, Hq, W]` float32.
+    A `tree` says which window entries (last axis) a window entry sees; positions after the window
+    stay unseen. Where rows differ much in length, or key heads in the number of their blocks, a GPU
+    shares its work out by lengths if they are `ragged`, which changes the order of sums alone.
+    `num_splits` is into how many parts a GPU splits the keys of every row, whatever `ragged` says;
+    with 1 a query has the same bits at any width and batch.
 
     Cost: float32 scores `[R, Hq, W, S]` and float32 copies of keys and values; no host sync.
     """
@@ -105,7 +87,7 @@ def find_seen(
     tree: Tensor | None = None,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Which positions each query sees: `[R, Hkv or 1, W, S]` bool; see `window_attention`."""
+    """Which positions each query sees: `[R, Hkv or 1, W, S]` bool."""
     capacity = k.shape[2]
     n = torch.arange(capacity, device=k.device)
     query = start[:, None, None] + torch.arange(width, device=k.device)[:, None]  # [R, W, 1]
@@ -124,8 +106,6 @@ def find_seen(
     rank = torch.arange(index.shape[2], device=k.device)
     counts = (rank < blocks.count[..., None]) & (index >= 0) & (index < n_blocks)
     listed = torch.zeros(*index.shape[:2], n_blocks + 1, dtype=torch.bool, device=k.device)
-    listed.scatter_(
-        2, index.where(counts, n_blocks), True
-    )  # the surplus block takes entries out of range
+    listed.scatter_(2, index.where(counts, n_blocks), True)  # a surplus block takes the others
     listed = listed[..., :n_blocks].repeat_interleave(blocks.size, 2)[..., :capacity]
     return seen[:, None] & listed[:, :, None]

@@ -1,11 +1,10 @@
 """Window attention with an even share of the keys of all rows and heads for every program.
 
-R. Sanovar, S. Bharadwaj, R. St. Amant, V. Rühle, S. Rajmohan, "Lean Attention: Hardware-aware
-scalable attention mechanism for the decode-phase of transformers", 2024 (arXiv:2405.10480). The
-tiles of keys of all units (a key head of a row with a tile of its queries) stand in one line, the
-program p takes the p-th part of it, and a unit that several programs have worked at is merged by
-log-sum-exps. Where rows differ in length, or heads in the number of their blocks, no program waits
-for another one that has more keys.
+R. Sanovar et al., "Lean Attention: Hardware-aware scalable attention mechanism for the decode-phase
+of transformers", 2024 (arXiv:2405.10480). The tiles of keys of all units (a key head of a row with
+a tile of its queries) stand in one line, the program p takes the p-th part of it, and a unit that
+several programs have worked at is merged by log-sum-exps. So no program waits for another one that
+has more keys.
 
 The number of programs comes from shapes alone; where the parts begin is computed on the device from
 the lengths, so that a captured graph stays valid. Program and unit number together grow along the
@@ -138,16 +137,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
 
 
 class Launch(NamedTuple):
-    """Arguments that kernels of window attention have in common.
-
-    Attributes:
-        tensors: queries, keys, values, start, tree, index and count of blocks.
-        strides: of queries, keys and values, and of the tree's rows.
-        heads, group, width, tiles: key heads, query heads of each, W, tiles of queries.
-        capacity, head, value_head: S, D, Dv.
-        restrictions: numbers of `_attend_kernel`, from `n_blocks` to `cap`.
-        constants: its constants, and how it is compiled.
-    """
+    """Arguments that kernels of window attention have in common."""
 
     tensors: tuple[Tensor | None, ...]
     strides: tuple[int, ...]
@@ -179,14 +169,8 @@ def plan_tiles(launch: Launch) -> Tensor:
 
 
 def attend_evenly(launch: Launch, out: Tensor, lse: Tensor, *, programs: int, least: int) -> None:
-    """Write the attention of all rows.
-
-    Args:
-        launch: the call.
-        out: `[R, W, Hq, Dv]`, written; contiguous like `lse`.
-        lse: `[R, W, Hq]` float32, written.
-        programs: that share the keys.
-        least: tiles that a program takes at least.
+    """Write the attention of all rows to `out` `[R, W, Hq, Dv]` and `lse` `[R, W, Hq]` float32,
+    both contiguous; a program takes `least` tiles or more.
 
     Cost: three launches; float32 averages `[programs + units, M, Dv]`, where a unit is a key head
     of a row with a tile of its queries.
@@ -210,12 +194,7 @@ def attend_evenly(launch: Launch, out: Tensor, lse: Tensor, *, programs: int, le
 
 
 def build_attend(strided: Build, registers: int) -> Build:
-    """The kernel for a way in which that of `window_attention` is compiled.
-
-    Args:
-        strided: that way.
-        registers: the most that it takes.
-    """
+    """The kernel for a way in which that of `window_attention` is compiled."""
     kinds = {**strided.signature, "ends": "*i32"}
     constants = {**strided.constants, "UNITS": UNITS}
     wide = [name for name in strided.divisible if not kinds[name].startswith("*")]

@@ -1,9 +1,6 @@
-"""Merges attention over parts of the keys by the parts' log-sum-exps.
-
-T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, its second
-step. A part's average counts with `exp(lse of the part - lse of all)`.
-
-Departures: none.
+"""Merges attention over parts of the keys: a part's average counts with
+`exp(lse of the part - lse of all)`, the second step of T. Dao et al., "Flash-Decoding for
+long-context inference", 2023.
 """
 
 from __future__ import annotations
@@ -74,13 +71,9 @@ def make_shares(out: Tensor, lse: Tensor, splits: int) -> tuple[Tensor, Tensor]:
 
 
 def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Write the attention over all keys.
-
-    Args:
-        shares: `[splits, R, W, Hq, Dv]` float32, attention over each part; 0 where it sees nothing.
-        logs: `[splits, R, W, Hq]` float32, log-sum-exp of each part; -inf where it sees nothing.
-        out: `[R, W, Hq, Dv]`, written; contiguous like the others.
-        lse: `[R, W, Hq]` float32, written.
+    """Write the attention over all keys, `out` `[R, W, Hq, Dv]` and `lse` `[R, W, Hq]` float32, of
+    shares `[splits, R, W, Hq, Dv]` float32 and their log-sum-exps `[splits, R, W, Hq]`; where a
+    part sees nothing 0 and -inf. All are contiguous.
     """
     lines = lse.numel()
     value_head = out.shape[-1]
@@ -99,6 +92,5 @@ def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:
 
 
 def build_merge() -> Build:
-    """The one configuration, at its widest values."""
     kinds = {"shares": "*fp32", "logs": "*fp32", "out": "*bf16", "lse": "*fp32"}
     return Build.of(_merge_kernel, kinds, {"ROWS": ROWS, "DV": 256}, WARPS, 2, 128, ["value_head"])

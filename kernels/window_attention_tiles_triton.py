@@ -1,10 +1,8 @@
 """What kernels of window attention share: tiles of queries, and attention over tiles of keys.
 
-T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.14135, algorithm 1: the running softmax. The
-W queries of all heads that share a key head are packed into rows, M to a tile, so that a tile of N
-keys serves them all.
-
-Departures: scores are base-2 logarithms inside the loop.
+The running softmax of T. Dao et al., arXiv:2205.14135, algorithm 1; scores are base-2 logarithms
+inside the loop. The W queries of all heads that share a key head are packed into rows, M to a tile,
+so that a tile of N keys serves them all.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ def weigh_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def add_values(sums, total, weights, decay, values):  # type: ignore[no-untyped-def]
-    """The sums of values and of weights with a tile of values `[N, DV]`."""
     total = total * decay + tl.sum(weights, 1)
     sums = sums * decay[:, None]
     sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
@@ -87,10 +84,9 @@ def find_keys(  # type: ignore[no-untyped-def]
     first_position, count, pair, tile, group, width, capacity, n_blocks, block_size, window,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """What the queries of a tile may see: its first tile of keys, and how many keys there are.
-
-    `end` is where positions begin that none of them sees. `pair` is row times key head; all three
-    numbers may be vectors.
+    """What the queries of a tile may see: its first tile of keys, how many keys there are, and
+    where positions begin that none of them sees. `pair` is row times key head; it may be a vector,
+    as all three.
     """
     last_w = tl.minimum((tile * M + M - 1) // group, width - 1)
     end = tl.minimum(first_position + last_w + 1, capacity)
@@ -111,12 +107,11 @@ def attend_to_tiles(  # type: ignore[no-untyped-def]
     n_blocks, block_size, window, scale, cap, pair, tile, first, last, stride,
     CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Attention over the tiles first, first + stride, ... of those that are seen, up to `last`.
+    """Attention over the tiles first, first + stride, ... of those that are seen, before `last`,
+    which is not larger than their number; None: up to the end.
 
-    `last`, which is left out, is not larger than their number; None: up to the end.
-
-    Returns sums of values `[M, DV]`, the largest scores `[M]`, -inf where nothing is seen, and sums
-    of weights `[M]`. Callers divide: here, that would take registers.
+    Sums of values `[M, DV]`, the largest scores `[M]`, -inf where nothing is seen, and sums of
+    weights `[M]`. Callers divide: here, that would take registers.
     """
     row = (pair // heads).to(tl.int64)
     key_head = (pair % heads).to(tl.int64)

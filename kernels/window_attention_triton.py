@@ -1,16 +1,15 @@
 """Window attention in Triton: split over the keys, each key and value read once for all queries.
 
 T. Dao, D. Haziza, F. Massa, G. Sizov, "Flash-Decoding for long-context inference", 2023, with the
-running softmax of T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.14135, algorithm 1. The
-W queries of all heads that share a key head are the rows of one tile, so that a tile of keys serves
-them all. A second kernel merges the splits by their log-sum-exps.
-
-Where rows are ragged, `window_attention_even_triton` shares the keys out instead.
+running softmax of T. Dao et al., arXiv:2205.14135, algorithm 1. The W queries of all heads that
+share a key head are the rows of one tile, so that a tile of keys serves them all. A second kernel
+merges the splits by their log-sum-exps. Where rows are ragged, `window_attention_even_triton`
+shares the keys out instead.
 
 A result from one split depends on nothing but its row, bit for bit: not on the batch. That is so
-with `num_splits=1`, where the cache has fewer than `2 LEAST_KEYS` positions, ragged or not, or,
-where rows are not ragged, the programs without splits are as many as `PROGRAMS` asks for. With
-`num_splits=1` it does not depend on the width either: the smallest tile is taken for any.
+with `num_splits=1`, where the cache has fewer than `2 LEAST_KEYS` positions, or, where rows are not
+ragged, the programs without splits are as many as `PROGRAMS` asks for. With `num_splits=1` it does
+not depend on the width either: the smallest tile is taken for any.
 
 Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
 splits have equal work however far a row has got; their number comes from shapes alone, so that a
@@ -51,8 +50,7 @@ class Shape(NamedTuple):
     """Tile of a program: query rows, keys; and how it is compiled.
 
     Registers are the most that Triton 3.6, 3.7 and 3.9 take on sm_80 and sm_90, and the most where
-    rows are ragged; they are given out by eights, so that 144 (by 3.6 on sm_90) are no more than
-    140.
+    rows are ragged; they are given out by eights, so that 144 are no more than 140.
     """
 
     rows: int
@@ -100,8 +98,8 @@ def count_splits(capacity: int, programs: int) -> int:
 
 
 def count_programs(capacity: int, units: int) -> int:
-    """How many programs share the keys of ragged rows: a function of shapes only; 0 where keys are
-    not split.
+    """How many programs share the keys of ragged rows, by shapes only; 0 where keys are not
+    split.
     """
     if capacity < 2 * LEAST_KEYS:
         return 0
@@ -146,10 +144,10 @@ def window_attention(
     ragged: bool = False,
     num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
+    """Results are views of `[R, W, Hq, Dv]` memory.
 
-    Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
-    Hq, Dv]`. For ragged rows see `attend_evenly`.
+    Cost: one launch, or two where keys are split; float32 averages of the splits
+    `[splits, R, W, Hq, Dv]`. For ragged rows see `attend_evenly`.
     """
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
     group = query_heads // heads
@@ -197,7 +195,6 @@ def window_attention(
 
 
 def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> None:
-    """Write the attention of all rows, each of which has so many splits."""
     units = len(out) * launch.heads * launch.tiles
     shares, parts = make_shares(out, lse, splits)
     _attend_kernel[(units, splits)](
@@ -210,7 +207,6 @@ def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> 
 
 
 def builds() -> list[Build]:
-    """Every shape of the table: with a tree, with lists of blocks, and with none; the merges."""
     made = []
     ragged = []
     for (itemsize, block), shapes in TABLE.items():

@@ -1,10 +1,8 @@
 """What the model reads in the next pass: drafts into the token buffer, tokens and positions out.
 
-Idea: a window covers slots n .. n + W - 1 of a row that has n tokens. The model reads the token
-before each of them: the last one known, and W - 1 drafts. A draft is what the last pass predicted
-for its slot, and elsewhere what a draft source proposes; a layout's forced tokens go before both.
-
-Departures: none. This file is the specification of `window_inputs_triton.py`.
+A window covers slots n .. n + W - 1 of a row that has n tokens. The model reads the token before
+each of them: the last one known, and W - 1 drafts. A draft is what the last pass predicted for its
+slot, and elsewhere what a draft source proposes; a layout's forced tokens go before both.
 """
 
 from __future__ import annotations
@@ -24,32 +22,18 @@ class WindowInputs(NamedTuple):
 
 
 def window_inputs(
-    tokens: Tensor,
-    n_generated: Tensor,
-    filled: Tensor,
-    last_of_prompt: Tensor,
-    lengths: Tensor,
-    proposed: Tensor | None,
-    forced: Tensor | None,
+    tokens: Tensor,  # [B, N] int64, the token buffer, written to where drafts are proposed
+    n_generated: Tensor,  # [B] int64, tokens generated so far
+    filled: Tensor,  # [B] int64, first column that no pass has predicted
+    last_of_prompt: Tensor,  # [R, 1] int64, of every row of every branch, branch-major
+    lengths: Tensor,  # [R] int64, of the prompts
+    proposed: Tensor | None,  # [B, W-1] int64; None where the buffer has all drafts already
+    forced: Tensor | None,  # [B, W-1] int64, tokens known in advance, -1 elsewhere
     *,
-    origin: int,
+    origin: int,  # column of slot 0, at least 1
     width: int,
 ) -> WindowInputs:
     """Write the window's drafts into the token buffer, and read the model's inputs from it.
-
-    Args:
-        tokens: `[B, N]` int64, the token buffer, which is written to where drafts are proposed.
-        n_generated: `[B]` int64, tokens generated so far.
-        filled: `[B]` int64, first column that no pass has predicted.
-        last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch, R being
-            a multiple of B; branch-major.
-        lengths: `[R]` int64, of the prompts.
-        proposed: `[B, W-1]` int64, drafts of slots that the last pass did not predict; None where
-            the buffer has all drafts already.
-        forced: `[B, W-1]` int64, tokens known in advance, -1 elsewhere; None has none. Read only
-            where drafts are proposed.
-        origin: column of slot 0, at least 1.
-        width: W.
 
     Cost: up to 12 operations in torch, one launch in Triton; no host synchronisation.
     """
@@ -57,23 +41,20 @@ def window_inputs(
     columns = torch.arange(width, device=tokens.device) + first  # [B, W], of the window's slots
     drafts = None
     if proposed is not None:
-        own = columns[:, :-1]
-        drafts = torch.where(own < filled[:, None], tokens.gather(1, own), proposed)
+        at = columns[:, :-1]
+        drafts = torch.where(at < filled[:, None], tokens.gather(1, at), proposed)
         if forced is not None:
             drafts = torch.where(forced >= 0, forced, drafts)
-        tokens.scatter_(1, own, drafts)
-    read = columns - 1
+        tokens.scatter_(1, at, drafts)
+    read = columns - 1  # a slot's token follows from the one before it
     last = last_of_prompt.view(-1, len(tokens), 1)  # [G, B, 1]
-    found = torch.where(read < origin, last, tokens.gather(1, read))
+    inputs = torch.where(read < origin, last, tokens.gather(1, read))  # [G, B, W]
     start = lengths.view(-1, len(tokens)) - 1 + n_generated
-    return WindowInputs(drafts, found.flatten(0, 1), start.flatten())
+    return WindowInputs(drafts, inputs.flatten(0, 1), start.flatten())
 
 
 def count_new_drafts(n_generated: Tensor, filled: Tensor, *, origin: int, n_drafts: int) -> int:
-    """How many draft slots at a window's end may have no prediction in some row.
-
-    Args:
-        n_generated, filled, origin: as in `window_inputs`.
-        n_drafts: W - 1, which is the answer where the tensors are not to be read.
+    """How many draft slots at a window's end may have no prediction in some row; all W - 1 where
+    the tensors are not to be read.
     """
     return n_drafts

@@ -6,6 +6,5 @@ from torch import Tensor
 
 
 def count_new_drafts(n_generated: Tensor, filled: Tensor, *, origin: int, n_drafts: int) -> int:
-    """See `mmaccel.kernels.window_inputs.count_new_drafts`; all tensors are on the CPU."""
     n_predicted = int((filled.numpy() - n_generated.numpy()).min()) - origin
     return n_drafts - min(max(n_predicted, 0), n_drafts)

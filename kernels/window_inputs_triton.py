@@ -1,9 +1,4 @@
-"""A window's inputs in Triton: a program does one row of the token buffer, for all branches.
-
-Source: see `mmaccel.kernels.window_inputs`.
-
-Departures: none.
-"""
+"""A window's inputs in Triton: a program does one row of the token buffer, for all branches."""
 
 from __future__ import annotations
 
@@ -65,7 +60,6 @@ def window_inputs(
     origin: int,
     width: int,
 ) -> WindowInputs:
-    """See `mmaccel.kernels.window_inputs`. Cost: one launch."""
     batch, rows = len(tokens), len(lengths)
     drafts = None
     if proposed is not None:
@@ -84,7 +78,6 @@ def window_inputs(
 
 
 def builds() -> list[Build]:
-    """Windows of 1, 64 and 256 slots."""
     return [_build(width) for width in (1, 64, 256)]
 
 

@@ -59,15 +59,9 @@ def _autocast(is_on: bool) -> ExitStack:
 class PassFormats(TorchDispatchMode):
     """What the passes of one run are computed in, seen in the first one that is no replay.
 
-    Args:
-        model: a token model or denoiser; its `model` and `route` are read.
-
-    Attributes:
-        name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
-            what activations are quantised to, such as "int8". Empty before the first pass.
-
-    Cost: some microseconds for each operation of that pass. Of compiled code it sees the products
-    that are calls of their own; an older torch runs that pass eagerly.
+    `name` is a dtype's, "tf32" or "bf16" of shortened float32 products, or what activations are
+    quantised to, such as "int8"; empty before the first pass. Cost: some microseconds for each
+    operation of that pass. Of compiled code it sees the products that are calls of their own.
     """
 
     supports_higher_order_operators = True  # such as flex attention
@@ -76,7 +70,7 @@ class PassFormats(TorchDispatchMode):
         super().__init__()
         self.name = model.known_format or ""
         self._model = model
-        self._found: set[torch.dtype] = set()  # of operands of products
+        self._operands: set[torch.dtype] = set()  # formats of operands of products
         self._has_run = False  # any operation
         self._is_known = bool(self.name)
 
@@ -88,22 +82,21 @@ class PassFormats(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """See `TorchDispatchMode`: compilation goes on as without this mode."""
+        """Compilation goes on as without this mode."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._has_run = True
         if _IS_PRODUCT(getattr(func, "overloadpacket", func).__name__):
-            self._found |= {each.dtype for each in args if isinstance(each, Tensor)}
+            self._operands |= {each.dtype for each in args if isinstance(each, Tensor)}
         return func(*args, **(kwargs or {}))
 
     def note(self, logits: Tensor) -> None:
         """Take note of what the pass returned that has just ended.
 
         What the model says of itself (`Route.activations`) counts, as a quantised one does. Else
-        the coarsest of: its parameters, the operands of products that are shorter than float32,
-        the logits, and what torch was told to compute float32 products in
-        (`torch.set_float32_matmul_precision`).
+        the coarsest of: its parameters, the operands of products that are shorter than float32, the
+        logits, and what torch was told to compute float32 products in.
         """
         if self._is_known:
             return
@@ -111,25 +104,23 @@ class PassFormats(TorchDispatchMode):
         module = self._model.model
         weights = () if module is None else module.parameters()
         formats = {logits.dtype, *(weight.dtype for weight in weights)}
-        formats |= {each for each in self._found if _spacing(each) > _spacing(torch.float32)}
+        formats |= {each for each in self._operands if _spacing(each) > _spacing(torch.float32)}
         coarsest = max(formats, key=_spacing)
-        found = str(coarsest).removeprefix("torch.")
+        name = str(coarsest).removeprefix("torch.")
         if coarsest == torch.float32:
-            found = find_product_format(logits.device.type)
-        self.name = self._model.route.activations or found
+            name = find_product_format(logits.device.type)
+        self.name = self._model.route.activations or name
         if self._model.known_format is not None:
             self._model.known_format = self.name
 
 
 def find_product_format(kind: str) -> str:
-    """What torch computes float32 matrix products in on a kind of device: "float32", or "tf32" or
-    "bf16" where `torch.set_float32_matmul_precision` or `torch.backends` asks for it.
-    """
+    """In what torch multiplies float32 matrices there: "float32", "tf32" or "bf16"."""
     read = getattr(torch._C, "_get_fp32_precision_getter", None)
     if read is None:  # torch before 2.9
         return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    found: str = read("cuda" if kind == "cuda" else "mkldnn", "matmul")
-    return "float32" if found in ("ieee", "none") else found
+    precision: str = read("cuda" if kind == "cuda" else "mkldnn", "matmul")
+    return "float32" if precision in ("ieee", "none") else precision
 
 
 def _spacing(dtype: torch.dtype) -> float:

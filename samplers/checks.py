@@ -13,11 +13,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_limit(limit: Any, lengths: Tensor) -> Tensor:
-    """What `on_step` returned, as lengths `[B]` int64, at least 0.
-
-    Raises:
-        ShapeError: it is no integer tensor of the shape of `lengths` `[B]`.
-    """
+    """What `on_step` returned, as lengths `[B]` int64, at least 0."""
     if isinstance(limit, Tensor) and limit.shape == lengths.shape and limit.dtype in _INTEGERS:
         return limit.to(lengths).clamp(min=0)
     is_tensor = isinstance(limit, Tensor)
@@ -29,7 +25,6 @@ def check_limit(limit: Any, lengths: Tensor) -> Tensor:
 
 
 def check_noise(seeds: Tensor, batch: int) -> None:
-    """Raise ShapeError unless noise has seeds `[B]` for the rows of a prompt."""
     if seeds.shape[0] != batch:
         raise ShapeError(
             f"noise: expected {batch} rows, received {seeds.shape[0]}; make it for this batch"
@@ -37,11 +32,8 @@ def check_noise(seeds: Tensor, batch: int) -> None:
 
 
 def invalid_logits(rows: tuple[int, ...], loosen: str = "sampling parameters") -> NumericsError:
-    """The error of rows whose logits are NaN or infinite, or leave no possible token.
-
-    Args:
-        rows: row numbers of the prompt.
-        loosen: what may have left no possible token.
+    """The error of rows, by their numbers in the prompt, whose logits are NaN or infinite, or of
+    which `loosen` has left no possible token.
     """
     return NumericsError(
         "scores: expected finite logits with at least one possible token, received NaN, "

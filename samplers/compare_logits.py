@@ -27,12 +27,7 @@ _STRICT = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far logits may be apart, in standard deviations of the expected ones.
-
-    Attributes:
-        mean: over the compared entries.
-        largest: of any compared entry.
-    """
+    """How far logits may be apart, in standard deviations of the expected ones."""
 
     mean: float = math.inf
     largest: float = math.inf
@@ -56,13 +51,9 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far received logits are from expected ones, in standard deviations of the latter.
-
-    Attributes:
-        mean, largest: over the compared entries; infinite if other entries are masked, if received
-            logits are NaN, and if they differ from expected logits that are all equal.
-        is_telling: False if the expected logits are NaN or all equal, so that agreement would
-            prove nothing.
+    """How far received logits are from expected ones, in standard deviations of the latter:
+    infinite if other entries are masked or NaN. It is not telling, and agreement would prove
+    nothing, if the expected ones are NaN or all equal.
     """
 
     mean: float
@@ -70,7 +61,6 @@ class Difference:
     is_telling: bool = True
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Whether the passes agree."""
         return self.mean <= tolerance.mean and self.largest <= tolerance.largest
 
     def __str__(self) -> str:
@@ -87,18 +77,14 @@ def same_logits(
     where: Tensor | None = None,
     faults: Sequence[str] = (),
 ) -> str | None:
-    """Whether two runs of passes give the same logits.
+    """Whether two runs of passes give the same logits: what `other` gives instead, empty where it
+    gives the same, and None where that would prove nothing.
 
     Args:
         run, other: give the logits `[R, T, V]` of each of their passes; `run` goes first, and its
             logits are the right ones.
-        tolerance: how far they may be apart.
         where: `[R, T]` bool, the positions to compare; None compares all.
         faults: what it means, pass by pass, that logits are others.
-
-    Returns:
-        What `other` gives instead; empty where it gives the same, and None where that would prove
-        nothing, as the right ones are NaN or all alike.
 
     Raises:
         MissingBackendError, UnsupportedModelError: by either.
@@ -106,27 +92,22 @@ def same_logits(
     """
     try:
         expected = run()
-        found = [compare_logits(*pair, where) for pair in zip(expected, other(), strict=True)]
+        differences = [compare_logits(*pair, where) for pair in zip(expected, other(), strict=True)]
     except Exception as error:
         if isinstance(error, _RAISED) or is_device_error(error):
             raise
         return f"a {describe(error)}"
-    if not all(difference.is_telling for difference in found):
+    if not all(difference.is_telling for difference in differences):
         return None
-    off = {n: each for n, each in enumerate(found) if not each.within(tolerance)}
+    off = {n: each for n, each in enumerate(differences) if not each.within(tolerance)}
     for n in off if faults else ():
         return f"{faults[n]} ({off[n]})"
     return f"logits that are {max(off.values(), key=lambda each: each.mean)}" if off else ""
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:
-    """Compare the logits of two passes.
-
-    Args:
-        expected, received: `[R, T, V]`.
-        where: `[R, T]` bool, the positions to compare; None compares all.
-
-    Cost: four host synchronisations.
+    """Compare logits `[R, T, V]` at the positions `where` `[R, T]`. Cost: four host
+    synchronisations.
     """
     is_double = torch.float64 in (expected.dtype, received.dtype)
     dtype = torch.float64 if is_double else torch.float32

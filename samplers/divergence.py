@@ -20,34 +20,22 @@ from mmaccel.results import Stats
 
 
 def bound_nats(entropy: Tensor, chosen: Tensor) -> Tensor:
-    """The most that committing chosen slots in one step costs.
-
-    Args:
-        entropy: `[B, Q]` float, nats.
-        chosen: `[B, Q]` bool.
-
-    Returns:
-        `[B]` float64: sum less maximum; 0 for one slot or none.
+    """The most that committing `chosen` slots `[B, Q]` bool in one step costs, `[B]` float64: the
+    sum of their `entropy` `[B, Q]` in nats less the maximum; 0 for one slot or none.
     """
     spread = torch.where(chosen, entropy.double(), 0.0)
     return (spread.sum(1) - spread.amax(1)).clamp(min=0)
 
 
 class DivergenceBound:
-    """Counts and costs of B rows.
-
-    Attributes:
-        nats: `[B]` float64, spent so far.
-        positions: `[]` int64, entries that went through the model.
-        canvases: canvases that went through the model.
-        passes: passes so far.
-        row_passes: `[B]` int64, passes that every row has taken part in, up to the last `charge`.
-    """
+    """Counts and costs of B rows."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
-        self.nats = torch.zeros(batch, dtype=torch.float64, device=device)
+        self.nats = torch.zeros(batch, dtype=torch.float64, device=device)  # [B], spent so far
+        # entries that went through the model
         self.positions = torch.zeros((), dtype=torch.int64, device=device)
         self.passes = self.canvases = 0
+        # [B], passes that every row has taken part in, up to the last `charge`
         self.row_passes = torch.zeros(batch, dtype=torch.int64, device=device)
         self._gains: list[Tensor] = []  # [B] each
         self._extra = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -65,9 +53,7 @@ class DivergenceBound:
             self._since[batch_slot] = len(self._gains)
 
     def forget(self, batch_slots: list[int]) -> None:
-        """Forget what was gained before the rows of `batch_slots` began; `report` needs it where
-        rows do not join.
-        """
+        """Forget what was gained before the rows of `batch_slots` began: nobody reports it."""
         first = min(self._since[k] for k in batch_slots)
         del self._gains[:first]
         self._since = [max(0, since - first) for since in self._since]
@@ -75,8 +61,8 @@ class DivergenceBound:
     def row(self, batch_slot: int) -> tuple[list[int], int, float]:
         """Of the row in a batch slot: slots gained in each pass that gained some, passes, nats."""
         since = self._gains[self._since[batch_slot] :]
-        own = torch.stack(since)[:, batch_slot].tolist() if since else []
-        gains = [n for n in own if n > 0]
+        gained = torch.stack(since)[:, batch_slot].tolist() if since else []
+        gains = [n for n in gained if n > 0]
         return gains, int(self.row_passes[batch_slot]), float(self.nats[batch_slot])
 
     def count_pass(self, n_entries: int | Tensor, n_canvases: int) -> None:
@@ -86,12 +72,8 @@ class DivergenceBound:
         self.positions += n_entries
 
     def charge(self, n_new: Tensor, nats: Tensor, was_open: Tensor) -> None:
-        """Count what a pass committed.
-
-        Args:
-            n_new: `[B]` int64, slots committed.
-            nats: `[B]` float64, what that cost.
-            was_open: `[B]` bool, rows that took part.
+        """Count a pass that committed `n_new` `[B]` slots at a cost of `nats` `[B]`; `was_open`
+        `[B]` bool are the rows that took part.
         """
         self._gains.append(n_new + self._extra)
         self.row_passes = self.row_passes + (was_open | (self._extra > 0))
@@ -103,7 +85,7 @@ class DivergenceBound:
         self._extra = n_new
 
     def report(self, stats: Stats, lengths: Tensor) -> Tensor:
-        """Fill in statistics; returns `[B]` int64, passes that every row took part in."""
+        """Fill in statistics; `[B]` int64, passes that every row took part in."""
         stats.passes = self.passes
         stats.row_passes = int(self.row_passes.sum() + self._left[0])
         stats.tokens = int(lengths.sum())

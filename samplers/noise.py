@@ -57,19 +57,15 @@ class Fresh(NamedTuple):
 
 
 def check_seed(seed: Any) -> int | list[int | None] | None:
-    """A seed, or one per row, as integers in 0..2**64-1; None for None and -1, which draw one.
-
-    Raises:
-        OptionError: neither, another negative integer, or one of more than 64 bits.
-    """
-    given = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
-    several = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
+    """A seed, or one per row, as integers in 0..2**64-1; None for None and -1, which draw one."""
+    plain = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
+    several = isinstance(plain, Sequence) and not isinstance(plain, str | bytes | bytearray)
     if several:
-        check_length("seed", given)
+        check_length("seed", plain)
     try:
-        if several and not given:
+        if several and not plain:
             raise TypeError
-        values = [_to_integer(one) for one in (given if several else [given])]
+        values = [_to_integer(one) for one in (plain if several else [plain])]
     except TypeError as error:
         raise OptionError(
             f"seed: expected an integer or one per row, received {show(seed)}; write 0, or -1 to "
@@ -85,11 +81,7 @@ def check_seed(seed: Any) -> int | list[int | None] | None:
 
 
 def draw_seed(generator: Any = None) -> int:
-    """A seed that torch draws; None is its global generator of the CPU, see `torch.manual_seed`.
-
-    Raises:
-        OptionError: no single generator; a list of them, which some pipelines take, is refused.
-    """
+    """A seed that torch draws, without a generator by its global one of the CPU."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(
             f"generator: expected one torch.Generator, received a {type(generator).__name__}; pass "
@@ -112,11 +104,8 @@ def choose_seed(
     Args:
         seed: one, or one per row; None and -1 draw.
         generator: a `torch.Generator`, which draws a seed and is advanced, or several, which draw
-            one each.
+            one each; not beside a seed.
         draw: draws without a generator.
-
-    Raises:
-        OptionError: a bad seed, no generator, or both.
     """
     if generator is not None:
         return _draw_seeds(generator, seed)
@@ -127,11 +116,7 @@ def choose_seed(
 
 
 def choose_one_seed(seed: Any, draw: Callable[[], int] = draw_seed) -> int:
-    """The seed of what has one, see `choose_seed`.
-
-    Raises:
-        OptionError: a bad seed, or several.
-    """
+    """The seed of what has one alone, see `choose_seed`."""
     chosen = choose_seed(seed, draw=draw)
     if not isinstance(chosen, int):
         raise OptionError(
@@ -141,11 +126,7 @@ def choose_one_seed(seed: Any, draw: Callable[[], int] = draw_seed) -> int:
 
 
 def spread_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
-    """The seed of each row: those given, or one and those that follow it, 0 after the largest.
-
-    Raises:
-        OptionError: another number of seeds.
-    """
+    """The seed of each row: those given, or one and those that follow it, 0 after the largest."""
     if isinstance(seed, int):
         return [(seed + row) % SEEDS for row in range(rows)]
     if len(seed) != rows:
@@ -160,8 +141,8 @@ def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
     several = isinstance(generator, Sequence)
     if several:
         check_length("generator", generator)
-    given = list(generator) if several else [generator]
-    if not given or not all(isinstance(one, torch.Generator) for one in given):
+    generators = list(generator) if several else [generator]
+    if not generators or not all(isinstance(one, torch.Generator) for one in generators):
         raise OptionError(
             f"generator: expected a torch.Generator or a list of them, received {show(generator)}; "
             "pass seed=0, or torch.Generator().manual_seed(0)"
@@ -170,7 +151,7 @@ def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
         raise OptionError(
             f"generator: expected it or a seed, received both (seed {show(seed)}); drop one"
         )
-    seeds = [draw_seed(one) for one in given]
+    seeds = [draw_seed(one) for one in generators]
     return seeds if several else seeds[0]
 
 
@@ -198,16 +179,8 @@ class Noise(Checked):
     def from_seed(
         cls, seed: int | Sequence[int], batch: int, device: torch.device | str = "cpu"
     ) -> Noise:
-        """Noise of a batch.
-
-        Args:
-            seed: one seed for the batch (row b is item b), or one per row (every row is item 0 of
-                its own seed); see `choose_seed`.
-            batch: B.
-            device: of the tensors.
-
-        Raises:
-            OptionError: neither one seed nor one per row, or one outside 64 bits.
+        """Noise of a batch: by one seed (row b is item b), or by one per row (every row is item 0
+        of its own seed); see `choose_seed`.
         """
         check_int("batch", batch, 0, MAX_ITEMS, hint="give the number of rows")
         chosen = choose_seed(seed)
@@ -222,7 +195,7 @@ class Noise(Checked):
 
     @classmethod
     def over(cls, tensors: Mapping[str, Tensor]) -> Noise:
-        """Noise of B rows in tensors that exist, see `tensors`: `[B]` and others."""
+        """Noise of B rows in tensors that exist, see `tensors`."""
         noise = cls(tensors["seeds"], tensors["items"])
         vars(noise)["schedule"] = tensors["schedule"]
         return noise
@@ -251,16 +224,9 @@ class Noise(Checked):
     def gumbel(
         self, slots: Tensor, vocab_size: int, stream: Stream = Stream.FROZEN, step: int | Tensor = 0
     ) -> Tensor:
-        """Standard Gumbel noise for every token of every slot.
-
-        Args:
-            slots: `[B, W]` int64.
-            vocab_size: V. The first V' < V values of a slot are the same for every V.
-            stream: the source of randomness.
-            step: pass number, an int, `[]` int64 or each row's own `[B]`; 0 for frozen noise.
-
-        Returns:
-            `[B, W, V]` float32.
+        """Standard Gumbel noise `[B, W, V]` float32 for every token of every slot `[B, W]` int64;
+        the first V' < V values of a slot are the same for every V. `step` is the pass number, an
+        int, `[]` int64 or each row's own `[B]`; 0 for frozen noise.
         """
         return to_gumbel(self.uniforms(slots, vocab_size, stream, step))  # [B, W, V]
 
@@ -272,11 +238,8 @@ class Noise(Checked):
         return spread(self._words(blocks, slots, stream, step), n_values)
 
     def fresh(self, slots: Tensor, step: int | Tensor) -> Fresh:
-        """Uniforms for one pass: the words of one block.
-
-        Args:
-            slots: `[B, W]` int64.
-            step: pass number, an int, `[]` int64 or each row's own `[B]`.
+        """Uniforms of slots `[B, W]` for one pass, `step` as in `gumbel`: the words of one
+        block.
         """
         if dispatch.uses_triton(slots.device.type):  # one launch, and some 160 below
             return Fresh(*self._uniforms(slots, 3, Stream.FRESH, step).unbind(-1))
@@ -289,8 +252,7 @@ class Noise(Checked):
 
         Item i of a seed has ``(i mod n + u) / n``, where u is uniform and the seed's own, so that
         each code is uniform and n items in a row divide the interval evenly (L. Vilnis et al.,
-        "Arithmetic Sampling: Parallel Diverse Decoding for Large Language Models", ICML 2023, arXiv
-        2210.15458, section 4).
+        "Arithmetic Sampling", ICML 2023, arXiv 2210.15458, section 4).
         """
         alike = Noise(self.seeds, torch.zeros_like(self.items))
         slot = torch.zeros_like(self.items)[:, None]
@@ -298,16 +260,16 @@ class Noise(Checked):
         return (self.items % n + shift) / n
 
     def gumbel_on_host(self, slots: Tensor, vocab_size: int) -> Tensor:
-        """The bits of `gumbel`, see `gumbel`, made in numpy: on a CPU and outside of captures."""
+        """The bits of `gumbel`, made in numpy: on a CPU and outside of captures."""
         purpose = _purpose(Stream.FROZEN, 0, slots.device)
-        found = noise_numpy.uniforms(self.seeds, self.items, slots, vocab_size, purpose)
-        return to_gumbel(found)
+        values = noise_numpy.uniforms(self.seeds, self.items, slots, vocab_size, purpose)
+        return to_gumbel(values)
 
     def fresh_on_host(self, slots: Tensor, step: int | Tensor) -> Fresh:
-        """The bits of `fresh`, see `fresh`, made in numpy: on a CPU and outside of captures."""
+        """The bits of `fresh`, made in numpy: on a CPU and outside of captures."""
         purpose = _purpose(Stream.FRESH, step, slots.device)
-        found = noise_numpy.uniforms(self.seeds, self.items, slots, len(Fresh._fields), purpose)
-        return Fresh(*found.unbind(-1))
+        values = noise_numpy.uniforms(self.seeds, self.items, slots, len(Fresh._fields), purpose)
+        return Fresh(*values.unbind(-1))
 
     @cached_property
     def schedule(self) -> Tensor:
@@ -316,7 +278,6 @@ class Noise(Checked):
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
     def _uniforms(self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor) -> Tensor:
-        """`[B, W, n]` float32, by the kernel."""
         purpose = _purpose(stream, step, slots.device)
         return dispatch.run(uniforms, self.seeds, self.items, slots, n_values, purpose)
 
@@ -324,6 +285,7 @@ class Noise(Checked):
         self, blocks: Tensor, slots: Tensor, stream: Stream, step: int | Tensor
     ) -> tuple[Tensor, ...]:
         purpose = _purpose(stream, step, slots.device).view(-1, 1, 1)
+        # [V / 4], [B, W, 1], [B, 1, 1] and [1 or B, 1, 1]: together [B, W, V / 4]
         counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
         return philox(counter, self.schedule)
 

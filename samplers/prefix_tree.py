@@ -35,18 +35,11 @@ PREFIX_TREE = Option("prefix_tree", frozenset({"copied entries"}))
 
 @dataclass(eq=False)
 class Chunk:
-    """A node: some tokens that follow those of its parent.
-
-    Attributes:
-        tokens: at most as many as a chunk has.
-        parent: the node before; None of the root, which has no tokens.
-        entries: of the tokens.
-        children: by their tokens.
-    """
+    """A node: some tokens that follow those of its parent, at most as many as a chunk has."""
 
     tokens: tuple[int, ...] = ()
-    parent: Chunk | None = None
-    entries: Entries = ()
+    parent: Chunk | None = None  # None of the root, which has no tokens
+    entries: Entries = ()  # of the tokens
     children: dict[tuple[int, ...], Chunk] = field(default_factory=dict)
 
     def find(self, tokens: tuple[int, ...]) -> tuple[Chunk, int] | None:
@@ -54,32 +47,26 @@ class Chunk:
         exact = self.children.get(tokens)
         if exact is not None:
             return exact, len(tokens)
-        lengths = [(count_common(own, tokens), own) for own in self.children]
-        longest, own = max(lengths, default=(0, ()))
-        return (self.children[own], longest) if longest else None
+        lengths = [(count_common(child, tokens), child) for child in self.children]
+        longest, child = max(lengths, default=(0, ()))
+        return (self.children[child], longest) if longest else None
 
 
 @dataclass(frozen=True)
 class Match:
-    """The beginning of a prompt that a tree holds.
-
-    Attributes:
-        parts: its chunks, and how many tokens of each.
-    """
+    """The beginning of a prompt that a tree holds: its chunks, and how many tokens of each."""
 
     parts: Sequence[tuple[Chunk, int]]
 
     @property
     def length(self) -> int:
-        """Tokens."""
         return sum(length for _, length in self.parts)
 
     def entries(self) -> Entries:
-        """Of all its tokens."""
         layers = []
         for chunks in zip(*(chunk.entries for chunk, _ in self.parts), strict=True):
-            keys, values = (
-                torch.cat([own[:, :n] for own, (_, n) in zip(states, self.parts, strict=True)], 1)
+            keys, values = (  # [H, length, D]
+                torch.cat([part[:, :n] for part, (_, n) in zip(states, self.parts, strict=True)], 1)
                 for states in zip(*chunks, strict=True)
             )
             layers.append((keys, values))
@@ -90,10 +77,10 @@ class PrefixTree:
     """Keys and values of the beginnings of prompts, which several runs may use in turn.
 
     Args:
-        max_tokens: that it holds at most, at least 1. Each takes the bytes of its keys and values
-            in all layers.
-        chunk_size: tokens of a chunk, at least 1.
-        least: a common beginning of fewer tokens is not worth a copy; at least 1.
+        max_tokens: that it holds at most. Each takes the bytes of its keys and values in all
+            layers.
+        chunk_size: tokens of a chunk.
+        least: a common beginning of fewer tokens is not worth a copy.
         shared_from: a beginning of at least so many tokens is stored once for the rows of a run
             that have found it, and read together; None: each row has a copy. Not in captured steps,
             nor where all layers slide.
@@ -139,11 +126,7 @@ class PrefixTree:
         return sum(keys.nbytes + values.nbytes for keys, values in entries)
 
     def open(self, key: Hashable) -> None:
-        """Begin a run; what another key has left is forgotten.
-
-        Args:
-            key: what entries depend on beside their tokens.
-        """
+        """Begin a run; what another key has left is forgotten, as entries depend on it."""
         if key != self._key:
             self.clear()
             self._key = key
@@ -154,11 +137,11 @@ class PrefixTree:
         parts: list[tuple[Chunk, int]] = []
         n_found = 0
         while n_found < len(tokens):
-            found = node.find(tokens[n_found : n_found + self.chunk_size])
-            if found is None:
+            child = node.find(tokens[n_found : n_found + self.chunk_size])
+            if child is None:
                 break
-            parts.append(found)
-            node, length = found
+            parts.append(child)
+            node, length = child
             n_found += length
             if length < self.chunk_size:
                 break
@@ -168,25 +151,23 @@ class PrefixTree:
         return Match(parts)
 
     def insert(self, tokens: tuple[int, ...], copy: Callable[[int, int], Entries]) -> None:
-        """Hold a prompt, as much of it as there may be tokens.
-
-        Args:
-            copy: returns copies of the entries of its tokens from one number on, before another.
+        """Hold a prompt, as much of it as there is room for; `copy` copies entries from one token
+        to another.
         """
         node = self._root
         tokens = tokens[: self.max_tokens]
         for first in range(0, len(tokens), self.chunk_size):
-            own = tokens[first : first + self.chunk_size]
-            found = node.find(own)
-            if found is not None and found[1] == len(own):
-                node = found[0]
+            chunk_tokens = tokens[first : first + self.chunk_size]
+            child = node.find(chunk_tokens)
+            if child is not None and child[1] == len(chunk_tokens):
+                node = child[0]
                 continue
-            if found is not None and found[1] == len(found[0].tokens):
-                self._remove(found[0])  # a short chunk, which the new one begins with
-            chunk = Chunk(own, node, copy(first, first + len(own)))
-            node.children[own] = chunk
+            if child is not None and child[1] == len(child[0].tokens):
+                self._remove(child[0])  # a short chunk, which the new one begins with
+            chunk = Chunk(chunk_tokens, node, copy(first, first + len(chunk_tokens)))
+            node.children[chunk_tokens] = chunk
             node = chunk
-            self.n_tokens += len(own)
+            self.n_tokens += len(chunk_tokens)
         self._touch(node)
         while self.n_tokens > self.max_tokens:
             oldest = next(iter(self._used))

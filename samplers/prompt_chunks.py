@@ -29,19 +29,12 @@ from mmaccel.samplers.arithmetic import as_called
 
 @dataclass
 class Cursor:
-    """How far the prompt of one row is processed, by branch.
+    """How far the prompt of one row is processed, by branch."""
 
-    Attributes:
-        ends: tokens that are processed before the row decodes: all but the last.
-        prompts: these tokens, where a prefix tree is read; empty elsewhere.
-        done: how many stand in the cache.
-        waits: whether the prompt waits for another one, which begins with the same tokens.
-    """
-
-    ends: list[int]
-    prompts: Sequence[tuple[int, ...]] = ()
-    done: list[int] = field(init=False)
-    waits: list[bool] = field(init=False)
+    ends: list[int]  # tokens that are processed before the row decodes: all but the last
+    prompts: Sequence[tuple[int, ...]] = ()  # these tokens, where a prefix tree is read
+    done: list[int] = field(init=False)  # how many stand in the cache
+    waits: list[bool] = field(init=False)  # for another prompt that begins with the same tokens
 
     def __post_init__(self) -> None:
         self.done = [0] * len(self.ends)
@@ -60,31 +53,18 @@ class Cursor:
 
 
 class Part(NamedTuple):
-    """The next tokens of one prompt, which a chunk has.
+    """The next tokens of one prompt, which a chunk has."""
 
-    Attributes:
-        row: number of its row.
-        cursor: of the row.
-        branch: its guidance branch.
-        start: the first token.
-        n: tokens; of prompts that are processed whole, with padding.
-    """
-
-    row: int
-    cursor: Cursor
+    row: int  # its number in the prompt
+    cursor: Cursor  # of the row
     branch: int
-    start: int
-    n: int
+    start: int  # the first token
+    n: int  # tokens; of prompts that are processed whole, with padding
 
 
 class PromptFeed:
-    """The prompts that are not whole in the cache, in the order in which they came.
-
-    Args:
-        size: tokens of prompts that a step processes at most; None: whole prompts.
-
-    Attributes:
-        cursors: by number of the row.
+    """The prompts that are not whole in the cache, by number of the row, in the order in which they
+    came. A step processes at most `size` tokens of them; None: whole prompts.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -109,19 +89,19 @@ class PromptFeed:
         """
         if self.size is None:
             return self._plan_whole()
-        left = self.size
+        room = self.size
         parts = []
         for row, cursor in self.cursors.items():
             for branch, n_wanted in enumerate(cursor.wanted):
-                n = min(n_wanted, left)
+                n = min(n_wanted, room)
                 if n:
                     parts.append(Part(row, cursor, branch, cursor.done[branch], n))
-                    left -= n
+                    room -= n
         return parts
 
     def _plan_whole(self) -> list[Part]:
-        wanted = [n for cursor in self.cursors.values() for n in cursor.wanted]
-        width = max(wanted, default=0)
+        widths = [n for cursor in self.cursors.values() for n in cursor.wanted]
+        width = max(widths, default=0)
         if not width:
             return []
         # without a prefix tree all begin alike, those without tokens to process included
@@ -147,25 +127,15 @@ class PromptFeed:
 
 
 def count_prompts(model: TokenModel, tokens: Tensor) -> int:
-    """How many rows of prompts `[R, N]` a model processes: of those with the same prompt one,
-    where they share it.
-    """
+    """How many rows of prompts `[R, N]` a model processes: of those that share a prompt one."""
     prefixes = model.setup.prefixes
     return len(tokens) if prefixes is None else len(prefixes.rows)
 
 
 @as_called()
 def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
-    """Process prompts that begin together, chunk by chunk.
-
-    Args:
-        model: after `reserve`.
-        tokens: `[R, N]` int64, at least one column.
-        lengths: `[R]` int64, entries of each row.
-        size: tokens of all rows in a pass at most, but one of each at least; None: one pass.
-
-    Returns:
-        How many passes it took.
+    """Process prompts `[R, N]` that begin together; how many passes it took. A pass has `size`
+    tokens of all rows at most, but one of each at least; None: one pass.
     """
     n_columns = tokens.shape[1]
     width = n_columns

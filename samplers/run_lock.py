@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 def in_turn(make: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Let threads take turns in functions that make something once for their first argument, a
-    model: what the first one has made, the others find.
+    """Threads take turns in functions that make something once for their first argument, a
+    model.
     """
 
     @wraps(make)
@@ -42,11 +42,7 @@ def turn_of(model: Any) -> RLock:
 
 @contextmanager
 def alone(model: Any) -> Iterator[None]:
-    """Lock a model for one run.
-
-    Raises:
-        BusyError: another run of this model has not ended (in a thread, or in a callback).
-    """
+    """Lock a model for one run; BusyError if another has not ended, in a thread or a callback."""
     with _guard:
         if id(model) in _running:
             raise BusyError(

@@ -4,7 +4,7 @@ Order: guidance, structural mask, logits processor, temperature, top-n-sigma, to
 min-p, eta; last, slots whose token is known in advance become certain. Every exactness guarantee
 speaks of the resulting distribution. Nothing is filtered a second time, residuals included.
 
-Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018
+Sources: guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018
 (arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv
 2407.01082). Those of the other rules stand in `mmaccel.kernels.adaptive`.
 
@@ -58,28 +58,22 @@ class SamplingParams:
         guidance_scale: s in ``u + s (c - u)`` on raw logits; 1 leaves the conditional branch alone.
         temperature: 0, which takes the most likely token (the lowest id at a tie), or >= 1e-30.
         top_k: keep the k most likely tokens (and those tied with the k-th); None keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this; in (0, 1] or
-            None.
-        min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or
-            None.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this.
+        min_p: keep tokens at least this share of the most likely one's probability.
         top_n_sigma: keep tokens whose score is at most this many standard deviations of all scores
-            below the largest; above 0, or None.
-        top_h: keep the likeliest tokens that make up this share of the entropy, 100 at most; in
-            (0, 1] or None.
-        eta_cutoff: epsilon of eta sampling: keep tokens of probability ``min(epsilon,
-            sqrt(epsilon) exp(-H))``; in (0, 1) or None.
+            below the largest.
+        top_h: keep the likeliest tokens that make up this share of the entropy, 100 at most.
+        eta_cutoff: epsilon of eta sampling: keep tokens of probability ``min(epsilon, sqrt(epsilon)
+            exp(-H))``.
         entropy_temperature: theta of EDT: the temperature is multiplied by ``0.8 ** (theta / H)``,
-            with the entropy H before any temperature; above 0, or None.
+            with the entropy H before any temperature.
         divergence_temperature: nats of divergence between the guidance branches that halve the
-            temperature; above 0, or None. It needs both branches.
+            temperature. It needs both branches.
         spread: N of arithmetic sampling: N rows of one seed draw evenly spread samples, each of
-            them with the right distribution; an integer >= 2, or None. For `Autoregressive` and
-            `Jacobi`; see `mmaccel.samplers.window.spread_codes`.
+            them with the right distribution. For `Autoregressive` and `Jacobi`; see
+            `mmaccel.samplers.window.spread_codes`.
         processor: a logits processor; it runs after guidance and the structural mask, and before
             everything else.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     guidance_scale: float = within(1.0, -MANY, hint="1 turns it off")
@@ -124,30 +118,22 @@ class SamplingParams:
         slots: Tensor,
         layout: Layout | None,
     ) -> Tensor:
-        """Raw logits of all branches to the scores of the target distribution.
+        """Raw logits of all branches to the scores `[B, W, V]` float32 of the target distribution,
+        their softmax; -inf marks impossible tokens.
 
         Args:
             logits: `[R, W, V]`, any float dtype, branch-major.
-            branches: G.
             tokens: `[B, N]` int64, prompt and tokens so far, drafts included; -1 is padding.
             columns: `[B, W]` int64, length of each entry's prefix in `tokens`.
             slots: `[B, W]` int64, the slot each entry predicts.
-            layout: what is known about the slots.
-
-        Returns:
-            `[B, W, V]` float32; its softmax is the target distribution, -inf marks impossible
-            tokens.
-
-        Raises:
-            ShapeError: if the number of branches does not suit the guidance scale.
         """
         scores = self.to_processed_scores(logits, branches, tokens, columns, slots, layout)
         return self.finish_scores(scores, slots, layout, self.find_cooling(logits))
 
     @property
     def adaptive(self) -> tuple[str, ...]:
-        """Names of the rules in use that no kernel applies; none at temperature 0, where no rule
-        changes the token.
+        """Names of the rules in use that no kernel applies; at temperature 0 none changes the
+        token.
         """
         if self.temperature == 0:
             return ()
@@ -169,8 +155,8 @@ class SamplingParams:
         return tuple(getattr(self, name) for name in (*FILTERS, *ADAPTIVE))
 
     def find_cooling(self, logits: Tensor) -> Tensor | None:
-        """The factor of the temperature `[B, W, 1]` that raw logits of both branches `[2 B, W, V]`
-        give; None without the rule.
+        """The factor of the temperature `[B, W, 1]` by raw logits of both branches `[2 B, W, V]`,
+        or None.
         """
         if self.temperature == 0 or self.divergence_temperature is None:
             return None
@@ -192,10 +178,7 @@ class SamplingParams:
     def finish_scores(
         self, scores: Tensor, slots: Tensor, layout: Layout | None, cooling: Tensor | None = None
     ) -> Tensor:
-        """The steps of `apply` after the logits processor: scores `[B, W, V]` to the same shape.
-
-        `slots` is `[B, W]` int64, as in `apply`; `cooling` comes of `find_cooling`.
-        """
+        """The steps of `apply` after the logits processor, on scores `[B, W, V]`."""
         scores = self.to_target_scores(scores, cooling)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
@@ -210,10 +193,7 @@ class SamplingParams:
         return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
 
     def to_target_scores(self, scores: Tensor, cooling: Tensor | None = None) -> Tensor:
-        """Temperature and all that takes tokens away, on `[B, W, V]` float32.
-
-        `cooling` `[B, W, 1]` comes of `find_cooling`.
-        """
+        """Temperature and all that takes tokens away, on `[B, W, V]` float32."""
         if not self.adaptive:
             return truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
         scores = scores / self._find_temperature(scores, cooling)
@@ -236,15 +216,13 @@ class SamplingParams:
         return temperature.clamp(min=_COLDEST)
 
     def impossible(self, vocab_size: int) -> Tensor | None:
-        """`[S]` int64, ids below `vocab_size` that no prefix makes possible, or None.
-
-        The logits processor names them in its attribute `impossible`; they need not be drafted.
+        """`[S]` int64, ids that the logits processor calls `impossible`; they need not be
+        drafted.
         """
         ids: Tensor | None = getattr(self.processor, "impossible", None)
         return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]
 
     def check_branches(self, branches: int) -> None:
-        """Raise ShapeError unless the number of branches suits guidance scale and temperature."""
         if branches != 2 and self.divergence_temperature is not None:
             raise ShapeError(
                 "divergence_temperature: expected 2 branches, whose divergence it reads, received "

@@ -33,7 +33,6 @@ class Totals:
     nats: float = 0.0
 
     def add(self, row: FinishedRow) -> None:
-        """Count a row."""
         self.tokens += row.tokens.shape[0]
         self.row_passes += row.passes
         self.accepted += [0] * (len(row.accepted) - len(self.accepted))
@@ -48,35 +47,26 @@ class Scheduler:
 
     Args:
         prompt: of all rows; where rows may join, T is the most positions that one may have.
-        batching: how many batch slots there are.
-        noise: of all rows.
         is_fixed: whether the number of batch slots cannot change during the run. Where rows may
             join, there are then as many from the beginning as the batching allows.
-
-    Attributes:
-        whole: the prompt of all rows; where rows may join, of those that the scheduler still holds.
-        rows: the row in each batch slot; where it has finished, the last one that was there.
-        is_open: whether the row of each batch slot is unfinished.
-        ended: finished rows, by their number; empty where rows may join.
-        totals: of finished rows.
-        is_endless: whether rows may join.
     """
 
     def __init__(
         self, prompt: Prompt, batching: ContinuousBatching, noise: Noise, is_fixed: bool = False
     ) -> None:
-        self.whole = prompt
+        self.whole = prompt  # of all rows; where rows may join, of those that are still held
         self._noise = noise
         self._on_finish = batching.on_finish
         self._arrivals = batching.arrivals
         self._max_num_seqs = batching.max_num_seqs
+        # the row in each batch slot; where it has finished, the last one that was there
         self.rows = list(range(min(batching.max_num_seqs, prompt.batch)))
-        self.is_open = [True] * len(self.rows)
-        self.ended: dict[int, FinishedRow] = {}
+        self.is_open = [True] * len(self.rows)  # whether the row of each is unfinished
+        self.ended: dict[int, FinishedRow] = {}  # by number; empty where rows may join
         self.totals = Totals()
         self._next, self._n_rows = len(self.rows), prompt.batch  # the first that waits, the end
         self._where: dict[int, int] | None = None  # index in `whole` by row; None: its number
-        self.is_endless = batching.arrivals is not None
+        self.is_endless = batching.arrivals is not None  # rows may join
         if self.is_endless and is_fixed:
             n_free = batching.max_num_seqs - len(self.rows)
             self.rows += self.rows[:1] * n_free
@@ -84,12 +74,12 @@ class Scheduler:
 
     @property
     def n_open(self) -> int:
-        """Number of batch slots whose row is unfinished."""
+        """Batch slots whose row is unfinished."""
         return sum(self.is_open)
 
     @property
     def n_waiting(self) -> int:
-        """Number of rows that no batch slot has had."""
+        """Rows that no batch slot has had."""
         return self._n_rows - self._next
 
     @property
@@ -111,7 +101,6 @@ class Scheduler:
         return list(self.rows) if where is None else [where[row] for row in self.rows]
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
-        """Record the finished row of a batch slot and call `on_finish` with it."""
         self.is_open[batch_slot] = False
         self.totals.add(ended)
         if not self.is_endless:
@@ -120,14 +109,8 @@ class Scheduler:
             self._on_finish(ended)
 
     def receive(self, most: int) -> Arrivals | None:
-        """Let up to `most` rows join, which wait from now on.
-
-        Returns:
-            Them, after `whole` has become the rows in the batch slots followed by these; None if
-            there were none.
-
-        Raises:
-            ShapeError: rows that do not fit the run.
+        """Let up to `most` rows join, which wait from now on; `whole` becomes the rows in the batch
+        slots followed by these.
         """
         assert self._arrivals is not None
         arrived = self._arrivals(most)
@@ -144,9 +127,10 @@ class Scheduler:
             tokens=torch.cat([kept.tokens, tokens])[order],
             lengths=torch.cat([kept.lengths, prompt.lengths])[order],
         )
-        own = self.noise()
+        held = self.noise()
         self._noise = Noise(
-            torch.cat([own.seeds, arrived.noise.seeds]), torch.cat([own.items, arrived.noise.items])
+            torch.cat([held.seeds, arrived.noise.seeds]),
+            torch.cat([held.items, arrived.noise.items]),
         )
         numbers = [*self.rows, *range(self._n_rows, self._n_rows + prompt.batch)]
         self._where = {row: k for k, row in enumerate(numbers)}
@@ -174,7 +158,7 @@ class Scheduler:
             )
 
     def admit(self, free: Sequence[int]) -> list[int]:
-        """Assign the next waiting rows to free batch slots; returns the slots that were filled."""
+        """Assign the next waiting rows to free batch slots; the slots that were filled."""
         filled = list(free[: self.n_waiting])
         for batch_slot in filled:
             self.rows[batch_slot], self.is_open[batch_slot] = self._next, True
@@ -204,15 +188,8 @@ def expand_rows(
 
 
 def join_order(first: int, second: int, branches: int, device: torch.device | str) -> Tensor:
-    """The order that makes one branch-major batch of two that follow each other.
-
-    Args:
-        first, second: B of each.
-        branches: G of both.
-        device: of the result.
-
-    Returns:
-        `[G * (first + second)]` int64: index it with the concatenation of both.
+    """The order `[G * (first + second)]` int64 that makes one branch-major batch of two of these
+    sizes B whose tensors are concatenated.
     """
     index = torch.arange(branches * (first + second), device=device)
     one = index[: branches * first]

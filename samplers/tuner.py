@@ -31,10 +31,10 @@ _MOST_KEPT = 64  # tuners of a model; the oldest is dropped first
 
 
 class Tuner:
-    """What was measured of some choices.
+    """What was measured of some choices, plain first.
 
     Args:
-        choices: plain, then others, for `choose` in ascending order.
+        choices: for `choose` in ascending order.
         cost: of each further token or canvas, as a share of a plain use's; None: costs are
             measured.
         margin: how much better than plain another has to be: clocks are noisy.
@@ -43,10 +43,6 @@ class Tuner:
         loan: plain uses that may be lost beside them.
         n_untimed: first uses of a choice, which allocate or compile and are not timed.
         stale: uses of others after which a cost is known no more; None: it never is.
-
-    Attributes:
-        total: seconds of all uses.
-        seconds: of a use now, by choice, of those that were timed: of late ones the lower third.
     """
 
     def __init__(
@@ -63,7 +59,8 @@ class Tuner:
     ) -> None:
         self.choices = tuple(choices)
         self._plain = self.choices[0]
-        self.total = 0.0
+        self.total = 0.0  # seconds of all uses
+        # of a use now, by choice, of those that were timed: of late ones the lower third
         self.seconds: dict[int, float] = {}
         self._share = cost
         self._margin, self._spread = margin, spread
@@ -84,13 +81,8 @@ class Tuner:
         return answer
 
     def add(self, choice: int, seconds: float, gain: float = 1.0, stage: int = 0) -> None:
-        """Count a use.
-
-        Args:
-            choice: that was used.
-            seconds: that it took.
-            gain: of it, in gains of plain uses.
-            stage: within which seconds of a choice are held against each other.
+        """Count a use that took `seconds` and gained so many gains of plain uses. Seconds of a
+        choice are held against each other within a `stage`.
         """
         if self._is_stale(choice):
             self._seconds[choice] = ()
@@ -126,8 +118,9 @@ class Tuner:
         for each in (self._plain, choice):
             if self._is_stale(each) or len(self._seconds.get(each, ())) < _LEAST:
                 return None
-        plain, own = self.seconds.get(self._plain), self.seconds.get(choice)
-        return None if plain is None or own is None else own / max(plain, 1e-9)
+        plain = self.seconds.get(self._plain)
+        seconds = self.seconds.get(choice)
+        return None if plain is None or seconds is None else seconds / max(plain, 1e-9)
 
     def gain(self, choice: int) -> float:
         """Mean gain of a use, at least 1."""
@@ -198,7 +191,6 @@ class Tuner:
         return self._stale is not None and self._n_uses - self._last[choice] > self._stale
 
     def _note(self, key: Hashable, seconds: float) -> tuple[float, ...]:
-        """Late seconds, with those of one more use."""
         recent = self._seconds[key] = (*self._seconds.get(key, ()), seconds)[-_RECENT:]
         return recent
 
@@ -221,13 +213,9 @@ _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def keep(model: Any, conditions: Hashable, make: Callable[[], Any]) -> Any:
-    """What was learned about a model under some conditions, kept as long as the model lives.
-
-    Args:
-        model: a token model or a denoiser. One that wraps another in its attribute `model` shares
-            with every other wrapper of it. One that cannot be weakly referenced gets a new one.
-        conditions: what else it depends on, such as the number of rows.
-        make: a new one.
+    """What was learned about a model under some conditions, such as the number of rows, kept as
+    long as the model lives. A wrapper of another `model` shares with every other wrapper of it; one
+    that cannot be weakly referenced gets a new one.
     """
     try:
         known = _kept.setdefault(model if model.model is None else model.model, {})

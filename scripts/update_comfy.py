@@ -1,5 +1,5 @@
 """Write what is made from the table of nodes: example workflows in ComfyUI's two file formats, and
-the table in docs/comfyui.md; with --check, only compare.
+the table of nodes that are of no method in docs/comfyui.md; with --check, only compare.
 
 The API format is what `POST /prompt` takes; the other one is what the page opens and saves.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmaccel.comfy.methods import METHOD_NODES
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.ports import Node, Port, text
 
@@ -249,13 +250,12 @@ def generated_files() -> dict[str, str]:
         # ComfyUI lists files of the folder itself as templates, which these are not.
         files[f"{_FOLDER}/api/{name}.json"] = json.dumps(to_api(workflow), indent=1) + "\n"
     head, rest = (ROOT / _PAGE).read_text(encoding="utf-8").split(_BEGIN)
-    lines = ["| node | inputs | outputs | what |", "| --- | --- | --- | --- |"]
+    lines = ["| node | outputs | what |", "| --- | --- | --- |"]
+    of_methods = {node.id for node in METHOD_NODES}  # one for each row of the catalog
     for node in NODES.values():
-        inputs, outputs = (
-            ", ".join(f"`{each.name}`" for each in ports) or "–"
-            for ports in (node.inputs, node.outputs)
-        )
-        lines.append(f"| `{node.id}` | {inputs} | {outputs} | {node.summary} |")
+        if node.id not in of_methods:
+            outputs = ", ".join(f"`{each.name}`" for each in node.outputs)
+            lines.append(f"| `{node.id}` | {outputs} | {node.summary} |")
     files[_PAGE] = head + _BEGIN + "\n".join(lines) + "\n" + _END + rest.split(_END)[1]
     return files
 

@@ -15,12 +15,6 @@ FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
-    "tests/architecture/test_examples.py::test_an_example_runs",
-    "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
-    "tests/comfy/test_page.py",
-    "tests/comfy/test_server.py",
-    "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
-    "tests/evaluation/test_speed_baselines.py",
     "tests/training",
     "tests/window/test_memory.py",
 )
@@ -30,25 +24,7 @@ SLOW = (
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
-    "tests/attach/test_layout.py": 4,
-    "tests/attach/test_own_prompts.py": 7,
-    "tests/attach/test_step_outputs.py": 5,
-    "tests/canvas/test_model.py": 5,
-    "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
-    "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
-    "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
-    "tests/exactness/test_graph_reuse.py": 3,
-    "tests/loading/test_moving.py::test_parts_are_on_the_accelerator_while_they_compute": 4,
-    "tests/loading/test_moving.py::test_speech_and_clips_move": 2,
-    "tests/loading/test_moving.py::test_to_is_as_good_as_loading_there": 3,
-    "tests/loading/test_moving.py::test_weights_on_a_disk": 3,
-    "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,
-    "tests/matrix/test_batching.py::test_a_row_is_the_row_alone": 3,
-    "tests/matrix/test_batching.py::test_a_third_run_captures_its_prompt_and_its_first_pass": 3,
-    "tests/matrix/test_canvas.py::test_a_row_is_the_row_alone": 3,
-    "tests/matrix/test_distribution.py::test_the_distribution": 5,
-    "tests/vision_language/test_reducers.py": 3,
 }
 
 

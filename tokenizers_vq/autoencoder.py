@@ -43,26 +43,17 @@ class ResidualBlock(nn.Module):
 
 @dataclass(frozen=True)
 class ImageTokenizerConfig:
-    """Sizes of a tokenizer.
+    """Sizes of a tokenizer; `width` are channels, `depth` residual blocks."""
 
-    Attributes:
-        size: height and width of an image in pixels, a multiple of `patch`.
-        levels: FSQ levels; their product is `vocab_size`.
-        encoder_width, encoder_depth: channels and residual blocks of the encoder.
-        decoder_width, decoder_depth: the same for the decoder, at token resolution.
-        fine_width, fine_depth: the same for the decoder's blocks at half the image's resolution.
-        patch: height and width of a token in pixels, even.
-    """
-
-    size: int = within(64, 4, 1024)
-    levels: tuple[int, ...] = within((8, 5, 5, 5), 2, 4096)
+    size: int = within(64, 4, 1024)  # sides of an image in pixels, a multiple of `patch`
+    levels: tuple[int, ...] = within((8, 5, 5, 5), 2, 4096)  # their product is `vocab_size`
     encoder_width: int = within(64, 8, 4096)
     encoder_depth: int = within(2, 0, 64)
-    decoder_width: int = within(96, 8, 4096)
+    decoder_width: int = within(96, 8, 4096)  # at token resolution
     decoder_depth: int = within(3, 0, 64)
-    fine_width: int = within(32, 8, 4096)
+    fine_width: int = within(32, 8, 4096)  # at half the image's resolution
     fine_depth: int = within(1, 0, 64)
-    patch: int = within(4, 4, 32)
+    patch: int = within(4, 4, 32)  # sides of a token in pixels, even
 
 
 class ImageTokenizer(nn.Module):
@@ -98,14 +89,7 @@ class ImageTokenizer(nn.Module):
         )
 
     def latent(self, images: Tensor) -> Tensor:
-        """Unquantized latents.
-
-        Args:
-            images: [B, 3, size, size] float in 0..1.
-
-        Returns:
-            [B, h, w, D] float.
-        """
+        """Images [B, 3, size, size] in 0..1 to unquantized latents [B, h, w, D]."""
         expected = (3, self.size, self.size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ShapeError(
@@ -115,38 +99,19 @@ class ImageTokenizer(nn.Module):
         return rearrange(self.encoder(images * 2 - 1), "b d h w -> b h w d")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Reconstruct images with straight-through gradients, unclamped, for training.
-
-        Args:
-            images: [B, 3, size, size] float in 0..1.
-
-        Returns:
-            [B, 3, size, size] float around 0..1.
+        """Reconstruct images [B, 3, size, size] in 0..1 with straight-through gradients, unclamped,
+        for training.
         """
         return self._draw(self.quantizer(self.latent(images).float()))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Tokens of images.
-
-        Args:
-            images: [B, 3, size, size] float in 0..1.
-
-        Returns:
-            [B, h·w] int64 in 0..vocab_size-1, raster order.
-        """
+        """Images [B, 3, size, size] in 0..1 to tokens [B, h·w] int64, raster order."""
         return self.quantizer.encode(self.latent(images).float()).flatten(1)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images of tokens.
-
-        Args:
-            tokens: [B, h·w] int64 in 0..vocab_size-1, raster order.
-
-        Returns:
-            [B, 3, size, size] float in 0..1.
-        """
+        """Tokens [B, h·w] int64, raster order, to images [B, 3, size, size] in 0..1."""
         h, w = self.grid
         if tokens.ndim != 2 or tokens.shape[1] != h * w:
             raise ShapeError(f"tokens: expected [B, {h * w}], received {list(tokens.shape)}.")
@@ -180,13 +145,8 @@ FOLDER = Schema(
 
 
 def load_tokenizer(folder: str | Path) -> ImageTokenizer:
-    """Load a tokenizer from a folder.
-
-    Returns:
-        The tokenizer in evaluation mode, in float32, on the CPU.
-
-    Raises:
-        OptionError, UnsupportedModelError: see `open_folder`; sizes that do not fit the weights.
+    """Load a tokenizer from a folder, in evaluation mode, in float32, on the CPU; errors as of
+    `open_folder`.
     """
     opened = open_folder(FOLDER, folder)
     with torch.device("meta"):

@@ -10,16 +10,8 @@ from mmaccel.errors import NumericsError
 def limit(
     values: Tensor, low: int = 0, expected: str = "pixels: expected values", row: int | None = None
 ) -> Tensor:
-    """Decoded `values` within `low`..1.
-
-    Args:
-        values: floats of one row or more.
-        low: 0 or -1.
-        expected: begins the message of the error.
-        row: of the run, if the values are those of one.
-
-    Raises:
-        NumericsError: NaN or infinity among them.
+    """Decoded `values` within `low`..1; NumericsError with NaN or infinity among them. `expected`
+    begins its message, `row` is the run's row whose values these are.
     """
     if not bool(values.isfinite().all()):
         raise NumericsError(

@@ -65,17 +65,8 @@ class Frames:
     def interleaved(
         cls, first: int, codes: int, slots: int, vocab_size: int, ends: tuple[int, ...] = ()
     ) -> Frames:
-        """Slots with consecutive ranges: slot s has ids from ``first + s * codes`` on.
-
-        Args:
-            first: id of code 0 at the first slot of a frame.
-            codes: number of ids per slot.
-            slots: S.
-            vocab_size: V of the model.
-            ends: as in `Frames`.
-
-        Raises:
-            OptionError: not integers, or as in `Frames`.
+        """Slots with consecutive ranges of `codes` ids: slot s has those from ``first + s * codes``
+        on.
         """
         if not all(_is_int(number) for number in (first, codes, slots)):
             raise OptionError(
@@ -96,7 +87,7 @@ class Frames:
         return len(self.ranges)
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """None for all slots `[B, W]`: no token is known in advance."""
+        """None: nothing is known of slots `[B, W]` in advance."""
         return None
 
     def allowed(self, slots: Tensor) -> Tensor | None:
@@ -109,13 +100,9 @@ class Frames:
 
 @dataclass(frozen=True)
 class CodeFrames:
-    """Frames of one code of each codebook, of which nothing is known in advance.
+    """Frames of one code of each codebook, of which nothing is known in advance."""
 
-    Args:
-        frame: codes of a frame.
-    """
-
-    frame: int
+    frame: int  # codes of a frame
 
     @property
     def columns(self) -> int:
@@ -123,7 +110,7 @@ class CodeFrames:
         return 0
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """None: no code is known in advance."""
+        """None: nothing is known of slots `[B, W]` in advance."""
         return None
 
     def allowed(self, slots: Tensor) -> Tensor | None:

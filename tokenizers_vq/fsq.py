@@ -20,11 +20,7 @@ from mmaccel.errors import OptionError
 
 
 class FiniteScalarQuantizer(nn.Module):
-    """Rounds D bounded channels to L levels each.
-
-    Args:
-        levels: levels per channel, each at least 2; the vocabulary is their product.
-    """
+    """Rounds D bounded channels to L levels each; the vocabulary is their product."""
 
     half_range: Tensor
     offset: Tensor
@@ -51,50 +47,27 @@ class FiniteScalarQuantizer(nn.Module):
         self.register_buffer("radix", radix, persistent=False)
 
     def bound(self, latent: Tensor) -> Tensor:
-        """Bound latents so that rounding gives exactly L values per channel.
-
-        Args:
-            latent: [..., D] float.
-
-        Returns:
-            [..., D]; source: appendix A.1, `bound`.
-        """
+        """Latents [..., D], of which rounding gives exactly L values per channel (A.1, `bound`)."""
         return (latent + self.shift).tanh() * self.half_range - self.offset
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Quantize with a straight-through gradient.
-
-        Args:
-            latent: [..., D] float.
-
-        Returns:
-            Rounded latents [..., D] scaled to -1..1; source: appendix A.1, `quantize`.
+        """Rounded latents [..., D] scaled to -1..1, with a straight-through gradient (A.1,
+        `quantize`).
         """
         bounded = self.bound(latent)
         rounded = bounded + (bounded.round() - bounded).detach()
         return rounded / self.middle
 
     def encode(self, latent: Tensor) -> Tensor:
-        """Codes of latents.
-
-        Args:
-            latent: [..., D] float.
-
-        Returns:
-            [...] int64 in 0..vocab_size-1, first channel fastest; source: appendix A.1,
-            `codes_to_indexes`.
+        """Latents [..., D] to codes [...] int64, first channel fastest (A.1,
+        `codes_to_indexes`).
         """
         digits = self.bound(latent).round() + self.middle
         return (digits.long() * self.radix).sum(-1)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Quantized latents of codes.
-
-        Args:
-            tokens: [...] int64 in 0..vocab_size-1.
-
-        Returns:
-            [..., D] float32 in -1..1; source: appendix A.1, `indexes_to_codes`.
+        """Codes [...] int64 to quantized latents [..., D] float32 in -1..1 (A.1,
+        `indexes_to_codes`).
         """
         n = tokens.new_tensor(self.levels)
         digits = tokens[..., None].div(self.radix, rounding_mode="floor") % n

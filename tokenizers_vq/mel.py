@@ -12,10 +12,8 @@ _FLOOR = 1e-5
 
 
 def mel_filters(bands: int, n_fft: int, rate: int) -> Tensor:
-    """Triangles of equal width on the mel scale (2595 log10(1 + f / 700)), from 0 Hz to rate / 2.
-
-    Returns:
-        [bands, n_fft / 2 + 1] float32; each triangle sums to one.
+    """Triangles of equal width on the mel scale (2595 log10(1 + f / 700)), from 0 Hz to rate / 2:
+    [bands, n_fft / 2 + 1] float32; each sums to one.
     """
     highest = 2595 * math.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (torch.linspace(0, highest, bands + 2, dtype=torch.float64) / 2595) - 1)
@@ -28,16 +26,8 @@ def mel_filters(bands: int, n_fft: int, rate: int) -> Tensor:
 
 
 def magnitudes(sound: Tensor, n_fft: int, hop: int, window: Tensor) -> Tensor:
-    """Magnitudes of a short-time Fourier transform with a column for every whole hop.
-
-    Args:
-        sound: [B, samples] float32.
-        n_fft: samples of a window, at least `hop`.
-        hop: samples between windows.
-        window: [n_fft].
-
-    Returns:
-        [B, n_fft / 2 + 1, samples / hop] float32.
+    """Magnitudes [B, n_fft / 2 + 1, samples / hop] of a short-time Fourier transform of [B,
+    samples], a column for every whole hop.
     """
     before = (n_fft - hop) // 2
     padded = F.pad(sound[:, None], (before, n_fft - hop - before), mode="reflect")[:, 0]
@@ -46,14 +36,7 @@ def magnitudes(sound: Tensor, n_fft: int, hop: int, window: Tensor) -> Tensor:
 
 
 class LogMel(nn.Module):
-    """The logarithm of a mel spectrogram.
-
-    Args:
-        rate: of the sound, in Hz.
-        hop: samples a column.
-        n_fft: samples of a window.
-        bands: rows.
-    """
+    """The logarithm of a mel spectrogram, with `bands` rows and a column every `hop` samples."""
 
     window: Tensor
     filters: Tensor

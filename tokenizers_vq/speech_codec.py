@@ -54,13 +54,7 @@ class Block(nn.Module):
 
 
 class ResidualCodes(nn.Module):
-    """Q books of finite scalar quantization, each of the residual of those before it.
-
-    Args:
-        width: C of the vectors.
-        levels: of each book.
-        books: Q.
-    """
+    """Q books of finite scalar quantization, each of the residual of those before it."""
 
     def __init__(self, width: int, levels: Sequence[int], books: int) -> None:
         super().__init__()
@@ -70,21 +64,15 @@ class ResidualCodes(nn.Module):
         self.outward = nn.ModuleList(nn.Linear(dims, width) for _ in range(books))
 
     def forward(self, vectors: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Quantize with a straight-through gradient.
-
-        Args:
-            vectors: [B, F, C].
-            kept: [B] how many books each row uses; all where not given.
-
-        Returns:
-            [B, F, C].
+        """Quantize vectors [B, F, C] with a straight-through gradient; each row uses `kept` [B]
+        books.
         """
         total = torch.zeros_like(vectors)
         for book, (inward, outward) in enumerate(zip(self.inward, self.outward, strict=True)):
-            found = outward(self.quantizer(inward(vectors - total)))
+            part = outward(self.quantizer(inward(vectors - total)))
             if kept is not None:
-                found = found * (kept > book)[:, None, None]
-            total = total + found
+                part = part * (kept > book)[:, None, None]
+            total = total + part
         return total
 
     def encode(self, vectors: Tensor) -> Tensor:
@@ -106,40 +94,22 @@ class ResidualCodes(nn.Module):
 
 @dataclass(frozen=True)
 class SpeechCodecConfig:
-    """Sizes of a codec.
+    """Sizes of a codec; the products of levels are `flat_size` and `book_size`."""
 
-    Attributes:
-        sample_rate: in Hz.
-        hop: samples of a frame of the flat layout.
-        levels: FSQ levels of the flat layout; their product is `flat_size`.
-        books: Q of the stacked layout, whose frames are of `2 * hop` samples.
-        book_levels: FSQ levels of each book; their product is `book_size`.
-        encoder_width, encoder_depth: channels and blocks of the encoder.
-        decoder_width, decoder_depth: channels and blocks of the decoder, at frame rate.
-        fine_depth: blocks at twice the frame rate.
-    """
-
-    sample_rate: int = within(16_000, 4000, 96_000)
-    hop: int = within(320, 16, 4096)
-    levels: tuple[int, ...] = within((5, 5, 5, 4, 4), 2, 4096)
-    books: int = within(4, 1, 64)
+    sample_rate: int = within(16_000, 4000, 96_000)  # Hz
+    hop: int = within(320, 16, 4096)  # samples of a frame of the flat layout
+    levels: tuple[int, ...] = within((5, 5, 5, 4, 4), 2, 4096)  # of the flat layout
+    books: int = within(4, 1, 64)  # Q of the stacked layout, with frames of 2 * hop samples
     book_levels: tuple[int, ...] = within((5, 5, 5, 4), 2, 4096)
-    encoder_width: int = within(96, 8, 4096)
+    encoder_width: int = within(96, 8, 4096)  # channels; `depth`: blocks
     encoder_depth: int = within(3, 0, 64)
-    decoder_width: int = within(128, 8, 4096)
+    decoder_width: int = within(128, 8, 4096)  # at frame rate
     decoder_depth: int = within(2, 0, 64)
-    fine_depth: int = within(4, 0, 64)
+    fine_depth: int = within(4, 0, 64)  # at twice the frame rate
 
 
 class SpeechCodec(nn.Module):
-    """Encodes sound to codes and decodes them.
-
-    Attributes:
-        reach: frames of the flat layout before and after one, an even number, beyond which codes
-            change its sound by less than -50 dB of the utterance's power (measured on 60
-            sentences: the worst 20 ms at -54 dB, half of the sentences below -85). Frames are
-            decoded in windows that begin at even frames, where the first phases are the whole's.
-    """
+    """Encodes sound to codes and decodes them."""
 
     def __init__(self, config: SpeechCodecConfig) -> None:
         super().__init__()
@@ -171,7 +141,11 @@ class SpeechCodec(nn.Module):
             nn.LayerNorm(wide),
         )
         self.head = nn.Linear(wide, self.n_fft // 2 + 1)
-        # three columns to each side by a block, one by `write`
+        # `reach`: frames of the flat layout before and after one, an even number, beyond which
+        # codes change its sound by less than -50 dB of the utterance's power (60 sentences: the
+        # worst 20 ms at -54 dB, half of them below -85). Frames are decoded in windows that begin
+        # at even frames, where the first phases are the whole's. Three columns to each side are
+        # read by a block, one by `write`
         read = 1 + 3 * config.decoder_depth - (-3 * config.fine_depth // _UP)
         self.reach = -(-(read + _PHASE_REACH) // _UP) * _UP
         self.register_buffer(
@@ -185,23 +159,17 @@ class SpeechCodec(nn.Module):
         frame = 2 * self.hop
         sound = F.pad(sound, (0, -sound.shape[-1] % frame))
         mel = self.mel(sound.float()) / 4 + 1
-        found: Tensor = self.encoder(self.read(mel).mT)
-        return found
+        vectors: Tensor = self.encoder(self.read(mel).mT)
+        return vectors
 
     def forward(self, sound: Tensor, flat: Tensor, kept: Tensor) -> Tensor:
-        """Reconstruct spectra with straight-through gradients, for training.
-
-        Args:
-            sound: [B, samples] float32.
-            flat: [B] bool, rows of the flat layout; the others are stacked.
-            kept: [B] books that stacked rows use.
-
-        Returns:
-            Logarithms of magnitudes, [B, 2 F, n_fft / 2 + 1] float32.
+        """Reconstruct spectra of sound [B, samples] with straight-through gradients, for training:
+        logarithms of magnitudes [B, 2 F, n_fft / 2 + 1]. Rows that are not `flat` [B] are stacked,
+        with `kept` [B] books.
         """
-        found = self.features(sound)
-        single = self.from_flat(self.flat(self.to_flat(found).float()))
-        several = self._pairs(self.stacked(self.to_stacked(_join(found)), kept))
+        vectors = self.features(sound)
+        single = self.from_flat(self.flat(self.to_flat(vectors).float()))
+        several = self._pairs(self.stacked(self.to_stacked(_join(vectors)), kept))
         return self.spectrum(torch.where(flat[:, None, None], single, several))
 
     @torch.no_grad()
@@ -245,7 +213,6 @@ class SpeechCodec(nn.Module):
         return magnitudes(sound, self.n_fft, self.n_fft // _OVERLAP, self.window).mT
 
     def _sound(self, x: Tensor) -> Tensor:
-        """[B, F, C] to sound [B, F * hop]."""
         return invert(self.spectrum(x).exp(), self.window)
 
 
@@ -255,17 +222,11 @@ def _join(vectors: Tensor) -> Tensor:
 
 
 def invert(wanted: Tensor, window: Tensor) -> Tensor:
-    """Sound whose short-time spectrum has some magnitudes, by fast Griffin-Lim.
+    """Sound [B, T * n_fft / 4] whose short-time spectrum has the magnitudes `wanted` [B, T, n_fft /
+    2 + 1], under a window [n_fft] of four hops.
 
     N. Perraudin, P. Balazs, P. L. Søndergaard, "A fast Griffin-Lim algorithm", WASPAA 2013,
     algorithm 2. It begins with the phases of sinusoids at the frequencies of the bins.
-
-    Args:
-        wanted: magnitudes [B, T, n_fft / 2 + 1] float32.
-        window: [n_fft], four hops.
-
-    Returns:
-        [B, T * n_fft / 4].
     """
     n_fft = len(window)
     bins = torch.arange(wanted.shape[-1], device=wanted.device)
@@ -287,14 +248,8 @@ def invert(wanted: Tensor, window: Tensor) -> Tensor:
 
 
 def overlap_add(spectrum: Tensor, window: Tensor) -> Tensor:
-    """Inverse short-time Fourier transform, one hop of samples a column.
-
-    Args:
-        spectrum: [B, T, n_fft / 2 + 1] complex.
-        window: [n_fft], four hops.
-
-    Returns:
-        [B, T * n_fft / 4].
+    """Inverse short-time Fourier transform of [B, T, n_fft / 2 + 1], a hop of samples a column: [B,
+    T * n_fft / 4].
     """
     n_fft = len(window)
     hop = n_fft // _OVERLAP
@@ -322,13 +277,8 @@ FOLDER = Schema(
 
 
 def load_codec(folder: str | Path) -> SpeechCodec:
-    """Load a codec from a folder.
-
-    Returns:
-        The codec in evaluation mode, in float32, on the CPU.
-
-    Raises:
-        OptionError, UnsupportedModelError: see `open_folder`; sizes that do not fit the weights.
+    """Load a codec from a folder, in evaluation mode, in float32, on the CPU; errors as of
+    `open_folder`.
     """
     opened = open_folder(FOLDER, folder)
     with torch.device("meta"):

@@ -30,34 +30,22 @@ _MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
 
 @dataclass(frozen=True)
 class VQGANConfig:
-    """Sizes of a VQGAN.
+    """Sizes of a VQGAN."""
 
-    Attributes:
-        multipliers: channels of each resolution over `channels`; each but the first halves the
-            sides.
-        channels, z_channels: of the first resolution, and of the bottleneck.
-        n_codes, code_width: of the codebook.
-        is_normalised: whether code vectors are normalised to length 1.
-        attends: whether the lowest resolution has attention in every block.
-        n_blocks: residual blocks per resolution of the encoder; the decoder has one more.
-    """
-
+    # channels of each resolution over `channels`; each but the first halves the sides
     multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
-    channels: int = 128
-    z_channels: int = 256
+    channels: int = 128  # of the first resolution
+    z_channels: int = 256  # of the bottleneck
     n_codes: int = 16384
     code_width: int = 8
-    is_normalised: bool = True
-    attends: bool = True
-    n_blocks: int = 2
+    is_normalised: bool = True  # code vectors have length 1
+    attends: bool = True  # the lowest resolution, in every block
+    n_blocks: int = 2  # of a resolution of the encoder; the decoder has one more
 
 
 class VQGAN(nn.Module):
-    """Encodes images to code grids and decodes them; a `VisualTokenizer`.
-
-    Args:
-        config: sizes of the network.
-        grid: rows and columns of the code grid that `decode` takes.
+    """Encodes images to code grids and decodes them, of rows and columns `grid`; a
+    `VisualTokenizer`.
     """
 
     def __init__(self, config: VQGANConfig, grid: tuple[int, int] = (16, 16)) -> None:
@@ -241,23 +229,18 @@ def make_middle(width: int) -> nn.ModuleList:
 
 
 def run(modules: Iterable[nn.Module], hidden: Tensor) -> Tensor:
-    """Apply modules one after another."""
     for module in modules:
         hidden = module(hidden)
     return hidden
 
 
 def make_norm(width: int) -> nn.GroupNorm:
-    """The norm of all blocks: 32 groups."""
     return nn.GroupNorm(32, width, eps=1e-6)
 
 
 def rename_taming(weights: Mapping[str, Tensor], n_levels: int) -> dict[str, Tensor]:
-    """Rename the tensors of encoder, decoder and codebook; other tensors (losses) are left out.
-
-    Args:
-        weights: under the names of the original code.
-        n_levels: resolutions of the VQGAN; the original numbers the decoder's from the highest.
+    """The tensors of encoder, decoder and codebook under the names of LlamaGen; others (losses) are
+    left out. The original code numbers the decoder's `n_levels` resolutions from the highest.
     """
     return {
         _rename(name, n_levels): tensor

@@ -29,13 +29,10 @@ class Job:
     """The items of one process.
 
     Attributes:
-        fingerprint: of an item.
         manifest: receives a record of every item.
         report: called with an event, "item", "failed" or "note", and its record or text.
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
-        seed: of the job, noted in every record.
-        finished: number of items of this run.
         left, failed: items that are neither, and keys of those.
     """
 
@@ -51,15 +48,9 @@ class Job:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the job ended early because too many items failed."""
         return self.max_failures is not None and len(self.failed) > self.max_failures
 
     def run(self, items: Iterable[Item], worker: Worker) -> None:
-        """Make all items.
-
-        Raises:
-            WriteError: a file or the manifest cannot be written; its records stay.
-        """
         left = self.left = {item.key: item for item in items}
 
         def finish(record: Record) -> None:
@@ -121,11 +112,8 @@ class Job:
 def find_missing(
     items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path, resume: bool
 ) -> list[Item]:
-    """Items without a complete file of the same fingerprint.
-
-    Raises:
-        OptionError: the manifests have some of these items, without `resume`, with other
-            fingerprints, or in files of another format.
+    """Items without a complete file of the same fingerprint; OptionError where manifests have some
+    of them without `resume`, or with other fingerprints or formats.
     """
     known = sum(item.key in past.records for item in items)
     if known and not resume:

@@ -26,7 +26,6 @@ def _execution() -> Any:
 
 
 def report(done: int, total: int, image: Image | None = None) -> None:
-    """Show progress, and a preview."""
     _execution().set_progress(done, total, preview_image=image)
 
 

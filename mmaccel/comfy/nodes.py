@@ -83,11 +83,7 @@ def _batch(note: str) -> Port:
 
 
 def _check(**values: Any) -> None:
-    """Refuse sampling parameters that no model takes, before any model is loaded.
-
-    Raises:
-        OptionError: a parameter outside its domain.
-    """
+    """Refuse sampling parameters that no model takes, before any model is loaded."""
     given = {name: values[name] for name in SAMPLING_FIELDS if name in values}
     choose_params(SamplingParams(), **given)
 

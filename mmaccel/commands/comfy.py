@@ -51,11 +51,7 @@ def comfy(
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a folder with files that this command did not write.
-
-    Raises:
-        OptionError: with the names of those files.
-    """
+    """Refuse a folder with files that this command did not write."""
     try:
         if folder.is_symlink():
             raise ValueError("a link")
@@ -74,11 +70,7 @@ def check_own(folder: Path) -> None:
 
 
 def install(folder: Path) -> None:
-    """Write the folder of the pack whole or not at all; it replaces an earlier one.
-
-    Raises:
-        OSError: it cannot be written; an earlier folder stays.
-    """
+    """Write the folder of the pack whole or not at all; it replaces an earlier one."""
     # ComfyUI ignores names with this ending, in case it starts in this moment.
     fresh, old = (
         folder.with_name(f"{_FOLDER}.{os.getpid()}.{age}.disabled") for age in ("new", "old")

@@ -30,12 +30,7 @@ _PASSES = 3  # of a model that is tried
 
 
 class Finding(NamedTuple):
-    """One row of the report.
-
-    Attributes:
-        state: "yes", "no" or "needed" (missing, and nothing works).
-        is_attached: whether it is the transformers model of a folder that `mmaccel.attach` serves.
-    """
+    """One row of the report: `state` is "yes", "no" or "needed" (missing, and nothing works)."""
 
     what: str
     state: str
@@ -54,7 +49,6 @@ class Doctor:
     )
 
     def run(self) -> None:
-        """Print the findings."""
         from rich.text import Text
 
         from mmaccel.commands.terminal import make_table, wide_console
@@ -221,8 +215,6 @@ def try_model(name: str, trust_remote_code: bool = False) -> Finding:
 
 
 def _run_passes(pipe: Any) -> None:
-    """Run a few passes, of one token each."""
-
     def stop(state: Any) -> Any:
         return state.lengths * 0 if state.passes >= _PASSES else None
 

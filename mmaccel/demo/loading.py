@@ -9,12 +9,12 @@ from mmaccel.catalog import DEMO_WEIGHTS as WEIGHTS
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError
 
-NAMES = ("scenes-vqa", "recall", "stdlib")
+NAMES = ("scenes-vqa", "recall")
 
 
 def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
-    """Opens an embedded vision-language model and its processor, or a language model and its
-    tokenizer: of long documents, or of Python source.
+    """Opens an embedded vision-language model and its processor, or a language model of long
+    documents and its tokenizer: float32, on the CPU; both pad on the left.
 
     >>> model, processor = mmaccel.load_demo("scenes-vqa")
     >>> inputs = processor(images=[image], text=["<image> what is here?"], return_tensors="pt")
@@ -22,7 +22,7 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     >>> processor.batch_decode(answer, skip_special_tokens=True)
 
     Args:
-        name: "scenes-vqa", "recall" or "stdlib".
+        name: "scenes-vqa" or "recall".
         folder: other weights of the same kind, such as `full/generator` of a work folder.
 
     Returns:

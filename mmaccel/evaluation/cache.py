@@ -49,11 +49,8 @@ CONTROLS: tuple[Method, ...] = (
 
 @dataclass(frozen=True)
 class TextModel(AskedModel):
-    """A causal language model of transformers with its tokenizer.
-
-    Attributes:
-        model, tokenizer: see above.
-        is_demo: whether it is `recall`, or other weights of it.
+    """A causal language model of transformers with its tokenizer; the demo's is `recall`, or other
+    weights of it.
     """
 
     option = "--budgets"
@@ -101,7 +98,6 @@ class TextModel(AskedModel):
 
     @cached_property
     def window(self) -> CausalLMWindow:
-        """Over the model."""
         return CausalLMWindow(self.model)
 
     def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
@@ -136,12 +132,10 @@ class TextModel(AskedModel):
 
     @property
     def ends(self) -> list[int]:
-        """Ids that end an answer."""
         found = self.model.generation_config.eos_token_id
         return [] if found is None else list(found) if isinstance(found, list) else [found]
 
     def encode(self, questions: Sequence[Question]) -> list[Tensor]:
-        """The ids `[T]` int64 of each prompt."""
         rendered = [self.tokenizer(**one.render(self.tokenizer))["input_ids"] for one in questions]
         return [torch.tensor(ids, dtype=torch.int64) for ids in rendered]
 
@@ -158,15 +152,7 @@ class TextModel(AskedModel):
 def open_model(
     name: str, device: Any, dtype: torch.dtype, revision: str | None = None
 ) -> TextModel:
-    """A model by its name.
-
-    Args:
-        name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
-
-    Raises:
-        OptionError: no such folder, or a model for another command.
-        UnsupportedModelError: a model or tokenizer that transformers does not open.
-    """
+    """A model by its name: "recall", or a folder or hub id of a causal LM of transformers."""
     from mmaccel.demo.recall.words import WORDS
 
     check_task(name, _COMMAND)
@@ -182,32 +168,25 @@ def draw_questions(per_task: int, length: int) -> list[Question]:
     from mmaccel.demo.recall.documents import list_questions
     from mmaccel.demo.recall.words import to_text
 
-    found = []
+    questions = []
     for document, question in list_questions(per_task, length):
         ids = (*document.tokens, *question.prompt)[1:]  # the tokenizer adds the first one
-        found.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
-    return found
+        questions.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
+    return questions
 
 
 def parse_methods(texts: Sequence[str]) -> list[Method]:
-    """Methods, the controls first; none given: all of the catalog.
-
-    Args:
-        texts: names of the catalog, of an entry point, or typed, as `NAME:field=value`.
-
-    Raises:
-        OptionError: an unknown name.
-    """
+    """Methods, the controls first; none given: all of the catalog."""
     known = METHODS["kv_cache"] | METHODS["attention"]
     named = [read_named("--methods", text, known) for text in texts]
     controls = [control for control in CONTROLS if control[1] in METHODS[control[0]]]
     chosen: list[Method] = [(_find_slot(name), name, options) for name, options in named]
     every: list[Method] = [(slot, name, {}) for slot in SLOTS for name in METHODS[slot]]
-    found: list[Method] = []
+    methods: list[Method] = []
     for method in [*controls, *(chosen or every)]:
-        if method not in found:
-            found.append(method)
-    return found
+        if method not in methods:
+            methods.append(method)
+    return methods
 
 
 def _find_slot(name: str) -> str:

@@ -42,9 +42,7 @@ class Suite:
 
     Attributes:
         per_prompt: files of a prompt that it asks for.
-        read: its prompts from a file or folder.
         file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
         allowed: numbers of files of a prompt that it reads; empty: any.
         is_grid: whether all images of a prompt are one file.
@@ -62,11 +60,7 @@ class Suite:
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
-    """The prompts of a suite, in its order.
-
-    Raises:
-        OptionError: no such file or folder, or nothing of that form in it.
-    """
+    """The prompts of a suite, in its order."""
     layout = SUITES[suite]
     try:
         found = list(layout.read(source))
@@ -84,13 +78,8 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
 def match_items(
     prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int, *, partial: bool = False
 ) -> list[tuple[Prompt, list[Item]]]:
-    """Prompts with their files, by seed and then by name.
-
-    Args:
-        prompts: one that occurs twice takes the next files.
-
-    Raises:
-        OptionError: prompts without enough files, with a list of them, or none with them.
+    """Prompts with their files, by seed and then by name; a prompt that occurs twice takes the next
+    files.
     """
     by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
@@ -115,17 +104,7 @@ def match_items(
 
 def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> int:
     """Write a suite's folder, which has its name only once all files are there: a suite would take
-    half of them for the whole.
-
-    Args:
-        out: the folder; there is none yet, or an empty one.
-
-    Returns:
-        How many files it has.
-
-    Raises:
-        OptionError: a prompt that cannot be a file's name.
-        ShapeError: images of unlike sizes for one grid.
+    half of them for the whole. Returns how many files it has.
     """
     layout, lines = SUITES[suite], dict[str, str]()
     begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")

@@ -25,15 +25,10 @@ IMAGE_FIELDS = {"kind": "kind", "text": "question", "answer": "answer", "image":
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a text or one image.
+    """A question about a text or one image: a file, a PIL image, or `[3, H, W]` uint8.
 
-    Attributes:
-        kind: accuracy is told for each.
-        text: the text and the question; about an image without a placeholder for it.
-        answer: the right one.
-        primer: how the answer begins, which the model goes on with; empty: the prompt ends where
-            the answer begins, and the answer is all that the model says.
-        image: a file, a PIL image, or `[3, H, W]` uint8.
+    A primer is how the answer begins, which the model goes on with; without one the prompt ends
+    where the answer begins, and the answer is all that the model says.
     """
 
     kind: str
@@ -75,14 +70,7 @@ def normalize(text: str) -> str:
 
 
 def read_questions(file: Path, per_kind: int, fields: Mapping[str, str]) -> list[Question]:
-    """The first questions of each kind in a file of a JSON object a line.
-
-    Args:
-        file: images are named relative to it.
-
-    Raises:
-        OptionError: no such file, a line that is none of this, or no line; with its number.
-    """
+    """The first questions of each kind in a file of a JSON object a line."""
     left: Counter[str] = Counter()
     found = []
     for number, line in enumerate(read_lines(file, "--data"), 1):

@@ -34,9 +34,6 @@ class ContinuedTexts(PromptedModel):
 
     Settings of its `generate` other than ends and truncation, such as penalties, are switched off,
     so that all sides draw from the same distribution.
-
-    Args:
-        length: tokens of a text at most.
     """
 
     family = "a language model"
@@ -76,12 +73,7 @@ class ContinuedTexts(PromptedModel):
 
 
 def find_causal_lm(name: str, load_config: LoadConfig) -> Path | None:
-    """The folder of a causal LM of transformers; None for a model of images.
-
-    Raises:
-        OptionError: no such model, or one for another command.
-        UnsupportedModelError: neither of them.
-    """
+    """The folder of a causal LM of transformers; None for a model of images."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     check_task(name, "generate")
@@ -103,11 +95,7 @@ def find_causal_lm(name: str, load_config: LoadConfig) -> Path | None:
 
 
 def open_texts(source: Path, engine: Engine, load_config: LoadConfig, length: int) -> TextToImage:
-    """A causal LM whose `stream` decodes texts as that of a model of images decodes images.
-
-    Raises:
-        UnsupportedModelError: no tokenizer, or a model that is not decoded in windows.
-    """
+    """A causal LM whose `stream` decodes texts as that of a model of images decodes images."""
     model, tokenizer = load_causal_lm(source, load_config)
     return TextToImage(ContinuedTexts(model, tokenizer, length), source, engine)
 

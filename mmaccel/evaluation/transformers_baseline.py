@@ -45,11 +45,8 @@ BACKEND = "inductor"  # of torch.compile
 
 
 class BaselineDecoding:
-    """`stream` as `TextToImage` has it, by transformers' `generate`.
-
-    Args:
-        pipe: a `TextToImage` that `find_obstacle` has nothing against.
-        captions: all that will be asked for.
+    """`stream` as `TextToImage` has it, by transformers' `generate`, for a pipeline that
+    `find_obstacle` has nothing against, and all captions that will be asked for.
     """
 
     def __init__(self, pipe: Any, name: str, captions: Sequence[str]) -> None:
@@ -82,11 +79,7 @@ class BaselineDecoding:
     def decode(
         self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
     ) -> tuple[Tensor, Stats]:
-        """Tokens `[B, length]` int64, and what they cost.
-
-        Raises:
-            UnsupportedModelError: transformers did not compile what it was asked to.
-        """
+        """Tokens `[B, length]` int64, and what they cost."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         if self.name == _DRAFTED and len(captions) > 1:

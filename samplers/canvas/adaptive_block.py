@@ -40,7 +40,9 @@ class AdaptiveBlock(SelectorPolicy):
         tau: probability a delimiter needs at a block's first pass.
         threshold: least probability of a slot's likeliest token, as in `ConfidentParallel`.
         block: most slots of a block; None lets them extend to the canvas's end.
-        cache: as in `Stepwise`.
+
+    Loses: where no delimiter is known, as in images. Models with blocks of their own are refused;
+    `block` divides the canvas.
     """
 
     delimiters: tuple[int, ...] = within((), hint="give the newline's id, as (198,)")
@@ -51,12 +53,6 @@ class AdaptiveBlock(SelectorPolicy):
         return Threshold(self.threshold)
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass.
-
-        Raises:
-            OptionError: a delimiter that is no token of the model.
-            UnsupportedModelError: a model with blocks of its own.
-        """
         check_model(model)
         if self.delimiters and model.block is not None:
             raise UnsupportedModelError(

@@ -105,11 +105,8 @@ class CachePlan:
         return is_new_block | (block_commits - refreshed_at >= self.refresh)
 
     def computed(self, columns: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        """`[R, N]` bool, columns that a pass between two refreshes computes.
-
-        Args:
-            columns: `[N]` int64, 0..N-1.
-            start, end: `[R]` int64, columns of the active block.
+        """`[R, N]` bool, columns (`[N]`, 0..N-1) that a pass between two refreshes computes;
+        `start` and `end` `[R]` int64 are columns of the active block.
         """
         low, high = start[:, None], end[:, None]
         if self.kind == "prefix":
@@ -119,11 +116,6 @@ class CachePlan:
 
 
 def as_plan(cache: Any) -> CachePlan:
-    """A plan from a `CachePlan` or the name of its kind.
-
-    Raises:
-        OptionError: neither.
-    """
     if isinstance(cache, CachePlan):
         return cache
     if not isinstance(cache, str):

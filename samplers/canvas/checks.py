@@ -24,16 +24,6 @@ def check_run(
     params: SamplingParams,
     noise: Noise,
 ) -> None:
-    """Refuse arguments of a run that do not fit together.
-
-    Raises:
-        OptionError: a model that decodes token after token, no slots, more than the model has
-            positions for, blocks that do not divide them, continuous batching on a model that
-            keeps something for its rows, a mask token in the prompt, a logits processor, evenly
-            spread samples, or guidance whose branches begin their blocks elsewhere.
-        ShapeError: noise for another batch.
-        UnsupportedModelError: a model that lacks what the policy needs.
-    """
     check_model(model)
     refuse(explain(policy, model))
     check_int("length", length, 1, hint="ask for at least 1 slot")
@@ -80,7 +70,6 @@ def check_run(
 
 
 def check_model(model: Any) -> None:
-    """Raises OptionError for a model that decodes token after token."""
     if not isinstance(model, Denoiser):
         raise OptionError(
             f"policy: expected one that decodes token after token for a {type(model).__name__}, "

@@ -21,7 +21,6 @@ CANDIDATES = (1, 2, 4, 8)
 
 
 def make_tuner() -> Tuner:
-    """Of measured numbers."""
     return Tuner(CANDIDATES, margin=1.04, risk=0.02, loan=2.0, n_untimed=0)
 
 
@@ -29,15 +28,8 @@ class MeasuredDrafts:
     """The number with the most slots per second.
 
     Passes are measured while they compute as many rows as the widest one so far; a pass of fewer
-    rows takes what was best for these.
-
-    Args:
-        model: measurements are kept for it.
-        conditions: what else they depend on, but for the number of rows.
-        length: slots of a row.
-
-    Attributes:
-        tuner: of the present number of rows.
+    rows takes what was best for these. Measurements are kept for the model, by `conditions` and the
+    number of rows; `length` is in slots a row.
     """
 
     def __init__(self, model: Any, conditions: Hashable, length: int) -> None:
@@ -48,11 +40,7 @@ class MeasuredDrafts:
         self._is_observed = False
 
     def choose(self, rows: int) -> int:
-        """Canvases of the next pass.
-
-        Args:
-            rows: rows that a pass over one canvas computes.
-        """
+        """Canvases of the next pass, which computes `rows` rows with one canvas each."""
         if rows > self._rows:
             self.tuner = keep(self._model, (self._conditions, rows), make_tuner)
             self._rows = rows
@@ -64,12 +52,8 @@ class MeasuredDrafts:
         return self.tuner.choose(most, lag=self._lag)
 
     def observe(self, number: int, gains: Sequence[float], seconds: float) -> None:
-        """Measure the pass just chosen.
-
-        Args:
-            number: canvases that it computed.
-            gains: slots that a row gained on average with 1, 2, 4, ... canvases, up to `number`.
-            seconds: wall time of the pass.
+        """Measure the pass just chosen, of `number` canvases, in which a row gained `gains` slots
+        on average with 1, 2, 4, … of them.
         """
         if not self._is_observed:
             return
@@ -78,7 +62,6 @@ class MeasuredDrafts:
         self.tuner.add(number, seconds, gains[-1])
 
     def describe(self) -> str:
-        """The present choice and what it rests on."""
         tuner = self.tuner
         best = self._find_best(1)
         shown = max((n for n in CANDIDATES if tuner.cost(n) is not None), default=1)

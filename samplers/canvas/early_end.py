@@ -42,7 +42,7 @@ class EosThreshold(Selector):
         return is_sure & (is_sure.cumsum(1) == 1)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`; the first slot first."""
+        """The first slot first."""
         return -predictions.slots.float()
 
 

@@ -38,25 +38,17 @@ class ColumnSets(NamedTuple):
 
 
 class Columns:
-    """Columns of a run: T of the prompt, right-aligned, then L slots.
+    """Columns of a run: T of the prompt, right-aligned, then L slots; N in all.
 
     Cache index i < N belongs to column i. *Scratch* indices follow, for entries that are computed
     and not written for later passes. The last index takes padding.
 
     Args:
         prompt: R = G * B rows, branch-major.
-        length: L.
         block: positions per block; an entry attends to no later block. None for no blocks.
         shift: 1 if the logits at a position are those of the next one, 0 if its own.
         copies: most canvases of a pass as entries.
         scratch: most columns of a canvas that such a pass computes without writing.
-
-    Attributes:
-        n: N = T + L.
-        cache_size: P, cache indices of a row.
-        first: T, the column of slot 0.
-        pad: `[R]` int64, columns before a row's first token.
-        shift: see above.
     """
 
     def __init__(
@@ -95,19 +87,15 @@ class Columns:
 
     def own_block(self, column: Tensor) -> tuple[Tensor, Tensor]:
         """First column of the model's block that each row's column `[R]` is in, and the first one
-        after it, `[R]` int64 each.
+        after it.
         """
         assert self._block is not None
         low = (column - self.pad) // self._block * self._block + self.pad
         return low, low + self._block
 
     def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
-        """All columns of K canvases, as G * K * B rows.
-
-        Args:
-            canvases: `[K, B, L]` int64.
-            visible: `[R, N]` bool.
-            slots: `[B, Q]` int64, whose logits are wanted.
+        """All columns of K canvases `[K, B, L]`, as G * K * B rows, for the logits of `slots` `[B,
+        Q]`; `visible` is `[R, N]`.
         """
         copies = canvases.shape[0]
         tokens = self.tokens(canvases).flatten(0, 2)  # [G * K * B, N]
@@ -130,22 +118,17 @@ class Columns:
         return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
 
     def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> CanvasPass:
-        """Some columns of K canvases, in R rows.
-
-        Args:
-            canvases: `[K, B, L]` int64; with K above 1 nothing is written.
-            sets: the same for all K.
-            slots: `[B, Q]` int64, whose logits are wanted; logits of slots that are not computed
-                mean nothing.
+        """Some columns of K canvases `[K, B, L]`, in R rows, the same for all K; with K above 1
+        nothing is written. Logits of `slots` `[B, Q]` that are not computed mean nothing.
 
         Cost: one host synchronisation, for the number of entries.
         """
         copies = canvases.shape[0]
         rows = sets.computed.shape[0]
-        wanted = (slots + self.first).repeat(self.branches, 1)  # [R, Q], columns
+        asked = (slots + self.first).repeat(self.branches, 1)  # [R, Q], columns
         needed = sets.computed
-        if self.shift:
-            first, before = wanted[:, :1], wanted[:, :1] - 1
+        if self.shift:  # the entry before the first slot says what stands there
+            first, before = asked[:, :1], asked[:, :1] - 1
             is_needed = needed.gather(1, first) | needed.gather(1, before)
             needed = needed.scatter(1, before, is_needed)
         count = int(needed.sum(1).max())
@@ -154,17 +137,17 @@ class Columns:
         is_written = sets.written.gather(1, columns)
         is_scratch = is_real & ~is_written
         step = torch.arange(copies, device=columns.device)[:, None]  # [K, 1]
-        rank = is_scratch.cumsum(1) - 1  # [R, C]
+        rank = is_scratch.cumsum(1) - 1  # [R, C], number among the row's scratch entries
         scratch = self.n + step * self._scratch + rank[:, None]  # [R, K, C]
-        own = torch.where(is_written, columns, self.cache_size - 1)
-        cache_indices = torch.where(is_scratch[:, None], scratch, own[:, None])
+        kept_at = torch.where(is_written, columns, self.cache_size - 1)
+        cache_indices = torch.where(is_scratch[:, None], scratch, kept_at[:, None])
         tokens = self.tokens(canvases).transpose(1, 2).flatten(0, 1)  # [R, K, N]
         tokens = tokens.gather(2, columns[:, None].expand(-1, copies, -1))
         reads = self._reads(sets, columns, is_scratch, scratch)  # [R, K, 1 or C, P]
         if copies > 1:
             reads = reads.expand(-1, -1, count, -1)
         order = (needed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
-        entry = order.gather(1, wanted - self.shift)  # [R, Q]
+        entry = order.gather(1, asked - self.shift)  # [R, Q]
         queries = entry[:, None] + step * count  # [R, K, Q]
         return CanvasPass(
             tokens=tokens.flatten(1),
@@ -188,10 +171,10 @@ class Columns:
         if self._block is None:
             return reads[:, :, None]
         at = self.positions.new_zeros(rows, copies, self.cache_size)  # position at a cache index
-        own = self.positions.gather(1, columns)[:, None]  # [R, 1, C]
-        at.scatter_(2, scratch, own.expand(-1, copies, -1))
+        positions = self.positions.gather(1, columns)[:, None]  # [R, 1, C]
+        at.scatter_(2, scratch, positions.expand(-1, copies, -1))
         at[..., : self.n] = self.positions[:, None]
-        return reads[:, :, None] & seen_blocks(at, own, self._block)
+        return reads[:, :, None] & seen_blocks(at, positions, self._block)
 
     def logits_as_rows(self, logits: Tensor, copies: int) -> Tensor:
         """Logits of entries `[R, K * Q, V]` as rows `[G * K * B, Q, V]`."""

@@ -45,7 +45,9 @@ class LearnedFilter(SelectorPolicy):
         filter: a safetensors file of the perceptron, for blocks of one length, or a function of a
             pass's predictions; "" takes the confidences themselves.
         threshold: least probability of a slot that is committed.
-        block, cache: as in `Stepwise`.
+
+    Loses: without a filter, which none ships: it is then `ConfidentParallel` with the same
+    threshold. A filter guarantees nothing.
     """
 
     filter: str | Filter = ""
@@ -79,16 +81,7 @@ class Final(Selector):
 
 
 def read_filter(file: str, width: int, device: torch.device) -> Filter:
-    """The perceptron of a safetensors file.
-
-    Args:
-        file: its path.
-        width: Q of the run.
-
-    Raises:
-        OptionError: no such file.
-        UnsupportedModelError: one that cannot be read, or of other tensors.
-    """
+    """The perceptron of a safetensors file, for a run of Q slots a block."""
     check_path("filter", file, "file", hint="give the path of a safetensors file")
     remedy = "set block to the length it was trained for"
     opened = open_weights(Path(file), "filter", asked=f"a block of {width} slots", remedy=remedy)

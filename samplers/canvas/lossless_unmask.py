@@ -9,13 +9,11 @@ From the last predictions guess the next slots that stepwise decoding will commi
 canvases d1, d2, ..., each with one more. One pass predicts all of them. d1 is certain; d(k+1) is
 right as long as it is what stepwise decoding makes of d(k).
 
-Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run,
-and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
-of the canvas, and equality can be checked token by token. Every slot's noise is used once, when it
-is committed, so that the distribution is that of fresh noise. Where the order does not depend on
-logits, guesses of a rejected draft are reused for the next one ("carried"), as in Jacobi decoding.
-The number of drafts may be chosen by measured cost (`mmaccel.samplers.canvas.draft_count`): the
-tokens do not depend on it.
+Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run
+and used once, and the choice of slots does not depend on what is drawn, so that the stepwise result
+is a function of the canvas. Where the order does not depend on logits, guesses of a rejected draft
+are reused ("carried"). The number of drafts may be chosen by measured cost
+(`mmaccel.samplers.canvas.draft_count`): the tokens do not depend on it.
 """
 
 from __future__ import annotations
@@ -40,15 +38,14 @@ from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
 _STRETCH = 64  # columns within which passes are taken to cost the same
-
-
 _ORDERS = tuple(order for order in ORDERS if order != "sampled")
 _HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 
 @dataclass(frozen=True)
 class LosslessUnmask(RunPolicy):
-    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes.
+    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes: nested
+    guesses of what stepwise decoding does next, verified in one pass.
 
     Args:
         drafts: canvases that a pass computes, 1..256, of which 1 is `Stepwise`; or "auto" to choose
@@ -57,6 +54,12 @@ class LosslessUnmask(RunPolicy):
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
+
+    Loses: in seconds where a pass of several canvases costs as many times one (a CPU): "auto" then
+    stays at 1 and loses 2 % at most; in orders that depend on logits; with `cache="block"` in
+    ragged batches.
+    Figures: passes 256 to 42 on `scenes-masked` (Halton), 170 by confidence; 14.3 to 5.5 on
+    `grammar-masked`.
     """
 
     drafts: int | str = within("auto", 1, 256, _HINT, words=("auto",))
@@ -84,7 +87,6 @@ class LosslessUnmask(RunPolicy):
         return super().needs | {"verified canvases"} | shared
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
         layout = self.layout or ("entries" if as_plan(self.cache).reuses else "rows")
         most = CANDIDATES[-1] if self.drafts == "auto" else int(self.drafts)
         return super().open(model, prompt, length, copies=most, layout=layout, **options)
@@ -99,7 +101,6 @@ class LosslessUnmask(RunPolicy):
         return MeasuredDrafts(model_pass.model, conditions, run.canvas.length)
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         order = run.order(self.order)
         counts = self.draft_counts(run)
         carried = None
@@ -119,8 +120,9 @@ class LosslessUnmask(RunPolicy):
                 if number == 1:
                     predictions, carried = run.forward(), None
                 else:
-                    made = verify_drafts(run, order, predictions, carried, number)
-                    predictions, carried, n_right = made
+                    predictions, carried, n_right = verify_drafts(
+                        run, order, predictions, carried, number
+                    )
                 if counts is not None:
                     gains = mean_gains(run, number, n_right)  # waits for the pass
                     counts.observe(number, gains, time.perf_counter() - began)
@@ -129,12 +131,8 @@ class LosslessUnmask(RunPolicy):
 
 
 def mean_gains(run: CanvasRun, number: int, n_right: Tensor) -> list[float]:
-    """Slots that a row gains on average in the last pass and the commit after it, with 1, 2, 4, ...
-    canvases up to `number`. Cost: one host synchronisation.
-
-    Args:
-        number: canvases of the pass.
-        n_right: `[B]` int64, drafts that were right.
+    """Slots that a row gains on average in the last pass of `number` canvases and the commit after
+    it, with 1, 2, 4, … of them; `n_right` `[B]` drafts were right. Cost: one host synchronisation.
     """
     right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
     n_live, *totals = torch.stack([run.canvas.is_live.sum(), *right]).tolist()
@@ -144,14 +142,13 @@ def mean_gains(run: CanvasRun, number: int, n_right: Tensor) -> list[float]:
 def verify_drafts(
     run: CanvasRun, order: Order, before: SlotPredictions, carried: Tensor | None, length: int
 ) -> tuple[SlotPredictions, Tensor | None, Tensor]:
-    """One pass over nested drafts, after which the run goes on from the last one that is right.
+    """One pass over K nested drafts, after which the run goes on from the last one that is right.
 
     Args:
         run: its canvas is the first draft.
-        order: of the slots.
         before: predictions of the canvas before its last commit.
         carried: `[B, Q]` int64, better guesses of tokens than those of `before`, or None.
-        length: K, drafts.
+        length: K.
 
     Returns:
         Predictions of the canvas, guesses `[B, Q]` for the next drafts or None, and `[B]` int64,
@@ -177,8 +174,8 @@ def verify_drafts(
     right = []  # whether draft k + 1 is what stepwise decoding makes of draft k
     for k, view in enumerate(views[:-1]):
         drafted = step == k
-        same = (order.first(view) == drafted).all(1) & drafted.any(1)
-        right.append(same & ((view.drawn == tokens) | ~drafted).all(1))
+        is_next = (order.first(view) == drafted).all(1) & drafted.any(1)
+        right.append(is_next & ((view.drawn == tokens) | ~drafted).all(1))
     n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
     n_committed = canvas.is_committed.sum(1)
     canvas.take(drafts, n_right)

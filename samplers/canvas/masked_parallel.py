@@ -12,9 +12,8 @@ After pass t of T the share f(t / T) of the slots is left open: cosine cos(pi x 
 arccos(x) / (pi / 2), linear 1 - x. Cosine and arccos take more at every pass: cosine begins with
 few, arccos begins evenly and takes its largest share at the last one.
 
-Departures: `choose="first"` ranks slots by the probability of their likeliest token instead, so
-that the choice does not depend on what is drawn; tokens are drawn with noise frozen per slot, so
-that a slot that is not chosen draws from its next distribution with the same noise; shares are
+Departures: `choose="first"` ranks slots by the probability of their likeliest token, so that the
+choice does not depend on what is drawn; tokens are drawn with noise frozen per slot; shares are
 counted over the active block of every row; at least one slot is committed a pass.
 """
 
@@ -54,7 +53,10 @@ class MaskedParallel(SelectorPolicy):
             (arccos), "random" or "left".
         choose: "last" draws tokens and ranks slots by their probability, "first" ranks without.
         choice: temperature of the noise on the ranks at the first pass, 0 at the last.
-        block, cache: as in `Stepwise`.
+
+    Loses: wherever slots depend on each other, as the number of slots does not ask how sure the
+    model is; a choice after the draw favours likely tokens at one slot a pass, too.
+    Figures: `scenes-masked`, 12 passes of 256: 22 of 24 captions true, 14 in Halton order.
     """
 
     steps: int | None = within(12, 1, hint="8 to 32 is usual")
@@ -88,16 +90,12 @@ class MaskedParallel(SelectorPolicy):
             by = run.order(self.order)
         if self.steps is None:
             return by
-        own = "arccos" if self.order == "halton" else "cosine"
-        return Quota(self.schedule or own, self.steps, by)
+        usual = "arccos" if self.order == "halton" else "cosine"
+        return Quota(self.schedule or usual, self.steps, by)
 
 
 def set_steps(policy: Any, steps: Any) -> MaskedParallel:
-    """The policy with the `num_inference_steps` of a diffusers call as its `steps`.
-
-    Raises:
-        OptionError: a policy without such steps, or no positive integer.
-    """
+    """The policy with the `num_inference_steps` of a diffusers call as its `steps`."""
     if not isinstance(policy, MaskedParallel):
         raise OptionError(
             f"num_inference_steps: expected none under {type(policy).__name__}, which decides "
@@ -110,12 +108,8 @@ def set_steps(policy: Any, steps: Any) -> MaskedParallel:
 
 @dataclass
 class Quota(Selector):
-    """As many slots as a schedule has for the pass, from the top of a selector's rank.
-
-    Args:
-        schedule: one of `SCHEDULES`.
-        steps: passes a block takes; the last one commits what is left.
-        by: the selector whose rank is used.
+    """As many slots as a schedule has for the pass, from the top of the rank of `by`. The last of
+    `steps` passes over a block commits what is left.
     """
 
     schedule: str
@@ -127,14 +121,14 @@ class Quota(Selector):
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         share = ((state.block_passes + 1).double() / self.steps).clamp(max=1)  # [B]
-        left = {
+        still_open = {  # f(t / T)
             "cosine": (share * pi / 2).cos(),
             "arccos": share.arccos() / (pi / 2),
             "linear": 1 - share,
         }[self.schedule]
-        n_left = (state.n_block * left + 1e-9).floor().long()  # up to rounding
-        n_left = torch.where(share < 1, n_left, 0)
-        n = (predictions.is_open.sum(1) - n_left).clamp(min=1)
+        n_open = (state.n_block * still_open + 1e-9).floor().long()  # up to rounding
+        n_open = torch.where(share < 1, n_open, 0)
+        n = (predictions.is_open.sum(1) - n_open).clamp(min=1)
         return top(self.rank(predictions), predictions.is_open, n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
@@ -143,19 +137,12 @@ class Quota(Selector):
 
 @dataclass(eq=False)
 class NoisyRank(Selector):
-    """The slot with the highest sum of a log-probability and Gumbel noise; ranked by that sum.
+    """The slot with the highest sum of a log-probability and Gumbel noise; ranked by that sum."""
 
-    Args:
-        state: of the run, which gives the noise.
-        choice: temperature of the noise at a block's first pass.
-        steps: passes after which it is 0; None: it stays.
-        sees_samples: whether the probability is the drawn token's, or the likeliest one's.
-    """
-
-    state: SelectorState
-    choice: float
-    steps: int | None
-    sees_samples: bool
+    state: SelectorState  # of the run, which gives the noise
+    choice: float  # temperature of the noise at a block's first pass
+    steps: int | None  # passes after which it is 0; None: it stays
+    sees_samples: bool  # whether the probability is the drawn token's, or the likeliest one's
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         probability = predictions.chance if self.sees_samples else predictions.peak

@@ -24,20 +24,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 
 class ModelPass:
-    """Passes of one run.
-
-    Args:
-        model, prompt, params, noise, cache, copies, layout: as in `CanvasRun`.
-        canvas: before its first pass.
-        width: Q.
-
-    Attributes:
-        by_entry: whether passes are laid out as entries; see `mmaccel.samplers.canvas.layout`.
-        live: `[n]` int64, rows that the next pass computes; None: all.
-        formats: what passes are computed in.
-        seconds: spent in the model.
-        n_prefilled: entries of prompts that a pass of their own has processed.
-    """
+    """Passes of one run, made with what `CanvasRun` has; `width` is Q."""
 
     def __init__(
         self,
@@ -53,9 +40,9 @@ class ModelPass:
     ) -> None:
         self.model, self.params, self.cache = model, params, cache
         self._layout = prompt.layout
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent in the model
         self.formats = PassFormats(model)
-        self.live: Tensor | None = None
+        self.live: Tensor | None = None  # [n] int64, rows that the next pass computes; None: all
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
         n = prompt.tokens.shape[1] + canvas.length
@@ -72,6 +59,7 @@ class ModelPass:
         self._first_unwritten = self.columns.pad.clone()  # [R], columns below are cached for good
         self._refreshed_at = torch.zeros_like(canvas.block_commits)
         self._is_new_block = torch.ones_like(canvas.block_commits, dtype=torch.bool)
+        # entries of prompts that a pass of their own has processed
         self.n_prefilled = self._prefill(canvas) if cache.kind == "block" else 0
 
     def _prefill(self, canvas: Canvas) -> int:
@@ -115,14 +103,12 @@ class ModelPass:
         self._noise = {1: self._noise[1]}  # the noise of the rows was refilled in place
 
     def choose_live_rows(self, is_live: list[bool]) -> None:
-        """Leave rows that have ended out of the next pass, where the model allows that."""
         self.live = None
         if not self.by_entry and self.model.any_rows and not all(is_live) and any(is_live):
             rows = [row for row, is_one in enumerate(is_live) if is_one]
             self.live = self._index.new_tensor(rows)
 
     def begin_blocks(self, is_new: Tensor) -> None:
-        """Take note of rows `[B]` bool whose active block is new."""
         self._is_new_block = self._is_new_block | is_new
         self._refreshed_at = torch.where(is_new, 0, self._refreshed_at)
 
@@ -150,20 +136,14 @@ class ModelPass:
         return slots, canvas.active().gather(1, slots) & inside
 
     def forward(self, canvas: Canvas, copies: int) -> tuple[SlotPredictions, Tensor]:
-        """Run one pass.
-
-        Args:
-            canvas: `[K * B]` rows; with K above 1 only where no refresh is due.
-            copies: K.
-
-        Returns:
-            SlotPredictions `[K * B, Q]`, and `[]` int64: entries computed.
+        """Run one pass over K copies of a canvas, `[K * B]` rows; K above 1 only where no refresh
+        is due. Returns predictions `[K * B, Q]`, and the number of entries computed, `[]` int64.
         """
         slots, is_open = self.open_slots(canvas)
         tokens = self.model_tokens(canvas).unflatten(0, (copies, -1))  # [K, B, L]
-        own = slots[: tokens.shape[1]]  # the active block is the same in all copies
+        asked = slots[: tokens.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
-        entries, n_entries = self.plan(canvas, tokens, own)
+        entries, n_entries = self.plan(canvas, tokens, asked)
         with self.formats.passing():
             if self.by_entry:
                 logits = self.columns.logits_as_rows(self.model.forward(entries), copies)
@@ -171,7 +151,7 @@ class ModelPass:
                 logits = self.model.forward(entries)
             else:  # row b of each copy and branch is at b, B + b, ...; 0 in rows that are left out
                 total = len(entries.tokens)
-                first = torch.arange(0, total, tokens.shape[1], device=own.device)
+                first = torch.arange(0, total, tokens.shape[1], device=asked.device)
                 rows = (first[:, None] + self.live).flatten()
                 some = self.model.forward(entries.select(rows))
                 logits = some.new_zeros(total, *some.shape[1:]).index_copy(0, rows, some)

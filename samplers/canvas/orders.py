@@ -34,29 +34,21 @@ _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
 @dataclass(eq=False)
 class Order(Selector):
-    """An order of the slots of a run; takes the next one.
+    """An order of the slots of a run; takes the next one."""
 
-    Attributes:
-        name: one of `ORDERS`.
-        ranks: `[B, L]` float32, lower ones first, where the order does not depend on logits; else
-            None.
-        noise: that of a random order; the noise of some rows may be replaced in place.
-    """
-
-    name: str
+    name: str  # one of `ORDERS`
+    # [B, L] float32, lower ones first, where the order does not depend on logits
     ranks: Tensor | None
-    noise: Noise | None = None
+    noise: Noise | None = None  # of a random order; that of some rows may be replaced in place
 
     def __post_init__(self) -> None:
         self.sees_samples = self.name == "sampled"
 
     def restart(self, batch_slots: Tensor) -> None:
-        """The noise of `batch_slots`, `[n]` int64, has become that of other rows."""
         if self.noise is not None and self.ranks is not None:
             self.ranks = _random_ranks(self.noise, self.ranks.shape[1])
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`; -inf where not open."""
         if self.ranks is not None:
             value = -self.ranks.gather(1, predictions.slots)
         elif self.name == "sampled":
@@ -86,7 +78,7 @@ def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> O
     "auto" is "halton" where the slots are those of an image's grid, else "confidence": on a grid
     confidence goes on beside what is there, where slots depend on each other, and nested drafts
     save 1.5 times; Halton's slots lie far apart, and they save 6.1 times (measured on
-    scenes-masked, docs/policies/lossless-unmask.md).
+    scenes-masked, docs/canvas.md).
     """
     columns = layout.columns if layout is not None else 0
     if name == "auto":
@@ -109,14 +101,10 @@ def _random_ranks(noise: Noise, length: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def halton_ranks(length: int, columns: int) -> Tensor:
-    """The rank of each slot, `[L]` float32, a permutation of 0..L-1.
+    """The rank of each slot, `[L]` float32, a permutation of 0..L-1; 0 columns for no grid.
 
     The points of the Halton sequence of bases 2 and 3 fall on the cells of the grid one after the
     other; cells are ranked by the first point that falls on them.
-
-    Args:
-        length: L.
-        columns: slots per row of the grid; 0 where slots have no grid.
     """
     columns = columns if 0 < columns < length else 1
     rows = -(-length // columns)
@@ -127,8 +115,8 @@ def halton_ranks(length: int, columns: int) -> Tensor:
         cell = int(_radical(k, 2) * rows) * columns + int(_radical(k, 3) * columns)
         if cell < length:
             ranks.setdefault(cell, len(ranks))
-    found = [ranks[cell] for cell in range(length)]
-    return torch.tensor(found, dtype=torch.float32, device="cpu")
+    by_cell = [ranks[cell] for cell in range(length)]
+    return torch.tensor(by_cell, dtype=torch.float32, device="cpu")
 
 
 def _radical(k: int, base: int) -> float:

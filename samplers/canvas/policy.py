@@ -44,7 +44,6 @@ class RunPolicy(Capable, CanvasPolicy):
 
     @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         plan = as_plan(self.cache)
         words = {
             "drafts": True,
@@ -56,7 +55,6 @@ class RunPolicy(Capable, CanvasPolicy):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         if as_plan(self.cache).kind == "block":
             return {}
         return {"own attention": 'keeps no finished blocks without cache="block"'}
@@ -76,7 +74,6 @@ class RunPolicy(Capable, CanvasPolicy):
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.policies.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         name = f"{type(self).__name__}.decode"
@@ -84,12 +81,10 @@ class RunPolicy(Capable, CanvasPolicy):
         return generation
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass."""
         return CanvasRun(self, model, prompt, length, **options)
 
     @abstractmethod
-    def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
+    def decode(self, run: CanvasRun) -> Generation: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +126,6 @@ class SelectorPolicy(RunPolicy, Selector):
         return chosen
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
-        """A run of this policy, before its first pass.
-
-        Raises:
-            OptionError: see `CanvasRun`; an `end_threshold` or `drop_suffix` where no token ends a
-                row.
-        """
         run = super().open(model, prompt, length, **options)
         if self.drop_suffix or self.end_threshold is not None:
             stops = prompt.stop_tokens
@@ -151,13 +140,11 @@ class SelectorPolicy(RunPolicy, Selector):
     def narrow(
         self, run: CanvasRun, predictions: SlotPredictions, state: SelectorState
     ) -> SlotPredictions:
-        """The predictions of a pass that are chosen from."""
+        """The predictions of a pass that slots are chosen from."""
         return predictions
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy. One whose selector depends on the tokens that
-        were drawn is relaxed.
-        """
+        """One whose selector depends on the tokens that were drawn is relaxed."""
         state = SelectorState.of(run)
         selector = self.full_selector(run, state)
         if selector.sees_samples:

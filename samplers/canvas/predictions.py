@@ -28,33 +28,18 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class SlotPredictions:
-    """Predictions for Q slots of each of B rows.
+    """Predictions for Q slots of each of B rows; they mean nothing where a slot is not open."""
 
-    Attributes:
-        slots: `[B, Q]` int64.
-        is_open: `[B, Q]` bool, slots that may be committed; the other attributes mean nothing
-            elsewhere.
-        peak: `[B, Q]` float32, largest probability of the model's distribution.
-        gap: `[B, Q]` float32, largest less second largest probability of the model's distribution.
-        entropy: `[B, Q]` float32, nats, of the target distribution (of the model's at temperature
-            0).
-        logits: `[B, Q, V]` float32, of the model's distribution.
-        has_invalid_logits: `[B]` bool, rows with an open slot whose logits are NaN or infinite, or
-            leave no token possible.
-        drawn: `[B, Q]` int64, tokens drawn from the target distribution; None where sealed.
-        chance: `[B, Q]` float32, probability of `drawn` in the target distribution; None where
-            sealed.
-    """
-
-    slots: Tensor
-    is_open: Tensor
-    peak: Tensor
-    gap: Tensor
-    entropy: Tensor
-    logits: Tensor
+    slots: Tensor  # [B, Q] int64
+    is_open: Tensor  # [B, Q] bool, slots that may be committed
+    peak: Tensor  # [B, Q] float32, largest probability of the model's distribution
+    gap: Tensor  # [B, Q] float32, the same less the second largest
+    entropy: Tensor  # [B, Q] float32, nats, of the target (at temperature 0 of the model's)
+    logits: Tensor  # [B, Q, V] float32, of the model's distribution
+    # [B] bool, rows with an open slot whose logits are NaN or infinite, or leave no token possible
     has_invalid_logits: Tensor
-    drawn: Tensor | None = None
-    chance: Tensor | None = None
+    drawn: Tensor | None = None  # [B, Q] int64, tokens drawn from the target; None where sealed
+    chance: Tensor | None = None  # [B, Q] float32, their probability in it; None where sealed
 
     def sealed(self) -> SlotPredictions:
         """The same without what was drawn."""
@@ -69,22 +54,22 @@ class SlotPredictions:
 
     def split(self, copies: int) -> list[SlotPredictions]:
         """Predictions of K canvases of B rows, one after the other."""
-        fields: dict[str, Any] = {
-            name: [None] * copies if value is None else value.chunk(copies)
-            for name, value in vars(self).items()
-        }
-        return [SlotPredictions(**{n: v[k] for n, v in fields.items()}) for k in range(copies)]
+        fields: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            fields[name] = [None] * copies if value is None else value.chunk(copies)
+        views = zip(*fields.values(), strict=True)
+        return [SlotPredictions(**dict(zip(fields, view))) for view in views]
 
     @staticmethod
     def pick(views: list[SlotPredictions], index: Tensor) -> SlotPredictions:
         """For each row the predictions of one of several canvases, `index` `[B]` int64."""
         rows = torch.arange(index.shape[0], device=index.device)
-        fields: dict[str, Any] = {
-            name: None
-            if value is None
-            else torch.stack([getattr(view, name) for view in views])[index, rows]
-            for name, value in vars(views[0]).items()
-        }
+        fields: dict[str, Any] = {}
+        for name, value in vars(views[0]).items():
+            if value is None:
+                fields[name] = None
+            else:
+                fields[name] = torch.stack([getattr(view, name) for view in views])[index, rows]
         return SlotPredictions(**fields)
 
 
@@ -109,28 +94,29 @@ def read_logits(
         mask_token: never drawn, and impossible in both distributions.
     """
     purpose = torch.zeros((), dtype=torch.int64, device=logits.device)  # frozen
-    own = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]
-    if 0 <= mask_token < own.shape[-1]:
-        own = own.index_fill(-1, purpose + mask_token, float("-inf"))
+    model = params.to_model_scores(logits, branches, slots, layout)  # [B, Q, V]
+    if 0 <= mask_token < model.shape[-1]:
+        model = model.index_fill(-1, purpose + mask_token, float("-inf"))
     key = (noise.seeds, noise.items, slots, purpose)
-    greedy = params.temperature == 0
-    target = own if greedy else params.to_target_scores(own, params.find_cooling(logits))
-    found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
-    raw = found if target is own else dispatch.run(unmask, own, is_open, 0.0, *key)
-    largest = own.amax(-1)
-    if (
-        params.temperature not in (0.0, 1.0) or params.adaptive
-    ):  # division by a tiny temperature gives infinities
-        largest = largest + target.amax(-1)
+    if params.temperature == 0:
+        target = model
+        drawn = raw = dispatch.run(unmask, model, is_open, 0.0, *key)
+    else:
+        target = params.to_target_scores(model, params.find_cooling(logits))
+        drawn = dispatch.run(unmask, target, is_open, 1.0, *key)
+        raw = drawn if target is model else dispatch.run(unmask, model, is_open, 0.0, *key)
+    largest = model.amax(-1)
+    if params.temperature not in (0.0, 1.0) or params.adaptive:
+        largest = largest + target.amax(-1)  # division by a tiny temperature gives infinities
     has_invalid_logits = (is_open & (largest - largest != 0)).any(1)  # NaN and infinity leave NaN
     return SlotPredictions(
         slots,
         is_open,
         raw.peak,
         raw.gap,
-        found.entropy,
-        own,
+        drawn.entropy,
+        model,
         has_invalid_logits,
-        found.tokens,
-        found.confidence,
+        drawn.tokens,
+        drawn.confidence,
     )

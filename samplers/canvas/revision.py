@@ -44,12 +44,8 @@ from mmaccel.samplers.canvas.state import Canvas
 
 
 class Reviser:
-    """Revises one run; its state is kept per row.
-
-    Args:
-        run: of B rows.
-        least: probability, see `RevisedParallel`.
-        budget: passes over a block once it is full.
+    """Revises one run of B rows by the probability `least` (see `RevisedParallel`); `budget` is of
+    passes over a block once it is full.
     """
 
     def __init__(self, run: CanvasRun, least: float, budget: int = 0) -> None:
@@ -57,9 +53,6 @@ class Reviser:
         self._start = torch.full_like(run.canvas.start, -1)  # the block of the last pass
 
     def restart(self, batch_slots: Tensor) -> None:
-        """Forget the rows of `batch_slots`, `[n]` int64: other rows begin there, whose block counts
-        as new.
-        """
         self._start = self._start.index_fill(0, batch_slots, -1)
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
@@ -84,12 +77,8 @@ class Reviser:
 
     @abstractmethod
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
-        """Change what is committed in the active blocks.
-
-        The run's canvas holds the pass's commits; its blocks are still those of the pass.
-
-        Args:
-            new: `[B, Q]` bool, what it committed.
+        """Change what is committed in the active blocks, those of the pass, which committed `new`
+        `[B, Q]`.
         """
 
 
@@ -124,7 +113,7 @@ class RedoReviser(Reviser):
         self._confidence = torch.ones_like(run.canvas.tokens, dtype=torch.float32)
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
-        """One in a block that is redone; see `Reviser`."""
+        """One in a block that is redone."""
         is_redoing = self._is_redoing & (self._run.canvas.start == self._start)
         return torch.where(is_redoing, 1, predictions.is_open.sum(1))
 
@@ -151,7 +140,7 @@ class ShadowReviser(Reviser):
         self._last = torch.ones_like(run.canvas.start)  # slots that the last pass committed
 
     def max_commits(self, predictions: SlotPredictions) -> Tensor:
-        """Seven tenths of the open slots, but 5 to 20; see `Reviser`."""
+        """Seven tenths of the open slots, but 5 to 20."""
         return (0.7 * predictions.is_open.sum(1)).long().clamp(5, 20)
 
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
@@ -184,7 +173,7 @@ class ShadowPass(ModelPass):
         return width
 
     def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
-        """See `ModelPass.plan`; a shadow of every committed slot is counted too."""
+        """A shadow of every committed slot is counted, too."""
         entries, n_entries = super().plan(canvas, tokens, slots)
         checked = canvas.is_committed & ~canvas.is_given
         end = torch.minimum(canvas.end, canvas.limit)[:, None]
@@ -196,29 +185,25 @@ class ShadowPass(ModelPass):
     def predict(
         self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
     ) -> SlotPredictions:
-        """See `ModelPass.predict`; `logits` are those of slots and of their shadows."""
-        own, shadows = logits.chunk(2, 1)
+        """`logits` are those of slots and of their shadows."""
+        of_slots, shadows = logits.chunk(2, 1)
         model = super().predict(shadows, canvas, slots, self._checked, copies).logits
         last = model.shape[-1] - 1  # the mask token may lie beyond; such slots are not checked
         tokens = canvas.tokens.gather(1, slots).clamp(max=last)[..., None]
         probability = model.softmax(-1).gather(-1, tokens)[..., 0]
         self.left_out = torch.where(self._checked, probability, 1.0)
-        return super().predict(own, canvas, slots, is_open, copies)
+        return super().predict(of_slots, canvas, slots, is_open, copies)
 
 
 def with_shadows(
     entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
 ) -> CanvasPass:
-    """A pass with a shadow for every slot whose logits are wanted.
+    """A pass (as entries, of one canvas) with a shadow for every slot whose logits are wanted;
+    those that are not `checked` `[B, Q]` are padding. `columns` have Q extra cache indices before
+    the last.
 
     Where logits are shifted, those of a shadow are the ones of a twin: a copy of the entry before
     the slot, which attends to the shadow instead of the slot's entry, and to which nothing attends.
-
-    Args:
-        entries: as entries, of one canvas.
-        columns: with Q extra cache indices before the last.
-        checked: `[B, Q]` bool, slots whose shadow is wanted; the other shadows are padding.
-        mask_token: what a shadow holds.
 
     Returns:
         C + Q entries, or C + 2 Q with twins, and 2 Q queries, those of shadows last.
@@ -227,30 +212,32 @@ def with_shadows(
     queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]
     index = torch.arange(n, device=queries.device)
     slots = (queries + columns.shift).clamp(max=count - 1)  # entries of the slots
-    own = entries.cache_indices.gather(1, slots)[..., None]  # [R, Q, 1]
+    slot_indices = entries.cache_indices.gather(1, slots)[..., None]  # [R, Q, 1]
     last = columns.cache_size - 1
     shadows = torch.where(checked.repeat(columns.branches, 1), last - n + index, last)  # [R, Q]
     reads = entries.reads.expand(-1, count, -1)
 
     def copy(tokens: Tensor, at: Tensor, cache_indices: Tensor) -> tuple[Tensor, ...]:
         """Entries that attend to shadows where those `at` attend to slots."""
-        theirs = reads.gather(1, at[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
-        sees = theirs.gather(2, own)
-        theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], sees)
-        theirs[..., -1] = False
-        return tokens, entries.positions.gather(1, at), cache_indices, theirs
+        copied = reads.gather(1, at[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
+        sees = copied.gather(2, slot_indices)
+        copied = copied.scatter(2, slot_indices, False).scatter(2, shadows[..., None], sees)
+        copied[..., -1] = False
+        return tokens, entries.positions.gather(1, at), cache_indices, copied
 
     added = [copy(torch.full_like(slots, mask_token), slots, shadows)]
     if columns.shift:
         tokens = entries.tokens.gather(1, queries)
         added.append(copy(tokens, queries, torch.full_like(shadows, last)))
-    own_parts = entries.tokens, entries.positions, entries.cache_indices, reads
-    parts = [torch.cat(each, 1) for each in zip(own_parts, *added, strict=True)]
-    of_shadows = (parts[0].shape[1] - n + index).expand(rows, -1)
+    of_slots = entries.tokens, entries.positions, entries.cache_indices, reads
+    tokens, positions, cache_indices, reads = (
+        torch.cat(parts, 1) for parts in zip(of_slots, *added, strict=True)
+    )
+    of_shadows = (tokens.shape[1] - n + index).expand(rows, -1)  # the last ones, twins if any
     return CanvasPass(
-        tokens=parts[0],
-        positions=parts[1],
-        cache_indices=parts[2],
-        reads=parts[3],
+        tokens=tokens,
+        positions=positions,
+        cache_indices=cache_indices,
+        reads=reads,
         queries=torch.cat([queries, of_shadows], 1),
     )

@@ -53,28 +53,10 @@ class RowState(Protocol):
 
 
 class CanvasRun:
-    """One run of B rows.
+    """One run of B rows (R = G * B of the prompt) over L slots.
 
-    Args:
-        policy: has `block` and `cache`; for the statistics.
-        model: the denoiser.
-        prompt: R = G * B rows.
-        length: L, slots to fill.
-        params, noise: as in `mmaccel.policies.Policy.sample`.
-        on_step: called after every pass.
-        copies: most canvases that one pass computes.
-        layout: of these, "rows" of a batch or "entries" of one row.
-        pass_type: class of its passes.
-
-    Attributes:
-        canvas: what is committed.
-        bound: what it cost.
-        noise, layout: of the rows in the batch slots, for orders.
-        scheduler: which rows are in the batch slots; None where all rows are decoded together.
-        has_new_rows: whether there are rows without a pass while others go on.
-        draws: None, or a function that receives a pass's predictions and returns them with other
-            tokens drawn; for proofs that enumerate all draws.
-        reviser: changes the canvas after every commit; None: nothing does.
+    One pass computes at most `copies` canvases, as "rows" of a batch or "entries" of one row
+    (`layout`).
     """
 
     def __init__(
@@ -93,33 +75,37 @@ class CanvasRun:
     ) -> None:
         self._began = time.perf_counter()
         check_run(policy, model, prompt, length, params, noise)
-        self.scheduler = None
+        self.scheduler = None  # which rows are in the batch slots, where not all are all the time
         if prompt.batching is not None:
             self.scheduler = Scheduler(prompt, prompt.batching, noise, is_fixed=True)
             prompt = self.scheduler.prompt()
             noise = self.scheduler.noise()
         self.on_step = on_step
-        self.noise = noise
+        self.noise = noise  # of the rows in the batch slots
         self.layout = prompt.layout
+        # replaces what a pass has drawn, for proofs that enumerate all draws
         self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
-        self.reviser: Reviser | None = None
+        self.reviser: Reviser | None = None  # changes the canvas after every commit
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
-        own = model.block
-        block = own if policy.block is None else policy.block
+        block = model.block if policy.block is None else policy.block
         self._blank = partial(
-            Canvas, length=length, mask_token=model.mask_token, block=block, is_own=own is not None
+            Canvas,
+            length=length,
+            mask_token=model.mask_token,
+            block=block,
+            is_own=model.block is not None,
         )
-        self.canvas = self._blank(prompt)
+        self.canvas = self._blank(prompt)  # what is committed
         if self.scheduler is not None:  # a batch slot may wait for its first row
             is_open = torch.tensor(
                 self.scheduler.is_open, device=prompt.tokens.device, dtype=torch.bool
             )
             self.canvas.cut(self.canvas.limit * is_open)
             self.canvas.update_blocks()
-        self.bound = DivergenceBound(prompt.batch, prompt.tokens.device)
-        self.has_new_rows = False
+        self.bound = DivergenceBound(prompt.batch, prompt.tokens.device)  # what that cost
+        self.has_new_rows = False  # there are rows without a pass while others go on
         self._row_states: list[RowState] = []
         self._reported = self.canvas.lengths  # [B], slots that `on_step` has received
         self._is_invalid = torch.zeros_like(self.canvas.stays_in_block)  # [B]
@@ -142,9 +128,6 @@ class CanvasRun:
     def sync(self) -> bool:
         """Hand out rows that have ended, admit the next ones, and return whether any slot is still
         to be committed. Cost: one host synchronisation.
-
-        Raises:
-            NumericsError: a slot that was to be chosen or left had invalid logits.
         """
         is_live, is_invalid = torch.stack([self.canvas.is_live, self._is_invalid]).tolist()
         if any(is_invalid):
@@ -158,8 +141,8 @@ class CanvasRun:
         return any(is_live)
 
     def _refill(self, scheduler: Scheduler, is_live: list[bool]) -> list[bool]:
-        """Hand out rows that have ended and admit others in their batch slots; returns which batch
-        slots hold a row that has not ended.
+        """Hand out rows that have ended and admit others; returns which batch slots hold a live
+        row.
         """
         while True:  # an admitted row may have nothing open: its layout forces all slots
             free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
@@ -176,14 +159,12 @@ class CanvasRun:
             is_live = self.canvas.is_live.tolist()
 
     def _finished_row(self, batch_slot: int, scheduler: Scheduler) -> FinishedRow:
-        """What was committed in a batch slot."""
         tokens = self.canvas.tokens[batch_slot, : int(self.canvas.limit[batch_slot])].clone()
         gains, passes, nats = self.bound.row(batch_slot)
         row = scheduler.rows[batch_slot]
         return FinishedRow(row, tokens, passes, count_gains(gains), 0.0, nats)
 
     def _restart(self, batch_slots: Tensor, scheduler: Scheduler) -> None:
-        """Begin the rows that the scheduler has put into `batch_slots`, `[n]` int64."""
         prompt = scheduler.prompt()
         self.noise.refill(scheduler.noise())
         fresh = self._blank(prompt)
@@ -205,12 +186,8 @@ class CanvasRun:
         return predictions if self.draws is None else self.draws(predictions)
 
     def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
-        """Commit the drawn tokens of chosen slots and finish the pass.
-
-        Args:
-            predictions: of the canvas as it is.
-            chosen: `[B, Q]` bool. Where it holds none of a row's open slots, the most confident
-                one is taken.
+        """Commit the drawn tokens of chosen slots `[B, Q]`, of a row without any the most confident
+        one, and finish the pass.
         """
         name = f"{self.stats.policy}: the slots to commit"
         check_answer(name, chosen, predictions.is_open.shape, "bool")
@@ -231,10 +208,8 @@ class CanvasRun:
         return self.model_pass.slots(self.canvas)
 
     def commit_on(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
-        """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it.
-
-        Returns:
-            `[n * B]` int64, slots committed.
+        """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it;
+        returns how many slots, `[n * B]` int64.
         """
         slots = self.model_pass.slots(canvas)
         n_new = canvas.commit(canvas.spread(slots, chosen, False), canvas.spread(slots, tokens, 0))
@@ -242,7 +217,7 @@ class CanvasRun:
         return n_new
 
     def mark_invalid(self, rows: Tensor) -> None:
-        """Let the next `sync` fail for these rows, `[B]` bool: they used invalid logits."""
+        """Let the next `sync` fail for these rows, `[B]` bool."""
         self._is_invalid = self._is_invalid | rows
 
     def finish_pass(self) -> None:
@@ -273,18 +248,13 @@ class CanvasRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Turn a KeyboardInterrupt into one that carries what was committed.
-
-        Raises:
-            CanvasInterrupt: instead of KeyboardInterrupt.
-        """
+        """Turn a KeyboardInterrupt into a CanvasInterrupt, which carries what was committed."""
         try:
             yield
         except KeyboardInterrupt as stop:
             raise CanvasInterrupt(*self._result()) from stop
 
     def generation(self) -> Generation:
-        """The result of all rows."""
         return self._result()[0]
 
     def _result(self) -> tuple[Generation, Tensor]:

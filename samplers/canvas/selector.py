@@ -4,11 +4,9 @@ H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entro
 Unmasking", NeurIPS 2025, arXiv 2505.24857, sections 3.2 and 4, writes published rules as one: rank
 the open slots, take some from the top. Here a selector gives both, a set of slots and a rank.
 
-Selectors can be combined: `And`, `Or`, `AtLeast`, which adds missing slots by the selector's own
-rank. Published rules are such combinations: where no slot
-passes a threshold, the most confident one is taken (C. Wu et al., "Fast-dLLM", 2025, arXiv
-2505.22618, section 3.3); slots are taken that pass two thresholds (S. H. Kim et al., "KLASS",
-NeurIPS 2025, arXiv 2511.05664).
+Published rules are combinations: where no slot passes a threshold, the most confident one is taken
+(C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.3); slots are taken that pass two
+thresholds (S. H. Kim et al., "KLASS", NeurIPS 2025, arXiv 2511.05664).
 
 Departures: a selector receives sealed predictions, without the tokens that were drawn, unless its
 `sees_samples` is True; what it carries from pass to pass is kept per row, in a `SelectorState`.
@@ -31,25 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class SelectorState:
-    """What selectors may use of a run besides the predictions; made by `SelectorState.of`.
+    """What selectors may use of a run besides the predictions; made by `SelectorState.of`."""
 
-    Attributes:
-        run: the run of B rows.
-        n_slots: `[B]` int64, slots that were open when the row began.
-        block_start: `[B]` int64, where each row's active block began at the last pass.
-        block_passes: `[B]` int64, passes before this one over the row's active block.
-        n_block: `[B]` int64, slots that were open when the active block began.
-        is_new_block: `[B]` bool, rows whose active block is new at this pass.
-        saved: by selector, what it carries to the next pass; it has to forget rows of
-            `is_new_block`.
-    """
-
-    run: CanvasRun
-    n_slots: Tensor
-    block_start: Tensor
-    block_passes: Tensor
-    n_block: Tensor
-    is_new_block: Tensor
+    run: CanvasRun  # of B rows
+    n_slots: Tensor  # [B] int64, slots that were open when the row began
+    block_start: Tensor  # [B] int64, where the active block began at the last pass
+    block_passes: Tensor  # [B] int64, passes before this one over the active block
+    n_block: Tensor  # [B] int64, slots that were open when the active block began
+    is_new_block: Tensor  # [B] bool, rows whose active block is new at this pass
+    # by selector, what it carries to the next pass; it has to forget rows of `is_new_block`
     saved: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -98,13 +86,9 @@ class SelectorState:
 class Selector:
     """A rule. What it returns for a row depends on that row alone. This one takes the first slot of
     its rank, which is by confidence.
-
-    Attributes:
-        sees_samples: whether it receives what was drawn; then the decoded distribution is not
-            exact.
     """
 
-    sees_samples: bool = False
+    sees_samples: bool = False  # it receives what was drawn: the distribution is not exact
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """`[B, Q]` bool, slots to commit; slots that are not open do not count. Where it takes none
@@ -118,11 +102,7 @@ class Selector:
 
 
 def take(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-    """The open slots `[B, Q]` bool that a selector takes.
-
-    Raises:
-        ShapeError: it selects something else.
-    """
+    """The open slots `[B, Q]` bool that a selector takes."""
     chosen = selector.select(predictions, state)
     is_open = predictions.is_open
     check_answer(f"{type(selector).__name__}.select", chosen, is_open.shape, "bool")
@@ -130,17 +110,12 @@ def take(selector: Selector, predictions: SlotPredictions, state: SelectorState)
 
 
 def rank_by(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-    """A selector's rank `[B, Q]`.
-
-    Raises:
-        ShapeError: it ranks something else.
-        NumericsError: NaN at the first pass, where the model's logits are numbers.
-    """
-    found = selector.rank(predictions)
+    """A selector's rank `[B, Q]`; NaN is refused at the first pass, where logits are numbers."""
+    rank = selector.rank(predictions)
     is_sound = predictions.is_open & ~predictions.has_invalid_logits[:, None]
     counts = is_sound if state.run.bound.passes == 1 else None
-    check_answer(f"{type(selector).__name__}.rank", found, is_sound.shape, "float", counts=counts)
-    return found
+    check_answer(f"{type(selector).__name__}.rank", rank, is_sound.shape, "float", counts=counts)
+    return rank
 
 
 def ranked(rank: Tensor, among: Tensor) -> Tensor:
@@ -179,16 +154,12 @@ class _Of(Selector):
 
 
 class And(_Of):
-    """Slots that both take."""
-
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         one, other = self.parts
         return take(one, predictions, state) & take(other, predictions, state)
 
 
 class Or(_Of):
-    """Slots that either takes."""
-
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         one, other = self.parts
         return take(one, predictions, state) | take(other, predictions, state)

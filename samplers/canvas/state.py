@@ -28,30 +28,14 @@ PER_ROW = (
 
 
 class Canvas:
-    """Slots of B rows.
+    """Slots of B rows, L each, in blocks of `block`; None takes the canvas as one.
 
-    Args:
-        prompt: gives rows, stop tokens and layout; tokens that the layout forces are committed from
-            the start.
-        length: L, slots of every row.
-        mask_token: what an open slot holds.
-        block: slots per block; None takes the canvas as one.
-        is_own: whether blocks are the model's own, which count from a row's first token.
+    Tokens that the prompt's layout forces are committed from the start. Blocks of the model's own
+    (`is_own`) count from a row's first token.
 
-    Attributes:
-        tokens: `[B, L]` int64, the mask token where nothing is committed.
-        is_committed: `[B, L]` bool.
-        is_given: `[B, L]` bool, committed from the start; nothing may change these.
-        limit: `[B]` int64, slots that count: up to the first stop token, once there is one.
-        start, end: `[B]` int64, the active block, the first one with an open slot; both are
-            `limit` where no slot is open. A stop token does not shorten the block, so that passes
-            attend to as much as before.
-        base: `[B]` int64, where the active block begins, prompt tokens in it counted: `start`, or
-            below 0.
-        block_commits: `[B]` int64, slots the row has committed since its active block began.
-        stays_in_block: `[B]` bool, rows that stay in their active block though it is full.
-        blocks_are_adjacent: whether a block begins at the first open slot, and not on a grid.
-        drop_suffix: whether passes leave out the slots from `limit` on.
+    The active block of a row, `start` to `end`, is the first one with an open slot; both are
+    `limit` where no slot is open. A stop token does not shorten it, so that passes attend to as
+    much as before.
     """
 
     def __init__(
@@ -66,8 +50,10 @@ class Canvas:
         device = prompt.tokens.device
         self.length, self.mask_token = length, mask_token
         self._blank = 0 if mask_token is None else mask_token
+        # [B, L] int64, the mask token where nothing is committed
         self.tokens = torch.full((batch, length), self._blank, device=device, dtype=torch.int64)
-        self.is_committed = torch.zeros(batch, length, dtype=torch.bool, device=device)
+        self.is_committed = torch.zeros(batch, length, dtype=torch.bool, device=device)  # [B, L]
+        # [B] int64, slots that count: up to the first stop token, once there is one
         self.limit = torch.full((batch,), length, device=device, dtype=torch.int64)
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
@@ -76,12 +62,14 @@ class Canvas:
         if is_own and block is not None:
             self._offset = prompt.lengths[:batch] % block
         self._commit_forced(prompt.layout, batch)
-        self.is_given = self.is_committed.clone()
-        self.start = torch.full_like(self.limit, -1)
+        self.is_given = self.is_committed.clone()  # [B, L]: nothing may change these
+        self.start = torch.full_like(self.limit, -1)  # [B] int64, as `end`
+        # `base` is where the active block begins, prompt tokens in it counted: `start`, or below 0
         self.base, self.end = self.start.clone(), self.start.clone()
-        self.block_commits = torch.zeros_like(self.limit)
-        self.stays_in_block = torch.zeros_like(self.limit, dtype=torch.bool)
-        self.blocks_are_adjacent = self.drop_suffix = False
+        self.block_commits = torch.zeros_like(self.limit)  # since the active block began
+        self.stays_in_block = torch.zeros_like(self.limit, dtype=torch.bool)  # though it is full
+        self.blocks_are_adjacent = False  # a block begins at the first open slot, not on a grid
+        self.drop_suffix = False  # passes leave out the slots from `limit` on
         self.update_blocks()
 
     def _commit_forced(self, layout: Layout | None, batch: int) -> None:
@@ -119,15 +107,7 @@ class Canvas:
         return self.is_open & inside
 
     def commit(self, chosen: Tensor, tokens: Tensor) -> Tensor:
-        """Put tokens into chosen open slots.
-
-        Args:
-            chosen: `[B, L]` bool; slots that are not open are left out.
-            tokens: `[B, L]` int64, read where chosen.
-
-        Returns:
-            `[B]` int64, slots committed.
-        """
+        """Put tokens `[B, L]` into chosen `[B, L]` open slots; returns how many, `[B]` int64."""
         chosen = chosen & self.is_open
         self.tokens = torch.where(chosen, tokens, self.tokens)
         self.is_committed = self.is_committed | chosen
@@ -166,10 +146,8 @@ class Canvas:
         self.end = torch.maximum(torch.minimum(self.end, end), self.start)
 
     def update_blocks(self) -> Tensor:
-        """Cut rows at stop tokens, and go to the next block where the active one is full.
-
-        Returns:
-            `[B]` bool, rows whose active block is another one than before.
+        """Cut rows at stop tokens, and go on from full blocks; returns which rows have another
+        active block.
         """
         self.cut_at_stop_tokens()
         is_open = self.is_open
@@ -196,9 +174,7 @@ class Canvas:
         return is_new
 
     def copies(self, n: int) -> Canvas:
-        """These rows n times, one copy after the other, `[n * B]`; changing them changes nothing
-        here.
-        """
+        """These rows n times, `[n * B]`; changing them changes nothing here."""
         new = copy(self)
         for name in PER_ROW:
             value = getattr(self, name)
@@ -206,12 +182,7 @@ class Canvas:
         return new
 
     def take(self, others: Canvas, index: Tensor) -> None:
-        """Take over one of several copies, row by row.
-
-        Args:
-            others: `[n * B]` rows, from `copies`.
-            index: `[B]` int64 in 0..n-1.
-        """
+        """Take over one of several copies (`[n * B]` rows, from `copies`), row by row."""
         batch = index.shape[0]
         rows = index * batch + torch.arange(batch, device=index.device)
         for name in PER_ROW:

@@ -34,14 +34,8 @@ GAPS: Prior = ((2.5, -2.5), (4.0, -3.5))  # beta and c that rows begin with
 def grow_branches(
     drafter: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
 ) -> Nodes | None:
-    """N branches of L drafts; None before the first pass.
-
-    Args:
-        run: whose token buffer holds the chain's drafts.
-        drafts: `[B, K]` int64, the chain.
-        noise: frozen noise of the draft slots, see `Drafter.correct`.
-        n: N.
-        length: L, at most K.
+    """N branches of L drafts (at most K) beside the chain `drafts` `[B, K]`, see `Drafter.branch`;
+    None before the first pass.
     """
     slots = drafter.sweep_slots(run, noise)
     if slots is None:
@@ -62,9 +56,9 @@ def grow_branches(
     if length == 1:
         return Nodes.of_branches(forks, firsts[..., None], drafts.shape[1] + 1)
     at = forks[..., None] + torch.arange(1, length, device=forks.device)  # [B, N, L-1]
-    own = _take(slots, at)
-    found = drafter.make_drafts(run, own, copies, own.ids.shape[2])
-    behind = found.drafts.view(len(drafts), n, length - 1)
+    of_branches = _take(slots, at)
+    redrafted = drafter.make_drafts(run, of_branches, copies, of_branches.ids.shape[2])
+    behind = redrafted.drafts.view(len(drafts), n, length - 1)
     branches = torch.cat([firsts[..., None], behind], 2)
     return Nodes.of_branches(forks, branches, drafts.shape[1] + 1)
 
@@ -73,10 +67,7 @@ def grow_branches(
 def find_children(
     drafter: CoarseDrafter, run: OpenRun, paths: Paths, noise: Tensor, k: int
 ) -> Children | None:
-    """The best ranks after entries of a tree; see `Drafter.children`.
-
-    A slot whose draft is fixed has that one child.
-    """
+    """The best ranks after entries of a tree; a slot whose draft is fixed has that one child."""
     behind = _slots_behind(drafter, run, paths, noise)
     if behind is None:
         return None
@@ -96,9 +87,8 @@ def find_children(
 
 @torch.no_grad()
 def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Tensor:
-    """What may follow entries of a tree, `[B, n, V]`; see `Drafter.distributions`.
-
-    Of a slot whose draft is fixed it is that draft. No slot's noise has a part in it.
+    """What may follow entries of a tree, `[B, n, V]`: of a slot whose draft is fixed that draft. No
+    slot's noise has a part in it.
     """
     slots = run.rows.slots[:, :1] + paths.depths
     drafts = run.rows.tokens.gather(1, slots + run.rows.origin)
@@ -115,15 +105,8 @@ def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Te
 def _slots_behind(
     drafter: CoarseDrafter, run: OpenRun, paths: Paths, noise: Tensor
 ) -> tuple[SweepSlots, Tensor] | None:
-    """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64.
-
-    Args:
-        run: before its pass.
-        paths: of the entries.
-        noise: see `Drafter.correct`.
-
-    Returns:
-        None before the first pass.
+    """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64;
+    None before the first pass.
     """
     slots = drafter.sweep_slots(run, noise)
     if slots is None:
@@ -132,8 +115,8 @@ def _slots_behind(
     rows = torch.arange(len(work), device=work.device)[:, None]
     fields = slots._asdict()
     last = fields.pop("last")
-    own = {name: value[rows, paths.depths] for name, value in fields.items()}
-    at = SweepSlots(**own, last=last)  # of n slots, which may be the same
+    taken = {name: value[rows, paths.depths] for name, value in fields.items()}
+    at = SweepSlots(**taken, last=last)  # of n slots, which may be the same
     # an entry's neighbours in the window are those of its path
     place = at.neighbours - slots.columns[:, :1, None]  # [B, n, N], in the window
     is_inside = (place >= 0) & (place < paths.tokens.shape[2])
@@ -145,12 +128,8 @@ def _slots_behind(
 def _rank(
     drafter: CoarseDrafter, run: OpenRun, slots: SweepSlots, now: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best perturbed scores of slots and their tokens, `[B, K, r]`, falling.
-
-    Args:
-        run: before its pass.
-        slots: K of each row.
-        now: `[B, K, N]` int64, the tokens of their neighbours.
+    """The best perturbed scores of K slots and their tokens, `[B, K, r]`, falling; `now` `[B, K,
+    N]` are the tokens of their neighbours.
     """
     moved, fresh = drafter.find_changes(run, slots, slots.ids, now)
     n_ranks = min(_RANKS, moved.shape[2])
@@ -165,22 +144,21 @@ def _rank(
 def _choose(
     slots: SweepSlots, drafts: Tensor, chances: Tensor, tokens: Tensor, *, n: int, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Where the likeliest alternatives fork, and their tokens, `[B, N]` int64 each."""
     _, n_slots, n_ranks = chances.shape
     index = torch.arange(n_slots, device=chances.device)
 
     # the chain has one of the ranks, or a token that nothing competes with
     is_chain = tokens == drafts[..., None]
-    own = torch.where(is_chain.any(-1), (chances * is_chain).sum(-1), chances[..., 0])
-    own = torch.where(slots.is_fixed, 1.0, own)  # [B, K]
-    before = torch.cat([torch.ones_like(own[:, :1]), own[:, :-1].cumprod(1)], 1)
+    on_chain = torch.where(is_chain.any(-1), (chances * is_chain).sum(-1), chances[..., 0])
+    on_chain = torch.where(slots.is_fixed, 1.0, on_chain)  # [B, K]
+    before = torch.cat([torch.ones_like(on_chain[:, :1]), on_chain[:, :-1].cumprod(1)], 1)
     is_out = is_chain | slots.is_fixed[..., None] | (index > n_slots - length)[:, None]
-    paths = (before[..., None] * chances).masked_fill(is_out, 0.0).flatten(1)
-    found = paths.topk(min(n, paths.shape[1]), -1).indices
-    if found.shape[1] < n:  # a narrow window: repeat the first
-        found = torch.cat([found, found[:, :1].expand(-1, n - found.shape[1])], 1)
-    forks = (found // n_ranks).clamp(max=n_slots - length)
-    return forks, tokens.flatten(1).gather(1, found)
+    paths = (before[..., None] * chances).masked_fill(is_out, 0.0).flatten(1)  # [B, K r]
+    best = paths.topk(min(n, paths.shape[1]), -1).indices
+    if best.shape[1] < n:  # a narrow window: repeat the first
+        best = torch.cat([best, best[:, :1].expand(-1, n - best.shape[1])], 1)
+    forks = (best // n_ranks).clamp(max=n_slots - length)
+    return forks, tokens.flatten(1).gather(1, best)
 
 
 def _take(slots: SweepSlots, at: Tensor) -> SweepSlots:

@@ -69,12 +69,10 @@ _NEW_SLOTS = Neighbour()  # drafts slots that C has not seen, before it corrects
 
 
 class OpenedCoarse:
-    """A coarse model that was opened for a token model, as all its runs use it.
+    """A coarse model C that was opened for a token model, as all its runs use it.
 
-    Args:
-        model: C.
-        candidates: how many of a slot's stale scores are corrected.
-        rounds: in how many parallel rounds a window is drafted; None: until no draft changes.
+    `candidates` of a slot's stale scores are corrected. A window is drafted in `rounds` parallel
+    rounds; None: until no draft changes.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class OpenedCoarse:
 
     @cached_property
     def rounds_on_rows(self) -> Rounds:
-        """Rounds with `weights` on a CPU."""
         return Rounds(self.weights, self.model.slot_weights())
 
     def count_rounds(self, n_slots: int) -> int:
@@ -98,15 +95,16 @@ class OpenedCoarse:
         return n_slots if self.rounds is None else min(self.rounds, n_slots)
 
     def table(self, run: OpenRun) -> Tensor:
-        """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
+        """Columns `[slots, N]` int64 of every slot's neighbours in `CoarseDrafter.pad_tokens`."""
         origin = run.rows.origin
         n_columns = run.rows.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
         table = tables.get((origin, n_columns))
         if table is None:
             index = torch.arange(n_columns - origin, device=run.rows.tokens.device)
-            found, exists = self.config.find_neighbours(index)
-            columns = found + origin
+            neighbours, exists = self.config.find_neighbours(index)
+            columns = neighbours + origin
+            # a neighbour that is none is in the last column, which holds no token
             table = torch.where(exists & (columns >= 0), columns, n_columns)
             if len(tables) >= _TABLES and not run.runner.is_static:
                 tables.clear()  # prompts and runs of many lengths
@@ -116,57 +114,34 @@ class OpenedCoarse:
 
 @dataclass(frozen=True)
 class CoarseState:
-    """What a pass hands to the next one.
+    """What a pass hands to the next one."""
 
-    Attributes:
-        values: `[B, W, M]`, the best stale scores of every slot, noise included.
-        ids: `[B, W, M]` int64, their tokens.
-        scores: `[B, W, V]`, all stale scores.
-        neighbours: `[B, W, N]` int64, the ids that the pass saw.
-        states: `[B, W, D]`, of the pass.
-        prompts: `[B, D]`, states of slot 0; on the host `[B, H]`, what C makes of them.
-        first, end: `[B, 1]` int64, the first and the last slot of the pass.
-        last: `[B, V]`, scores of the last slot.
-        coming: `[B, W, N]` int64, on the host the ids that the coming pass will see.
-    """
-
-    values: Held
-    ids: Held
-    scores: Held
-    neighbours: Held
-    states: Held
-    prompts: Held
-    first: Held
-    end: Held
-    last: Held
-    coming: Held
+    values: Held  # [B, W, M], the best stale scores of every slot, noise included
+    ids: Held  # [B, W, M] int64, their tokens
+    scores: Held  # [B, W, V], all stale scores
+    neighbours: Held  # [B, W, N] int64, the ids that the pass saw
+    states: Held  # [B, W, D], of the pass
+    prompts: Held  # [B, D], states of slot 0; on the host [B, H], what C makes of them
+    first: Held  # [B, 1] int64, the first slot of the pass
+    end: Held  # [B, 1] int64, its last slot
+    last: Held  # [B, V], scores of the last slot
+    coming: Held  # [B, W, N] int64, on the host the ids that the coming pass will see
 
 
 @dataclass(eq=False)
 class CoarseDrafter(Drafter):
-    """Coarse drafts of one run.
-
-    Args:
-        opened: C.
-        freezes_noise: whether nobody asks for the distribution of drafts.
-        state: of the run.
-        on_host: whether few rows are drafted on a CPU, see `coarse_rows`.
-        gaps: how likely ranks are to be right, where a pass verifies a tree.
-    """
+    """Coarse drafts of one run."""
 
     opened: OpenedCoarse
-    freezes_noise: bool
+    freezes_noise: bool  # nobody asks for the distribution of drafts
     state: CoarseState
-    on_host: bool
-    gaps: GapModel
+    on_host: bool  # few rows are drafted on a CPU, see `coarse_rows`
+    gaps: GapModel  # how likely ranks are to be right, where a pass verifies a tree
 
     @classmethod
     def begin(cls, source: DraftSource, run: OpenRun, opened: OpenedCoarse) -> Self:
-        """A drafter of a run whose model is a `StateModel`, which keeps its states from now on.
-
-        Args:
-            run: before its first pass.
-            opened: C.
+        """A drafter of a run before its first pass, whose model, a `StateModel`, keeps its states
+        from now on.
         """
         cast(StateModel, run.model).keep_states(True)
         state = run.steps.declare_fields(CoarseState)
@@ -196,21 +171,22 @@ class CoarseDrafter(Drafter):
         """
         if self.on_host:
             return coarse_rows.redraft(self, run, drafts, noise, distribution)
-        found = self.sweep_slots(run, noise)
-        if found is None:
+        slots = self.sweep_slots(run, noise)
+        if slots is None:
             return drafts, distribution
-        n_corrected = found.ids.shape[-1]
+        n_corrected = slots.ids.shape[-1]
         if distribution is not None:
             n_corrected -= 1  # without the best of all others
-        corrected, now = self._sweep(run, found, self.pad_tokens(run), n_corrected)
+        corrected, now = self.make_drafts(run, slots, self.pad_tokens(run), n_corrected)
+        run.rows.tokens.scatter_(1, slots.columns, corrected)
         if distribution is None:
             return corrected, None
-        is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
+        is_kept = slots.is_fixed | (slots.is_seen & (now == slots.seen).all(-1))
         if run.params.temperature == 0:
             p_corrected = one_hot(corrected, run.vocab_size)
         else:
             index = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
-            p_corrected = self.find_scores(run, found, now, index).softmax(-1)
+            p_corrected = self.find_scores(run, slots, now, index).softmax(-1)
         return corrected, torch.where(is_kept[..., None], distribution, p_corrected)
 
     def branch(
@@ -219,18 +195,17 @@ class CoarseDrafter(Drafter):
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
-        """See `Drafter.children`. Cost: as a sweep's of as many slots, but all at once."""
+        """Cost: as a sweep's of as many slots, but all at once."""
         return find_children(self, run, paths, noise, k)
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """See `Drafter.distributions`: the softmax of corrected scores, as for the chain."""
         paths = TreeEntries(tokens, parents, run.width).paths()
         return find_distributions(
             self, run, Paths(paths.tokens[:, first:], paths.depths[:, first:])
         )
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """See `Drafter.observe`. Candidates are the best stale scores.
+        """Candidates are the best stale scores.
 
         Where the distribution of drafts is asked for they are the most likely tokens, whatever the
         noise, and the last one is the best of all others, whose scores are not corrected.
@@ -242,8 +217,8 @@ class CoarseDrafter(Drafter):
         perturbed = scores.window + noise
         n_ids = perturbed.shape[-1]
         if self.freezes_noise:
-            found = perturbed.topk(min(self.opened.candidates, n_ids), -1)
-            self._record(run, found.values, found.indices, scores)
+            best = perturbed.topk(min(self.opened.candidates, n_ids), -1)
+            self._record(run, best.values, best.indices, scores)
             return
         likely = scores.window.topk(min(self.opened.candidates, n_ids - 1), -1).indices
         rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
@@ -253,21 +228,17 @@ class CoarseDrafter(Drafter):
 
     @torch.no_grad()
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`: how likely ranks are is learned."""
         self.gaps.accepted(run, n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`; what a pass said is not read before a row's first one."""
+        """What a pass said is not read before a row's first one."""
         self.gaps.begin_rows(batch_slots)
 
     def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
         """Corrected scores of n slots, `[B, n, V]`, without noise; see `observe`.
 
-        Args:
-            run: before its pass.
-            slots: n of each row.
-            now: `[B, n, N]` int64, the tokens of their neighbours.
-            index: `[B, n]` int64, which draft slots of the window they are.
+        `now` `[B, n, N]` int64 are the tokens of their neighbours, `index` `[B, n]` int64 the draft
+        slots of the window that they are.
         """
         ids = slots.ids[..., :-1]
         rows = torch.arange(len(ids), device=ids.device)[:, None]
@@ -280,10 +251,8 @@ class CoarseDrafter(Drafter):
     def find_changes(
         self, run: OpenRun, slots: SweepSlots, ids: Tensor, now: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of new slots.
-
-        Args:
-            slots, now: as in `find_scores`.
+        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of new slots;
+        `now` as in `find_scores`.
         """
         weights = self.opened.weights
         hidden = find_hidden(weights, now, slots.base)
@@ -321,13 +290,8 @@ class CoarseDrafter(Drafter):
         return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
 
     def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
-        """Keep what a pass saw and said.
-
-        Args:
-            run: after its forward pass.
-            seen: `[B, W, N]` int64, the ids of all neighbours.
-            states: `[B, W, D]`.
-            last: `[B, V]`, see `PassScores.last`.
+        """Keep what a pass saw, the ids `[B, W, N]` of all neighbours, and said: its states `[B, W,
+        D]` and the last slot's scores `[B, V]`.
         """
         slots = run.rows.slots
         _hold_window(run, self.state.neighbours, seen)
@@ -346,7 +310,6 @@ class CoarseDrafter(Drafter):
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
 
     def _neighbours(self, run: OpenRun, slots: Tensor) -> Tensor:
-        """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
         return self.opened.table(run)[slots]
 
     def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
@@ -366,6 +329,7 @@ class CoarseDrafter(Drafter):
         last = held.end.get()  # slots of the last pass
         is_seen = rows.is_predicted()
         distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
+        # the window's slots among those of the last pass; new ones get its last
         at = slots.clamp(first, last) - first
         row = torch.arange(len(at), device=at.device)[:, None]
         base = model.base(slots, distances, states[row, at], prompts[:, None])
@@ -412,12 +376,6 @@ class CoarseDrafter(Drafter):
         weights, scale = self.opened.weights, _scale(run)
         return run.backend.run(coarse_rounds, weights, slots, work, scale, n_corrected, rounds)
 
-    def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Redrafted:
-        """Drafts of the window, written into `work` and into the token buffer."""
-        found = self.make_drafts(run, slots, work, n_corrected)
-        run.rows.tokens.scatter_(1, slots.columns, found.drafts)
-        return found
-
 
 def _hold_window(run: OpenRun, held: Held, value: Tensor) -> None:
     """Hold `[B, W, ...]` with zeros up to the widest window, as a held tensor has one shape."""
@@ -437,5 +395,4 @@ def _mask(run: OpenRun, scores: Tensor, slots: Tensor) -> Tensor:
 
 
 def _gather(work: Tensor, index: Tensor) -> Tensor:
-    """`[B, K, N]`, the entries of `work` `[B, M]` at `index` `[B, K, N]`."""
     return work.gather(1, index.flatten(1)).view(index.shape)

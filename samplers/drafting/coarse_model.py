@@ -44,29 +44,18 @@ _RELATIVE = 0.02  # by which two fingerprints of one model may differ: other dty
 
 @dataclass(frozen=True)
 class CoarseConfig:
-    """Sizes of a coarse model.
+    """Sizes of a coarse model."""
 
-    Attributes:
-        vocab_size: V.
-        hidden_size: D, of the large model.
-        neighbours: (frames back, rows up, columns to the right) of each, all of them earlier slots.
-        columns: slots of a row, 0 where tokens form none.
-        frame: slots of a frame, 0 where there is one.
-        n_slots: how many slots have an embedding of their own; 0 if none has.
-        embedding: width of a token's embedding.
-        width: H, of both hidden layers.
-        reach: the largest distance that has an embedding of its own.
-    """
-
-    vocab_size: int = field(metadata={"domain": Domain(2)})
-    hidden_size: int = field(metadata={"domain": Domain(1, 2**16)})
+    vocab_size: int = field(metadata={"domain": Domain(2)})  # V
+    hidden_size: int = field(metadata={"domain": Domain(1, 2**16)})  # D, of the large model
+    # (frames back, rows up, columns to the right) of each, all of them earlier slots
     neighbours: tuple[tuple[int, int, int], ...] = within(GRID_NEIGHBOURS, -4095, 4095)
-    columns: int = 0
-    frame: int = 0
-    n_slots: int = 0
+    columns: int = 0  # slots of a row, 0 where tokens form none
+    frame: int = 0  # slots of a frame, 0 where there is one
+    n_slots: int = 0  # slots with an embedding of their own; 0 if none has
     embedding: int = within(48, 1, 4096)
-    width: int = within(256, 1, 4096)
-    reach: int = within(32, 1, 4096)
+    width: int = within(256, 1, 4096)  # H, of both hidden layers
+    reach: int = within(32, 1, 4096)  # the largest distance with an embedding of its own
 
     def find_neighbours(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Slots `[..., N]` int64 of the neighbours of `slots` `[...]`, and which exist, bool.
@@ -75,29 +64,22 @@ class CoarseConfig:
         """
         frames, rows, columns = slots.new_tensor(self.neighbours).unbind(1)
         slots = slots[..., None]
-        found = slots - frames * self.frame - rows * self.columns + columns
+        others = slots - frames * self.frame - rows * self.columns + columns  # [..., N]
         if not self.columns:
-            return found, found < slots
+            return others, others < slots
+        # on a grid a neighbour must not lie beyond the ends of a row, nor in another frame's rows
         inside = slots % self.frame if self.frame else slots
         column = inside % self.columns + columns
         row = inside // self.columns - rows
-        exists = (column >= 0) & (column < self.columns) & (row >= 0) & (found >= 0)
+        exists = (column >= 0) & (column < self.columns) & (row >= 0) & (others >= 0)
         if self.frame:
             exists &= row < -(-self.frame // self.columns)
-        return found, exists & (found < slots)
+        return others, exists & (others < slots)
 
 
 class CoarseModel(nn.Module):
-    """Scores of a token from its neighbours, its slot and a hidden state of the large model.
-
-    Args:
-        config: sizes.
-        output: `[V, D]`, the large model's output matrix.
-
-    Attributes:
-        drafts_new_slots: True: it scores slots that no pass has seen, too.
-        output: `[V, D]` float32.
-        embedded: `[V + 1, D]`, the same with standard deviation 1, and zeros for "no token".
+    """Scores of a token from its neighbours, its slot and a hidden state of the large model, whose
+    output matrix `[V, D]` is `output`.
     """
 
     drafts_new_slots = True
@@ -152,11 +134,8 @@ class CoarseModel(nn.Module):
         return known + self.mix.bias
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
-        """What is known of slots before their neighbours are, `[..., H]`.
-
-        Args:
-            slots, distances: `[...]` int64.
-            states, prompts: `[..., D]`, or what broadcasts to it.
+        """What is known of slots `[...]` before their neighbours are, `[..., H]`; `states` and
+        `prompts` are `[..., D]`, or what broadcasts to it.
         """
         config = self.config
         slots = slots.clamp(max=max(1, config.n_slots) - 1)
@@ -166,15 +145,12 @@ class CoarseModel(nn.Module):
 
     def gate(self, distances: Tensor) -> Tensor:
         """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""
-        found: Tensor = 1 + self.gates(distances.clamp(max=self.config.reach))
-        return found
+        weights: Tensor = 1 + self.gates(distances.clamp(max=self.config.reach))
+        return weights
 
     def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
-        """The second hidden layer `[..., H]`.
-
-        Args:
-            neighbours: `[..., N]` int64 ids, V where there is none.
-            base: `[..., H]`, from `base`.
+        """The second hidden layer `[..., H]` from the ids `[..., N]` of neighbours, V where there
+        is none, and `base`.
         """
         ids, index = neighbours.unique(return_inverse=True)
         tokens = self.project(self.embedded[ids])  # [ids, E]: few of a large vocabulary
@@ -183,21 +159,13 @@ class CoarseModel(nn.Module):
         return first + torch.relu(self.inner(first))
 
     def new_state(self, hidden: Tensor, distances: Tensor, states: Tensor) -> Tensor:
-        """The large model's state `[..., D]` at slots that no pass has seen.
-
-        Args:
-            hidden: `[..., H]`, from `hidden`.
-            distances, states: as in `base`.
-        """
-        found: Tensor = self.gate(distances) * states + self.out(hidden)
-        return found
+        """The large model's state `[..., D]` at slots that no pass has seen."""
+        state: Tensor = self.gate(distances) * states + self.out(hidden)
+        return state
 
     def corrected_state(self, now: Tensor, seen: Tensor, states: Tensor) -> Tensor:
-        """The large model's state `[..., D]` at slots that a pass has seen on other tokens.
-
-        Args:
-            now, seen: `[..., H]`, from `hidden`, for the tokens now and those seen.
-            states: `[..., D]`, of that pass.
+        """The large model's state `[..., D]` at slots that a pass has seen on other tokens, from
+        `hidden` of the tokens now and of those seen.
         """
         return states + F.linear(now - seen, self.out.weight)
 
@@ -209,7 +177,6 @@ def make_fingerprint(output: Tensor) -> list[float]:
 
 
 def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The sizes of a coarse model in a `coarse.json`."""
     sizes: dict[str, Any] = read_value(content, "config", dict, file, "drafts")
     return sizes
 
@@ -226,7 +193,6 @@ FOLDER = Schema(
 
 
 def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write a coarse model into a folder; `card` goes into `coarse.json`."""
     content = {
         "config": asdict(model.config),
         "fingerprint": make_fingerprint(model.output),
@@ -236,12 +202,10 @@ def save_coarse(model: CoarseModel, folder: str | Path, card: dict[str, Any]) ->
 
 
 def find_coarse(folder: Path) -> Path | None:
-    """The folder, if a coarse model lies in it beside its large model."""
     return folder if (folder / FOLDER.config).is_file() else None
 
 
 def describe_coarse(folder: str | Path) -> dict[str, Any]:
-    """A coarse model for a report: its files' size, the SHA-256 of its weights, and its card."""
     opened = open_folder(FOLDER, folder)
     file = opened.weights.file
     with file.open("rb") as weights:
@@ -251,11 +215,7 @@ def describe_coarse(folder: str | Path) -> dict[str, Any]:
 
 
 def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
-    """Read a coarse model.
-
-    Args:
-        folder: holds `coarse.json` and `coarse.safetensors`.
-        output: `[V, D]`, the output matrix of the model whose tokens it is to draft.
+    """Read a coarse model for the tokens of the model whose output matrix `[V, D]` this is.
 
     Raises:
         OptionError: no such folder, no coarse model in it, or one of another model.
@@ -270,13 +230,13 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
             f"{output.shape[1]}, received one for {shape[0]} and {shape[1]} in {folder}; make one "
             "for this model"
         )
-    known = opened.content.get("fingerprint")
-    own = make_fingerprint(output)
-    if not _is_same(known, own):
+    fingerprint = opened.content.get("fingerprint")
+    expected = make_fingerprint(output)
+    if not _is_same(fingerprint, expected):
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "
-            f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this "
-            "model"
+            f"in {folder} (fingerprint {show(fingerprint)}, this model's is {expected}); make one "
+            "for this model"
         )
     with torch.device("meta"):
         model = CoarseModel(config, output)
@@ -284,9 +244,8 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     return model.to(output.device).eval().requires_grad_(False)
 
 
-def _is_same(known: Any, own: list[float]) -> bool:
-    """Whether what a file has for a fingerprint is this one, but for rounding."""
-    if not isinstance(known, list) or len(known) != len(own):
+def _is_same(fingerprint: Any, expected: list[float]) -> bool:
+    if not isinstance(fingerprint, list) or len(fingerprint) != len(expected):
         return False
-    pairs = zip(known, own)
+    pairs = zip(fingerprint, expected)
     return all(isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in pairs)

@@ -73,41 +73,41 @@ def _redraft(
         allowed = allowed.expand(*slots.shape, run.vocab_size)
         noise = torch.where(allowed, noise, _NEVER)
     temperature = run.params.temperature
-    found = _list_windows(coarse, run, rows, table, noise)
-    if not found:
+    windows = _list_windows(coarse, run, rows, table, noise)
+    if not windows:
         return drafts, p_draft
-    numbers = torch.tensor([*found], dtype=torch.int64)
+    numbers = torch.tensor([*windows], dtype=torch.int64)
     scale = 1.0 / (temperature or 1.0)
-    made = opened.rounds_on_rows.redraft(
-        [*found.values()],
+    redrafted = opened.rounds_on_rows.redraft(
+        [*windows.values()],
         scale,
         opened.candidates,
         opened.count_rounds(slots.shape[1]),
         records=p_draft is not None,
     )
-    if not len(made.at):
+    if not len(redrafted.at):
         return drafts, p_draft
 
     drafts = drafts.clone()
     tokens = run.rows.tokens
-    for b, window in found.items():
+    for b, window in windows.items():
         of_window = slice(window.column, window.column + len(window.neighbours))
         drafts[b, : len(window.neighbours)] = torch.from_numpy(window.work[of_window])
         tokens[b, of_window] = drafts[b, : len(window.neighbours)]
     if p_draft is None:
         return drafts, None
     p_draft = p_draft.clone()
-    at_rows = numbers[torch.from_numpy(made.rows)]
-    at = torch.from_numpy(made.at)
+    at_rows = numbers[torch.from_numpy(redrafted.rows)]
+    at = torch.from_numpy(redrafted.at)
     if temperature == 0:
         p_draft[at_rows, at] = one_hot(drafts[at_rows, at][None], run.vocab_size)[0]
         return drafts, p_draft
-    scores = torch.from_numpy(made.scores)
+    scores = torch.from_numpy(redrafted.scores)
     if allowed is not None:
         widths = torch.tensor(
-            [window.width - window.moved for window in found.values()], dtype=torch.int64
+            [window.width - window.moved for window in windows.values()], dtype=torch.int64
         )
-        is_new = (at >= widths[torch.from_numpy(made.rows)])[:, None]
+        is_new = (at >= widths[torch.from_numpy(redrafted.rows)])[:, None]
         scores = scores.masked_fill(is_new & ~allowed[at_rows, at], _NEVER)
     p_draft[at_rows, at] = scores.softmax(-1)
     return drafts, p_draft
@@ -127,7 +127,7 @@ def _list_windows(
     prompts = held.prompts.get().numpy()
     states = held.states.get()
     firsts = held.first.get()[:, 0].tolist()
-    found = {}
+    windows = {}
     for b, n_made in enumerate(run.rows.n_generated.tolist()):
         if not n_made or ended[b]:
             continue
@@ -136,7 +136,7 @@ def _list_windows(
         n_slots = min(run.width - 1, run.length - n_made)
         if not coarse.opened.model.drafts_new_slots:
             n_slots = min(n_slots, width - moved)
-        found[b] = RowWindow(
+        windows[b] = RowWindow(
             rows[b],
             run.rows.origin + n_made,
             table[n_made : n_made + n_slots],
@@ -147,4 +147,4 @@ def _list_windows(
             noise[b].numpy(),
             None if forced is None else forced[b].numpy() >= 0,
         )
-    return found
+    return windows

@@ -42,16 +42,11 @@ class Drafts(NamedTuple):
     """Drafts of the K draft slots of a window: either `tokens` or `scores` to draw them from.
 
     Where the source keeps predictions, only those of slots that no pass has predicted are used.
-
-    Attributes:
-        tokens: `[B, K]` int64.
-        scores: `[B, 1 or K, V]`, unnormalised log-probabilities.
-        distribution: `[B, K, V]`, from which `tokens` were drawn with noise that nothing else
-            reads; None where they are certain.
     """
 
-    tokens: Tensor | None = None
-    scores: Tensor | None = None
+    tokens: Tensor | None = None  # [B, K] int64
+    scores: Tensor | None = None  # [B, 1 or K, V], unnormalised log-probabilities
+    # [B, K, V], from which `tokens` were drawn with noise that nothing else reads; None: certain
     distribution: Tensor | None = None
 
 
@@ -59,29 +54,20 @@ class Nodes(NamedTuple):
     """N drafts beside the chain of W - 1 drafts: a tree, together with it.
 
     Entry 0 of a pass is the last known token, entries 1 to W - 1 are the chain's drafts, and entry
-    W + i is node i.
-
-    Attributes:
-        tokens: `[B, N]` int64.
-        parents: `[B, N]` int64, the entry that a node follows, smaller than its own number. No node
-            has more than W - 1 drafts on its path, itself included.
-        wanted: `[n]` int64, numbers of those of the B N nodes that are computed; None: all.
+    W + i is node i. No node has more than W - 1 drafts on its path, itself included.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    wanted: Tensor | None = None
+    tokens: Tensor  # [B, N] int64
+    parents: Tensor  # [B, N] int64, the entry that a node follows, smaller than its own number
+    wanted: Tensor | None = None  # [n] int64, which of the B N nodes are computed; None: all
 
     @classmethod
     def of_branches(cls, forks: Tensor, tokens: Tensor, width: int) -> Nodes:
-        """The nodes of n branches of L drafts, one branch after the other.
-
-        Args:
-            forks: `[B, n]` int64, the entry of the chain that a branch leaves.
-            tokens: `[B, n, L]` int64.
-            width: W.
+        """The nodes of n branches of L drafts `[B, n, L]`, one branch after the other; `forks`
+        `[B, n]` are the entries of the chain that they leave.
         """
         rows, n, length = tokens.shape
+        # node (b, l) follows node (b, l - 1): the entry before its own, W + b L + l - 1
         before = torch.arange(n * length, device=tokens.device).view(n, length) + width - 1
         parents = before.repeat(rows, 1, 1)
         parents[..., 0] = forks
@@ -89,90 +75,55 @@ class Nodes(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """What n entries of a tree follow, from the last known token on.
+    """What n entries of a tree follow, from the last known token on."""
 
-    Attributes:
-        tokens: `[B, n, W-1]` int64, the drafts of the window's slots as an entry reads them; those
-            from its depth on are not looked at.
-        depths: `[B, n]` int64, how many drafts there are on its path. The draft slot of its
-            children has this number.
-    """
-
-    tokens: Tensor
-    depths: Tensor
+    tokens: Tensor  # [B, n, W-1] int64, drafts by slot; those from an entry's depth on mean nothing
+    depths: Tensor  # [B, n] int64, drafts on its path: also the draft slot of its children
 
 
 class Children(NamedTuple):
-    """Drafts that may follow entries of a tree, the likeliest first.
+    """Drafts that may follow entries of a tree, the likeliest first."""
 
-    Attributes:
-        tokens: `[B, n, k]` int64, different ones for each entry.
-        log_probs: `[B, n, k]`, of being the right token, if the entry is right.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
+    tokens: Tensor  # [B, n, k] int64, different ones for each entry
+    log_probs: Tensor  # [B, n, k], of being the right token, if the entry is right
 
 
 class PassPath(NamedTuple):
-    """Which entries of a tree stand for the slots of a window, after a pass.
+    """Which entries of a tree stand for the slots of a window, after a pass."""
 
-    Attributes:
-        entries: `[B, W]` int64.
-        is_branch: `[B, W]` bool, those that are no entries of the window's own chain.
-        tokens: `[B, N]` int64, the token buffer as those entries read it.
-    """
-
-    entries: Tensor
-    is_branch: Tensor
-    tokens: Tensor
+    entries: Tensor  # [B, W] int64
+    is_branch: Tensor  # [B, W] bool, those that are no entries of the window's own chain
+    tokens: Tensor  # [B, N] int64, the token buffer as those entries read it
 
 
 class PassScores(NamedTuple):
-    """What a forward pass said of a window.
+    """What a forward pass said of a window."""
 
-    Attributes:
-        window: `[B, W, V]`, the scores that noise is added to: those of the target distribution.
-            At temperature 0, where they name one token alone, those before temperature and filters.
-        last: `[B, V]`, of the last slot, before temperature and filters.
-        path: of a tree's pass; None where the pass was over the window alone.
-    """
-
+    # [B, W, V], the scores that noise is added to: those of the target distribution. At temperature
+    # 0, where that names one token alone, those before temperature and filters.
     window: Tensor
-    last: Tensor
-    path: PassPath | None = None
+    last: Tensor  # [B, V], of the last slot, before temperature and filters
+    path: PassPath | None = None  # of a tree's pass
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """What is known where the drafts of a window begin.
+    """What is known where the drafts of a window begin."""
 
-    Attributes:
-        token_buffer: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts so far.
-        origin: column of slot 0 in `token_buffer`.
-        filled: `[B]` int64, first column of `token_buffer` that no pass has predicted.
-        slots: `[B, K]` int64, the drafts' slots.
-        last_scores: `[B, V]`, scores of the right-most slot of the last pass, or of the last one
-            that was accepted where all drafts are new; None before the first pass, and for a source
-            that does not read them.
-        layout: what is known about the slots.
-        vocab_size: V.
-        impossible: `[S]` int64, ids that no slot can have; None if none are known.
-        is_first: `[B]` bool, rows before their first pass, whose last scores are those of another
-            row; None if all rows began together.
-        n_shown: see `mmaccel.contracts.Prompt`.
-    """
-
-    token_buffer: Tensor
-    origin: int
-    filled: Tensor
-    slots: Tensor
+    token_buffer: Tensor  # [B, N] int64: prompt (left-padded with -1), tokens and drafts so far
+    origin: int  # column of slot 0 in `token_buffer`
+    filled: Tensor  # [B] int64, first column of `token_buffer` that no pass has predicted
+    slots: Tensor  # [B, K] int64, the drafts' slots
+    # [B, V], of the right-most slot of the last pass, or of the last accepted one where all drafts
+    # are new; None before the first pass, and for a source that does not read them
     last_scores: Tensor | None
     layout: Layout | None
     vocab_size: int
-    impossible: Tensor | None = None
+    impossible: Tensor | None = None  # [S] int64, ids that no slot can have, as far as known
+    # [B] bool, rows before their first pass, whose `last_scores` are those of another row; None if
+    # all rows began together
     is_first: Tensor | None = None
-    n_shown: int = 0
+    n_shown: int = 0  # as in `mmaccel.contracts.Prompt`
 
     @property
     def columns(self) -> Tensor:
@@ -186,48 +137,31 @@ NO_GRAPHS: Exclusions = {"captured steps": "synchronises with the host"}
 class DraftSource(Checked, Capable):
     """Base of draft sources; a child is a frozen dataclass.
 
-    A child implements `propose`, or `open` if it keeps something from one pass to the next. The
+    A child implements `propose`, or `open` if it keeps something from one pass to the next. Its
     class variables say what it asks of the loop.
-
-    Attributes:
-        is_capturable: whether its steps may be captured as CUDA graphs; then its drafts are not
-            checked.
-        only_bitwise: whether drafts depend on the noise of other slots, so that no distribution of
-            them is known, or on other rows, so that tokens would differ from batch to batch under a
-            policy that is exact in distribution.
-        chooses_widths: whether the drafter's `choose_width` narrows passes by what they cost.
-        learns_guesses: whether what passes say of slots that are not accepted shapes the drafts of
-            others.
-        keeps_predictions: whether what the last pass has predicted for a slot stays its draft;
-            otherwise all drafts of a window are proposed anew.
-        reads_last_scores: whether `Frontier.last_scores` is read.
-        reads_scores: whether the drafter's `observe` reads the scores of every pass.
-        has_branches: whether the drafter's `branch` makes branches of one length for a tree.
-        has_children: whether the drafter's `children` makes the drafts after given ones.
-        corrects: whether the drafter's `correct` may change drafts, and both it and `observe` read
-            the slots' frozen noise.
-        needs_layers: whether the run's own model drafts, by layers that attend to part of their
-            cache; only some models have such layers.
-        name: what statistics and policies call it; empty for one that has no short name.
     """
 
     slot = "drafts"
+    # `propose` never synchronises with the host, so that steps may be captured as CUDA graphs; its
+    # drafts are then not checked
     is_capturable: ClassVar[bool] = False
+    # drafts depend on the noise of other slots, so that no distribution of them is known, or on
+    # other rows, so that tokens would differ from batch to batch under a policy of fresh noise
     only_bitwise: ClassVar[bool] = False
-    chooses_widths: ClassVar[bool] = False
-    learns_guesses: ClassVar[bool] = False
+    chooses_widths: ClassVar[bool] = False  # `choose_width` narrows passes by what they cost
+    learns_guesses: ClassVar[bool] = False  # from what passes say of slots that are not accepted
+    # what the last pass predicted for a slot stays its draft; else all drafts are proposed anew
     keeps_predictions: ClassVar[bool] = True
-    reads_last_scores: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = False
-    has_branches: ClassVar[bool] = False
-    has_children: ClassVar[bool] = False
-    corrects: ClassVar[bool] = False
-    needs_layers: ClassVar[bool] = False
-    name: ClassVar[str] = ""
+    reads_last_scores: ClassVar[bool] = True  # `Frontier.last_scores`
+    reads_scores: ClassVar[bool] = False  # `observe` reads the scores of every pass
+    has_branches: ClassVar[bool] = False  # `branch` makes branches of one length for a tree
+    has_children: ClassVar[bool] = False  # `children` makes the drafts after given ones
+    corrects: ClassVar[bool] = False  # `correct` changes drafts; it and `observe` read noise
+    needs_layers: ClassVar[bool] = False  # the run's own model drafts, by its layers
+    name: ClassVar[str] = ""  # in statistics and policies; empty for one without a short name
 
     @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         asked = {
             "corrections": self.corrects,
             "guesses": self.learns_guesses,
@@ -237,13 +171,12 @@ class DraftSource(Checked, Capable):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
-        found = {} if self.is_capturable else dict(NO_GRAPHS)
+        excluded = {} if self.is_capturable else dict(NO_GRAPHS)
         if self.other_model is not None:
-            found |= {"copied entries": "has a model that processes whole prompts"}
+            excluded |= {"copied entries": "has a model that processes whole prompts"}
         if self.needs_layers:
-            found |= {"mixed passes": "drafts behind prompts that are in the cache"}
-        return found
+            excluded |= {"mixed passes": "drafts behind prompts that are in the cache"}
+        return excluded
 
     @property
     def other_model(self) -> TokenModel | None:
@@ -256,19 +189,11 @@ class DraftSource(Checked, Capable):
         return False
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """Drafts `[B, K]` of the window's slots, or scores `[B, 1 or K, V]` to draw them from.
-
-        Args:
-            frontier: what is known.
-        """
+        """Drafts `[B, K]` of the window's slots, or scores `[B, 1 or K, V]` to draw them from."""
         raise NotImplementedError
 
     def open(self, run: OpenRun) -> Drafter:
-        """What drafts in one run.
-
-        Args:
-            run: before its first pass; it has its prompt and its model, and no token buffer yet.
-        """
+        """What drafts in one run, which has its prompt and its model, and no token buffer yet."""
         return Drafter(self)
 
     def check_layout(self, layout: Layout | None) -> None:
@@ -279,13 +204,12 @@ class DraftSource(Checked, Capable):
 class Drafter:
     """Drafts of one run. A child has the state that passes hand to each other.
 
-    Args:
-        source: what it is drafting by; its class variables hold for this drafter.
-        note: a remark for the statistics of the run; empty for none.
+    In all methods `run.rows` is the token buffer and the window over it, and `noise` is the frozen
+    noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at temperature 0.
     """
 
     source: DraftSource
-    note: str = field(default="", kw_only=True)
+    note: str = field(default="", kw_only=True)  # a remark for the statistics of the run
 
     @property
     def weights(self) -> object | None:
@@ -293,83 +217,50 @@ class Drafter:
         return None
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """How many slots the next pass covers; asked before the window lies over them.
+        """How many slots the next pass covers, at most `most`; asked before the window lies over
+        them.
 
         Only for a source that goes with bitwise policies alone (`only_bitwise`): under others
         tokens depend on widths.
-
-        Args:
-            run: between two passes.
-            most: at most so many.
         """
         return most
 
     def propose(self, run: OpenRun) -> Drafts:
-        """Drafts of the window's slots; see `Drafts`."""
         return self.source.propose(run.frontier())
 
     def correct(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The window's drafts, corrected.
-
-        Args:
-            run: whose token buffer holds the drafts, and then the corrected ones.
-            drafts: `[B, W-1]` int64.
-            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
-                temperature 0.
-            distribution: `[B, W-1, V]`, from which `drafts` were drawn; None if nobody asks.
-
-        Returns:
-            `[B, W-1]` int64, and the distribution from which these were drawn.
+        """The window's drafts `[B, W-1]` int64, corrected also in the run's token buffer, and the
+        distribution `[B, W-1, V]` from which they were drawn; None if nobody asks for it.
         """
         return drafts, distribution
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
-        """Branches of one length that leave the chain; None for a pass without.
-
-        Args:
-            run: whose token buffer holds the window's drafts.
-            drafts: `[B, W-1]` int64.
-            noise: as in `correct`.
-            n_branches: N, how many a row gets.
-            length: L, drafts of each, at most W - 1.
+        """N branches of L drafts (at most W - 1) that leave the chain `drafts` `[B, W-1]`; None for
+        a pass without.
         """
         return None
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
-        """What may follow entries of a tree; None for a pass without.
-
-        Args:
-            run: whose token buffer holds the window's drafts.
-            paths: of the entries.
-            noise: as in `correct`.
-            k: the most children of an entry; the drafter may know fewer.
-        """
+        """What may follow entries of a tree, at most k each; None for a pass without a tree."""
         return None
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """What may follow the entries of a tree from one on, `[B, E - first, V]`: probabilities.
+        """What may follow the entries of a tree from `first` on, `[B, E - first, V]`:
+        probabilities.
 
-        Drafts are drawn from them with noise that they do not depend on: that of later slots.
-
-        Args:
-            run: whose token buffer holds the window's drafts.
-            tokens: `[B, E]` int64, what the entries hold; the window's first one is not read.
-            parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
-            first: a node; asked once for each generation of nodes, in their order.
+        Asked once for each generation of nodes, in their order. Drafts are drawn from them with
+        noise that they do not depend on: that of later slots. `tokens` are `[B, E]` int64, of which
+        the window's first is not read, and `parents` as in `mmaccel.contracts.Pass`.
         """
         raise NotImplementedError
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """Read what a pass said, before any of its tokens is accepted.
-
-        Args:
-            run: after its forward pass.
-            scores: of the window.
-            noise: as in `correct`, of all W slots; None for a source that corrects nothing.
+        """Read what a pass said, before any of its tokens is accepted. `noise` is that of all W
+        slots; None for a source that corrects nothing.
         """
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -388,19 +279,10 @@ class Drafter:
 def check_proposed(
     source: DraftSource, found: Any, frontier_shape: tuple[int, int, int], refuses_nan: bool
 ) -> None:
-    """Raise ShapeError unless a source proposes what `Drafts` describes.
+    """Raise ShapeError unless a source proposes what `Drafts` describes, NumericsError for NaN.
 
-    Args:
-        source: that proposed it.
-        found: what it proposed.
-        frontier_shape: B, K and V.
-        refuses_nan: whether scores are looked at; those of a pass may be NaN behind what is
-            accepted.
-
-    Raises:
-        NumericsError: scores that are NaN.
-
-    Cost: a host synchronisation, unless the source is captured.
+    `refuses_nan` is whether scores are looked at: those of a pass may be NaN behind what is
+    accepted. Cost: a host synchronisation, unless the source is captured.
     """
     rows, drafts, size = frontier_shape
     name = f"{type(source).__name__}.propose"

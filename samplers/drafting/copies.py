@@ -18,8 +18,6 @@ from mmaccel.samplers.drafting.copying import copy_back, last_known
 
 @dataclass(frozen=True)
 class _Copies(DraftSource):
-    """Base of sources that copy known tokens."""
-
     is_capturable = True
     reads_last_scores = False
 
@@ -36,13 +34,9 @@ class Left(_Copies):
 
 @dataclass(frozen=True)
 class PeriodicCopies(_Copies):
-    """Base of sources that copy from a period ago.
+    """Base of sources that copy from a period ago."""
 
-    Attributes:
-        forms: what tokens form where there is a period.
-    """
-
-    forms: ClassVar[str] = ""
+    forms: ClassVar[str] = ""  # what tokens form where there is a period
 
     def period(self, layout: Layout) -> int:
         """Slots of a period, 0 where there is none."""

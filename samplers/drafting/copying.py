@@ -11,8 +11,8 @@ from mmaccel.samplers.drafting.contract import Frontier
 def tokens_at(frontier: Frontier, columns: Tensor) -> Tensor:
     """Tokens `[B, K]` at `columns` `[B, 1 or K]`; token 0 for padding and before the buffer."""
     columns = columns.expand(-1, frontier.slots.shape[1])
-    found = frontier.token_buffer.gather(1, columns.clamp(min=0))
-    return torch.where(columns >= 0, found, 0).clamp(0, frontier.vocab_size - 1)
+    tokens = frontier.token_buffer.gather(1, columns.clamp(min=0))
+    return torch.where(columns >= 0, tokens, 0).clamp(0, frontier.vocab_size - 1)
 
 
 def last_known(frontier: Frontier) -> Tensor:

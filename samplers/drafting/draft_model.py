@@ -4,15 +4,11 @@ Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C
 (arXiv 2302.01318), algorithm 2.
 
 Departures: every row proceeds at its own pace; the draft model uses the target's sampling
-parameters, guidance included; under a policy of frozen noise a draft is what its scores and the
-slot's noise choose, which is right more often than a draw of its own; after a fully accepted window
-it processes the tokens it has not read together with the next, so that no pass is spent on catching
-up; drafts that the last pass predicted are read and not drawn again. Where a prompt has images, the
-draft model reads the text alone, at positions of its own: images come from the target, and drafts
-change speed only. Behind drafts of a tree it reads the whole tree again for each generation of
-nodes; what was accepted is read once more with the next drafts, so that its cache keeps no path.
-Beyond the positions of the draft model a row has no drafts. A rule of length reads what the draft
-model says at temperature 1 where the target's is 0, at which a distribution says nothing.
+parameters, guidance included; under frozen noise a draft is what its scores and the slot's noise
+choose; tokens that it has not read are read with the next ones, so that no pass is spent on
+catching up. Of a prompt with images it reads the text alone. Under a tree it reads all of it again
+for each generation of nodes. Beyond its positions a row has no drafts. A rule of length reads
+temperature 1 where the target's is 0.
 """
 
 from __future__ import annotations
@@ -75,8 +71,7 @@ class DraftModel(ModelSource):
             are the drafter's.
         length: when it stops before the window is full, such as `mmaccel.SVIP()`; None: never.
 
-    Raises:
-        OptionError: no model, or no rule of length.
+    Loses: where a draft is not several times cheaper than a pass.
     """
 
     length: DraftLength | None = within(
@@ -88,11 +83,7 @@ class DraftModel(ModelSource):
         return not self.model.lack("trees")
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
-
-        Raises:
-            OptionError: a model with another vocabulary.
-        """
+        """Cost: the prompt in a pass of the small model."""
         next_slot = run.steps.declare("next slot of the draft model")
         judge = None if self.length is None else self.length.open(run)
         if self.length is not None:
@@ -103,16 +94,6 @@ class DraftModel(ModelSource):
 
 
 def open_model(option: str, model: object) -> TokenModel:
-    """The `TokenModel` of a small model.
-
-    Args:
-        option: name in messages.
-        model: a `TokenModel`, or a causal LM of transformers.
-
-    Raises:
-        OptionError: neither.
-        UnsupportedModelError: a causal LM whose passes cannot be made in windows.
-    """
     if isinstance(model, TokenModel):
         return model
     if not isinstance(model, torch.nn.Module):
@@ -120,33 +101,24 @@ def open_model(option: str, model: object) -> TokenModel:
             f"{option}: expected a causal LM of transformers, received {show(model)}; load it "
             "with AutoModelForCausalLM.from_pretrained"
         )
-    found: TokenModel = open_draft_model(model)
-    return found
+    opened: TokenModel = open_draft_model(model)
+    return opened
 
 
 @dataclass(eq=False)
 class ModelDrafter(Drafter):
-    """Drafts of a model in one run.
+    """Drafts of a model in one run."""
 
-    Args:
-        model: the small model, whose cache holds the rows of the run.
-        next_slot: `[B]` int64, the first slot whose token is not in its cache; -1 is the last token
-            of the prompt.
-        judge: ends drafting before the window is full; None for nothing.
-    """
-
-    model: TokenModel
+    model: TokenModel  # its cache holds the rows of the run
+    # [B] int64, the first slot whose token is not in its cache; -1: the last token of the prompt
     next_slot: Held
-    judge: LengthJudge | None = None
+    judge: LengthJudge | None = None  # ends drafting before the window is full
     limit: float = math.inf  # positions of the model, where the run has more
 
     @as_called()
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
         lets prompts be processed in chunks.
-
-        Raises:
-            OptionError: a model with another vocabulary.
         """
         if self.model.vocab_size != run.vocab_size:
             raise OptionError(
@@ -183,8 +155,8 @@ class ModelDrafter(Drafter):
         return longest - 1 + run.rows.n_generated < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`. Beyond the model's positions drafts are whatever it says, and
-        without a row that has room they are certain.
+        """Beyond the model's positions drafts are whatever it says, and without a row that has room
+        they are certain.
         """
         if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
             return Drafts(torch.zeros_like(run.rows.slots[:, 1:]))
@@ -199,7 +171,7 @@ class ModelDrafter(Drafter):
         is_predicted = rows.is_predicted()
         empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device, dtype=torch.float32)
         probabilities = [empty]  # of each draft, [B, 1, V]
-        confidences = empty[:, :, 0]  # [B, k], of those made so far
+        confidences = empty[:, :, 0]  # [B, k], of those drafted so far
         goes_on = ~run.rows.ended
         params = run.params
         if params.temperature == 0:  # of what a judge reads
@@ -216,15 +188,15 @@ class ModelDrafter(Drafter):
                 logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
                 place = (run.prompt.branches, work, column, slots, run.prompt.layout)
                 scores = run.params.apply(logits, *place)
-                own = scores.softmax(-1)  # [B, 1, V]
+                q = scores.softmax(-1)  # [B, 1, V]
                 if noise is None:
-                    new = draw(own, run.noise.fresh(slots, passes).drafts)
+                    new = draw(q, run.noise.fresh(slots, passes).drafts)
                 else:
                     new = (scores + noise[:, k : k + 1]).argmax(-1)
                 drawn = torch.where(goes_on[:, None], new, drawn)
-                certain = torch.where(goes_on[:, None, None], own, certain)
+                certain = torch.where(goes_on[:, None, None], q, certain)
                 if self.judge is not None:
-                    seen = own if params is run.params else params.apply(logits, *place).softmax(-1)
+                    seen = q if params is run.params else params.apply(logits, *place).softmax(-1)
                     judged = torch.where(goes_on[:, None, None], seen, certain)
                 n_passes += 1
             probabilities.append(certain)
@@ -233,9 +205,9 @@ class ModelDrafter(Drafter):
             if self.judge is not None and n_passes == k + 1:
                 confidence = judged[:, 0].gather(1, work.gather(1, column))
                 confidences = torch.cat([confidences, confidence], 1)
-                wanted = self.judge.goes_on(run, Drafted(judged[:, 0], confidences))
+                verdict = self.judge.goes_on(run, Drafted(judged[:, 0], confidences))
                 name = f"{type(self.judge.rule).__name__}.goes_on"
-                goes_on = goes_on & check_answer(name, wanted, goes_on.shape, "bool")
+                goes_on = goes_on & check_answer(name, verdict, goes_on.shape, "bool")
         run.stats.draft_passes += n_passes
         if n_passes:
             # beside a tree the accepted tokens may be others than the chain's, which were read
@@ -245,12 +217,11 @@ class ModelDrafter(Drafter):
         return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`."""
         if self.judge is not None:
             self.judge.accepted(run, n_new)
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
-        """See `Drafter.distributions`: a pass over the last known token and the tree behind it."""
+        """A pass over the last known token and the tree behind it."""
         rows = run.rows
         branches = run.prompt.branches
         _, lengths = run.prompt.text
@@ -267,12 +238,10 @@ class ModelDrafter(Drafter):
         return scores[:, first:].softmax(-1)
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`: the model's next run may have no tree."""
         if run.policy.tree is not None and self.source.draws_trees:
             self.model.setup.spare = 0
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`; the scheduler prefills the model too."""
         next_slot = self.next_slot.value
         if next_slot is not None:
             next_slot[batch_slots] = -1
@@ -294,15 +263,12 @@ class ModelDrafter(Drafter):
         return unread * self.has_room(run)
 
     def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
-        """Logits `[R, 1, V]` for draft k of the window.
+        """Logits `[R, 1, V]` for draft k of the window, given the token buffer `work` with the
+        drafts so far.
 
-        A row with fewer unread tokens than another reads others behind its last one, which nothing
-        sees. Columns and positions below 0 belong to rows that `on_step` ended before their first
-        token.
-
-        Args:
-            work: `[B, N]` int64, the token buffer with the drafts so far.
-            unread: `[B]` int64, how many tokens before the last one are read as well.
+        `unread` `[B]` tokens before the last one are read as well. A row with fewer of them than
+        another reads others behind its last one, which nothing sees. Columns and positions below 0
+        belong to rows that `on_step` ended before their first token.
         """
         rows, branches, (_, lengths) = run.rows, run.prompt.branches, run.prompt.text
         width = 1 + int(unread.max())

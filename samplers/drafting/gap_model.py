@@ -34,28 +34,16 @@ _MOST = 0.5  # that a pass changes log beta or c
 
 
 class Ranks(NamedTuple):
-    """The ranks of n slots before a pass.
+    """The ranks of n slots before a pass."""
 
-    Attributes:
-        values: `[B, n, r]`, perturbed scores, falling.
-        tokens: `[B, n, r]` int64.
-        paths: what the slots follow.
-        is_fixed: `[B, n]` bool, slots of which nothing is learned.
-    """
-
-    values: Tensor
-    tokens: Tensor
-    paths: Paths
-    is_fixed: Tensor
+    values: Tensor  # [B, n, r], perturbed scores, falling
+    tokens: Tensor  # [B, n, r] int64
+    paths: Paths  # what the slots follow
+    is_fixed: Tensor  # [B, n] bool, slots of which nothing is learned
 
 
 def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Tensor:
-    """Logarithms of the chances of ranks, `[..., r]`.
-
-    Args:
-        values: `[..., r]`, perturbed scores, falling.
-        beta, c: numbers, or `[..., 1]`.
-    """
+    """Logarithms of the chances of ranks, `[..., r]`, by their falling scores."""
     weights = (values - values[..., :1]) * beta
     other = torch.zeros_like(weights[..., :1]) + c
     return weights - torch.cat([weights, other], -1).logsumexp(-1, keepdim=True)
@@ -63,23 +51,15 @@ def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Ten
 
 @dataclass(eq=False)
 class GapModel:
-    """beta and c of the rows of a run.
+    """beta and c of the rows of a run."""
 
-    Args:
-        prior: what rows begin with.
-        fitted: `[B, 2, 4]`: log beta, c, and the Fisher information of both, by kind of slot.
-    """
-
-    prior: Prior
-    fitted: Held
+    prior: Prior  # what rows begin with
+    fitted: Held  # [B, 2, 4]: log beta, c, and their information; of first slots and of later ones
     _ranks: Ranks | None = field(default=None, init=False)
 
     def log_chances(self, values: Tensor, depths: Tensor) -> Tensor:
-        """Logarithms of the chances of ranks to be right, `[B, n, r]`.
-
-        Args:
-            values: `[B, n, r]`, perturbed scores, falling.
-            depths: `[B, n]` int64, how many drafts are before a slot.
+        """Logarithms of the chances `[B, n, r]` of ranks, by their falling perturbed scores and the
+        numbers `[B, n]` of drafts before the slots.
         """
         rows = torch.arange(len(values), device=values.device)[:, None]
         own = self._fitted(values)[rows, (depths > 0).long()]  # [B, n, 4]
@@ -91,12 +71,7 @@ class GapModel:
             self._ranks = ranks
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """Learn from the tokens that a pass has made.
-
-        Args:
-            run: see `Drafter.accepted`.
-            n_new: `[B]` int64, how many.
-        """
+        """Learn from the `n_new` `[B]` tokens that a pass has decided."""
         ranks = self._ranks
         self._ranks = None
         rows = run.rows
@@ -105,16 +80,16 @@ class GapModel:
             self.fitted.hold(self._begin(rows.tokens.float()))
         if ranks is None:
             return
-        made = rows.tokens.gather(1, rows.columns[:, :-1])  # [B, W-1]
+        decided = rows.tokens.gather(1, rows.columns[:, :-1])  # [B, W-1]
         depths = ranks.paths.depths
-        right = made.gather(1, depths)[..., None]  # [B, n, 1]
-        own = cut_paths(ranks.paths)
-        is_path = ((own == made[:, None]) | (own < 0)).all(-1)
+        right = decided.gather(1, depths)[..., None]  # [B, n, 1]
+        paths = cut_paths(ranks.paths)
+        is_path = ((paths == decided[:, None]) | (paths < 0)).all(-1)
         number = torch.arange(depths.shape[1], device=depths.device)
-        is_new = find_paths(own, own).at == number  # a plan asks for an entry more than once
+        is_new = find_paths(paths, paths).at == number  # a plan asks for an entry more than once
         is_known = is_path & is_new & (depths < n_new[:, None]) & ~ranks.is_fixed
 
-        # the log-likelihood's derivatives by log beta and by c, of each slot
+        # the log-likelihood's derivatives by log beta and by c, of each slot, and their information
         fitted = self._fitted(ranks.values)
         chances = self.log_chances(ranks.values, depths).exp()
         gaps = (ranks.values[..., :1] - ranks.values).nan_to_num(0.0, 0.0, 0.0)
@@ -123,7 +98,7 @@ class GapModel:
         beta = fitted[..., 0].exp().gather(1, is_later)  # [B, n]
         mean = (chances * gaps).sum(-1)
         other = 1 - chances.sum(-1)
-        found = torch.stack(
+        terms = torch.stack(
             [
                 beta * (mean - (is_rank * gaps).sum(-1)),
                 (~is_rank.any(-1)).float() - other,
@@ -132,27 +107,25 @@ class GapModel:
             ],
             -1,
         )
-        found = found.nan_to_num(0.0, 0.0, 0.0) * is_known[..., None]
-        index = is_later[..., None].expand_as(found)
-        summed = torch.zeros_like(fitted).scatter_add(1, index, found)  # [B, 2, 4]
+        terms = terms.nan_to_num(0.0, 0.0, 0.0) * is_known[..., None]  # [B, n, 4]
+        index = is_later[..., None].expand_as(terms)
+        summed = torch.zeros_like(fitted).scatter_add(1, index, terms)  # [B, 2, 4]
         information = (_KEPT * fitted[..., 2:]).clamp(min=_WEIGHT) + summed[..., 2:].clamp(min=0)
         steps = (summed[..., :2] / information).clamp(-_MOST, _MOST)
         self.fitted.hold(torch.cat([fitted[..., :2] + steps, information], -1))
 
     def begin_rows(self, batch_slots: Tensor) -> None:
-        """Forget the rows that stood in these batch slots, `[n]` int64."""
         if self.fitted.value is not None:
             fitted = self.fitted.get()
             fitted[batch_slots] = self._begin(fitted)[batch_slots]
 
     def _fitted(self, values: Tensor) -> Tensor:
-        found = self.fitted.value
-        return self._begin(values) if found is None else found
+        return self._begin(values) if self.fitted.value is None else self.fitted.value
 
     def _begin(self, values: Tensor) -> Tensor:
         """What the rows of `values` `[B, ...]` begin with, `[B, 2, 4]`."""
-        found = values.new_full((len(values), 2, 4), _WEIGHT)
-        for kind, (beta, c) in enumerate(self.prior):
-            found[:, kind, 0].fill_(beta).log_()
-            found[:, kind, 1].fill_(c)
-        return found
+        begun = values.new_full((len(values), 2, 4), _WEIGHT)
+        for is_later, (beta, c) in enumerate(self.prior):
+            begun[:, is_later, 0].fill_(beta).log_()
+            begun[:, is_later, 1].fill_(c)
+        return begun

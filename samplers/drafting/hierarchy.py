@@ -4,12 +4,10 @@ S. Cho et al., "Lossless Acceleration of Large Language Models with Hierarchical
 Temporal Locality in Speculative Decoding", 2025 (arXiv:2502.05609). What was said last is likely to
 be said again; only where it knows nothing is the next source asked.
 
-Departures: the paper's sources are what the text has said, phrases that the model is known to say,
-and a corpus; here they are what the row has generated, what all rows of the batch have, and the
-row's prompt, so that nothing is prepared. The paper verifies several drafts at once, taken from the
-next source where one has too few, and looks for the last token alone in the most recent source;
-here one draft is verified, the most recent one of the first source that has any. The text of other
-rows makes passes, not tokens, so that the source goes with bitwise policies alone.
+Departures: the sources are what the row has generated, what all rows of the batch have, and the
+row's prompt; the paper's phrases and corpus, which are prepared, are not there. One draft is
+verified, the most recent one of the first source that has any, where the paper verifies several.
+The text of other rows makes passes, not tokens: bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ class HierarchyDrafting(DraftSource):
     Args:
         ngram: how many of the last tokens must recur.
 
-    Raises:
-        OptionError: an n-gram of no token.
+    Loses: on images, at high temperatures, on texts that quote their prompt, in batches of unlike
+    texts. A row's passes depend on the rows beside it, which a client of a server can measure.
     """
 
     ngram: int = within(2, 1, 64, "2 suits most texts")
@@ -60,10 +58,11 @@ class HierarchyDrafting(DraftSource):
         ranks = rank.where(is_read, -1).flatten(1)
         texts = Texts(buffer.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks)
         last = tokens_before(buffer, filled[:, None], self.ngram)
-        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
-        first = found[:, 0]  # [B, 1], in the text of all rows
-        end = first // n_columns * n_columns + filled[first // n_columns]
+        indices, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
+        first = indices[:, 0]  # [B, 1], in the text of all rows: r N + n
+        end = first // n_columns * n_columns + filled[first // n_columns]  # where row r's text ends
         ahead = (frontier.columns - filled[:, None]).clamp(min=0)  # [B, K]
+        # what is known of row r's text ends, and is read over again from `first` on
         tokens = buffer.flatten()[first + ahead % (end - first).clamp(min=1)]
         tokens = tokens.clamp(0, frontier.vocab_size - 1)
         return Drafts(tokens.where(is_found[:, 0], last_known(frontier)))

@@ -16,11 +16,8 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
 
     Under a policy of frozen noise a draft is the token that its scores and the slot's frozen noise
     choose; otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
-
-    Args:
-        run: whose window is drafted.
-        find_logits: raw logits `[R, 1, V]` of draft k, given the token buffer `[B, N]` with the
-            drafts before it.
+    `find_logits` gives raw logits `[R, 1, V]` of draft k, from the token buffer `[B, N]` with the
+    drafts before it.
     """
     rows = run.rows
     prompt = run.prompt
@@ -44,10 +41,7 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
 
 
 def draft_at_once(run: OpenRun, logits: Tensor) -> Drafts:
-    """All drafts of a window from what one pass said of all slots; see `draft_in_turn`.
-
-    Args:
-        run: whose window is drafted.
-        logits: `[R, W-1, V]`, none of which depends on the other drafts.
+    """All drafts of a window from one pass's logits `[R, W-1, V]`, none of which depends on the
+    other drafts; see `draft_in_turn`.
     """
     return draft_in_turn(run, lambda work, k: logits[:, k : k + 1])

@@ -60,25 +60,22 @@ class _Places:
     columns: int
 
     def tokens(self, back: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens `[B, K, n, m]` of earlier frames beside each place, and which of them are known.
-
-        Args:
-            back: frames before a slot's own.
-            offsets: `[n, m, 2]`, rows and columns from the place.
+        """Tokens `[B, K, n, m]` beside each place, `back` frames before its own, and which of them
+        are known; `offsets` `[n, m, 2]` are rows and columns from the place.
         """
         slots = self.frontier.slots[..., None, None]
         inside = slots % self.frame
         row = inside // self.columns + offsets[..., 0]
         column = inside % self.columns + offsets[..., 1]
         n_rows = self.frame // self.columns
-        found = slots - inside - back * self.frame + row * self.columns + column
+        earlier = slots - inside - back * self.frame + row * self.columns + column
         on_frame = (row >= 0) & (row < n_rows) & (column >= 0) & (column < self.columns)
         filled = self.frontier.filled[:, None, None, None]
-        columns = found + self.frontier.origin
-        is_known = on_frame & (found >= 0) & (columns < filled)
+        columns = earlier + self.frontier.origin  # of the token buffer
+        is_known = on_frame & (earlier >= 0) & (columns < filled)
         columns = columns.where(is_known, 0)
-        found = self.frontier.token_buffer.gather(1, columns.flatten(1)).view_as(columns)
-        return found, is_known
+        tokens = self.frontier.token_buffer.gather(1, columns.flatten(1)).view_as(columns)
+        return tokens, is_known
 
 
 def _around(device: torch.device) -> Tensor:

@@ -20,6 +20,8 @@ class NGram(DraftSource):
 
     Of a text a window is drafted anew in every pass; of slots with a layout those alone that no
     pass has predicted.
+
+    Loses: on images, and where a text does not repeat itself.
     """
 
     is_capturable = True
@@ -27,7 +29,6 @@ class NGram(DraftSource):
     name = "ngram"
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`."""
         return Drafter(_OfText() if run.prompt.layout is None else self)
 
     def propose(self, frontier: Frontier) -> Drafts:

@@ -13,15 +13,10 @@ _NONE = -1  # behind the end of a path
 
 
 class Found(NamedTuple):
-    """Where paths are among those that are known.
+    """Where paths are among those that are known."""
 
-    Attributes:
-        at: `[B, n]` int64, 0 for one that is not there.
-        is_known: `[B, n]` bool.
-    """
-
-    at: Tensor
-    is_known: Tensor
+    at: Tensor  # [B, n] int64, 0 for one that is not there
+    is_known: Tensor  # [B, n] bool
 
 
 def cut_paths(paths: Paths) -> Tensor:
@@ -31,11 +26,6 @@ def cut_paths(paths: Paths) -> Tensor:
 
 
 def find_paths(known: Tensor, wanted: Tensor) -> Found:
-    """Find paths among others.
-
-    Args:
-        known: `[B, m, W-1]` int64, see `cut_paths`.
-        wanted: `[B, n, W-1]` int64.
-    """
+    """Find paths `[B, n, W-1]` among known ones `[B, m, W-1]`, both from `cut_paths`."""
     is_same = (known[:, None] == wanted[:, :, None]).all(-1)  # [B, n, m]
     return Found(is_same.long().argmax(-1), is_same.any(-1))

@@ -31,32 +31,23 @@ from mmaccel.samplers.drafting.in_turn import draft_in_turn
 
 @dataclass(frozen=True)
 class SelfDrafting(DraftSource):
-    """Base of sources whose drafts are the model's own.
-
-    Attributes:
-        attention: the method of attention that chooses blocks for drafts. Of one that is none, but
-            has a `budget` and a `block`, the verifying pass chooses those that received most of
-            its own attention.
-        is_held: whether the first draft of a window chooses for all of them.
-    """
+    """Base of sources whose drafts are the model's own."""
 
     reads_last_scores: ClassVar[bool] = False
     keeps_predictions: ClassVar[bool] = False
     needs = frozenset({"draft passes"})
     needs_layers: ClassVar[bool] = True
-    is_held: ClassVar[bool] = False
+    is_held: ClassVar[bool] = False  # whether the first draft of a window chooses for all of them
 
     @property
     @abstractmethod
     def attention(self) -> Any:
-        """See the class."""
+        """The method of attention that chooses blocks for drafts. Of one that is none, but has a
+        `budget` and a `block`, the verifying pass chooses those that received most of its own
+        attention.
+        """
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`.
-
-        Raises:
-            UnsupportedModelError: a model whose layers cannot attend to part of its cache.
-        """
         refuse(explain(self, run.model))
         run.model.setup.drafts = self
         return SelfDrafter(self)
@@ -64,8 +55,6 @@ class SelfDrafting(DraftSource):
 
 @dataclass(eq=False)
 class SelfDrafter(Drafter):
-    """Drafts of the run's own model, one by one."""
-
     def propose(self, run: OpenRun) -> Drafts:
         rows = run.rows
         prompt = run.prompt
@@ -93,8 +82,7 @@ class SelfDraft(SelfDrafting):
     Args:
         method: chooses the blocks, such as `mmaccel.Quest(budget=0.05)`.
 
-    Raises:
-        OptionError: no method of attention.
+    Loses: as `Vegas`.
     """
 
     method: Any = field()
@@ -115,6 +103,5 @@ class SelfDraft(SelfDrafting):
 
     @property
     def attention(self) -> Method:
-        """The given one."""
-        found: Method = self.method
-        return found
+        method: Method = self.method
+        return method

@@ -36,12 +36,8 @@ def spread_logits(known: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
 def frequent_ids(
     texts: Iterable[Sequence[int]], n: int, always: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The n ids that texts contain most often, in ascending order.
-
-    Args:
-        texts: tokens of each; texts that the target has written suit best.
-        n: how many ids.
-        always: ids that are among them in any case, such as that of the end.
+    """The n ids that texts contain most often, in ascending order; texts that the target has
+    written suit best. `always` names ids that are among them in any case, such as that of the end.
 
     Raises:
         OptionError: n below 1, or fewer different ids than n.
@@ -67,18 +63,13 @@ def frequent_ids(
 
 
 def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
-    """`[K]` int64, different ids of a vocabulary.
+    """`[K]` int64, different ids of a vocabulary of V.
 
     Args:
         ids: a tensor `[K]` or a sequence of integers; or the path of a file: JSON with a list of
             them, or safetensors with `d2t`, how far the target's id of each stands from its own,
             as EAGLE 3 heads have it.
-        vocab_size: V, ids that there are.
         option: name in messages.
-
-    Raises:
-        OptionError: something else, an id twice, or one outside of 0..V-1.
-        UnsupportedModelError: a file that cannot be read.
     """
     if isinstance(ids, str | Path):
         return read_ids(_read_file(Path(ids), option), vocab_size, option)
@@ -104,7 +95,6 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
 
 
 def _read_file(file: Path, option: str) -> Any:
-    """What the list of a file holds, not checked."""
     check_path(option, file, "file", hint="JSON with a list, or safetensors with d2t")
     if file.suffix == ".safetensors":
         weights = open_weights(file, option, lambda name: name if name == "d2t" else "")

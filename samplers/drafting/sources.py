@@ -32,7 +32,6 @@ def find_source(drafts: object) -> DraftSource | None:
 
 
 def source_of(policy: Any) -> DraftSource | None:
-    """The draft source of a policy; None for one without, such as a canvas policy."""
     return find_source(getattr(policy, "drafts", None))
 
 
@@ -45,9 +44,6 @@ def parse_source(text: str | Path) -> str | DraftSource:
     """A draft source from a text: a name, or the folder of a coarse model or of an EAGLE head.
 
     A text that is no name counts as a folder if it is one or has a separator of paths in it.
-
-    Raises:
-        OptionError: a folder without either.
     """
     folder = Path(text)
     is_path = text is folder or len(folder.parts) > 1 or os.path.isdir(text)

@@ -16,11 +16,8 @@ PromptReader: TypeAlias = Callable[[Pass, Tensor], None]
 
 
 class StateModel(ABC):
-    """A mix-in of a token model that hands out the hidden states from which it computes its logits.
-
-    Attributes:
-        last_states: `[R, W, D]` of the last pass, any float dtype, where they are kept.
-        coarse: folder of the coarse model that ships with the model, or None.
+    """A mix-in of a token model that hands out the hidden states from which it computes
+    its logits.
     """
 
     last_states: Tensor | None = None
@@ -50,13 +47,9 @@ class LayerStates(StateModel):
         layers: tuple[int, ...] = (),
         read_prompt: PromptReader | None = None,
     ) -> None:
-        """As in `StateModel`.
-
-        Args:
-            wanted: whether passes store `last_states`.
-            layers: whose inputs these are, side by side `[R, W, n D]`; none: the last states.
-            read_prompt: receives those of every pass over prompts, as `prefill` gets them; not
-                where rows read one stored prompt, or the model processes the prompt itself.
+        """As in `StateModel`, of the inputs of `layers`, side by side `[R, W, n D]`; none: the last
+        states. `read_prompt` receives those of every pass over prompts, as `prefill` gets them; not
+        where rows read one stored prompt, or the model processes the prompt itself.
         """
 
     @abstractmethod

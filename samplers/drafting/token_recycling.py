@@ -5,12 +5,10 @@ Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what
 tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
 without any model.
 
-Departures: a window is a chain, and a chain reads the likeliest successor alone; the table keeps
-the paper's eight, and their probabilities, only where a tree asks for them. Branches fork from the
-first tokens on, rank by rank; the children of an entry are the successors of its token, in the
-order in which the noise of their slot prefers them. A row has a table of its own, which begins
-empty: its drafts, and so its passes, are the same in any batch. A token that was not seen yet is
-its own successor.
+Departures: a window is a chain, which reads the likeliest successor alone; the paper's eight are
+kept where a tree asks for them, and its children follow in the order in which the noise of their
+slot prefers them. A row has a table of its own, which begins empty, so that its passes are the same
+in any batch. A token that was not seen yet is its own successor.
 """
 
 from __future__ import annotations
@@ -47,6 +45,8 @@ class TokenRecycling(DraftSource):
     """A draft source for text: the likeliest successor of each token, as the row's passes had it.
 
     Memory: 4 bytes for each row and token of the vocabulary, 48 bytes where a tree asks for them.
+    Loses: on images, at high temperatures, and beside the fused sampling kernel of GPUs, as it
+    reads all scores.
     """
 
     is_capturable = True
@@ -70,18 +70,13 @@ class TokenRecycling(DraftSource):
 
 @dataclass(eq=False)
 class RecyclingDrafter(Drafter):
-    """Token recycling in one run.
+    """Token recycling in one run."""
 
-    Args:
-        successors: `[B, V + 1, n]` int32, the likeliest tokens after each one. The last entry is
-            for tokens outside of the vocabulary, and for what is not kept.
-        log_probs: `[B, V + 1, n]` float16, of these; only where n is more than 1.
-        n_ranks: n.
-    """
-
+    # [B, V + 1, n] int32, the likeliest tokens after each one; the last entry is for tokens outside
+    # of the vocabulary, and for what is not kept
     successors: Held
-    log_probs: Held
-    n_ranks: int
+    log_probs: Held  # [B, V + 1, n] float16, of these; only where n is more than 1
+    n_ranks: int  # n
 
     def propose(self, run: OpenRun) -> Drafts:
         frontier = run.frontier()
@@ -97,7 +92,6 @@ class RecyclingDrafter(Drafter):
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
-        """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
         table, _ = self._tables(run)
         n_others = self.n_ranks - 1
         if n_others == 0:
@@ -117,22 +111,21 @@ class RecyclingDrafter(Drafter):
         return Nodes.of_branches(forks, torch.stack(tokens, 2), drafts.shape[1] + 1)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
-        """See `Drafter.children`: the successors of an entry's own token, as noise orders them."""
         last = run.rows.tokens.gather(1, run.rows.columns[:, :1] - 1)  # [B, 1]
         known = torch.cat([last[:, None].expand(-1, paths.tokens.shape[1], -1), paths.tokens], 2)
         token = known.gather(2, paths.depths[..., None])[..., 0]  # [B, n]
         token = token.clamp(max=run.vocab_size)
         rows = torch.arange(len(token), device=token.device)[:, None]
         table, log_table = self._tables(run)
-        found = Children(table[rows, token].long(), log_table[rows, token].float())
-        return order_by_noise(found, noise, paths.depths, k)
+        successors = Children(table[rows, token].long(), log_table[rows, token].float())
+        return order_by_noise(successors, noise, paths.depths, k)
 
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
         """The likeliest successors of tokens `[B, n]`."""
         return table[..., 0].gather(1, tokens).long()
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
+        """What the pass found likeliest after each token that it read."""
         table, log_table = self._tables(run)
         rows = run.rows
         n_ids = run.vocab_size
@@ -147,11 +140,11 @@ class RecyclingDrafter(Drafter):
         if self.n_ranks == 1:
             likeliest = run.backend.run(argmax, scores.window)[..., None]  # [B, W, 1]
         else:
-            found = scores.window.topk(self.n_ranks, -1)
-            likeliest = found.indices
+            best = scores.window.topk(self.n_ranks, -1)
+            likeliest = best.indices
         index = read.masked_fill(is_repeated, n_ids)[..., None].expand_as(likeliest)
         if self.n_ranks > 1:
-            log_probs = found.values - scores.window.logsumexp(-1, keepdim=True)
+            log_probs = best.values - scores.window.logsumexp(-1, keepdim=True)
             self.log_probs.hold(log_table.scatter(1, index, log_probs.half()))
         table.scatter_(1, index, likeliest.int())
         self.successors.hold(table)

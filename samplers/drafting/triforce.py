@@ -27,6 +27,8 @@ class TriForce(SelfDrafting):
         budget: the fraction of a row's chunks that drafts read, in (0, 1].
         block: entries of a chunk.
         first_layer: layers before it read everything.
+
+    Loses: as `Vegas`.
     """
 
     budget: float = within(0.1, 0, 1, "0.1 suits most models", above_low=True)
@@ -40,5 +42,5 @@ class TriForce(SelfDrafting):
     def attention(self) -> Method:
         """Compares chunks of one length by their means."""
         options = {"budget": self.budget, "block": self.block, "first_layer": self.first_layer}
-        found: Method = make("attention", "dhsa", **options)
-        return found
+        method: Method = make("attention", "dhsa", **options)
+        return method

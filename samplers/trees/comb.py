@@ -31,6 +31,10 @@ class Comb(TreeShape):
     Args:
         branches: N.
         length: L, less than the window.
+
+    Loses: on a CPU, which pays for every entry.
+    Figures: `scenes`, coarse drafts: window 40 with `Comb(12, 7)` 7.8 tokens a pass, no tree at 64
+    6.7.
     """
 
     branches: int = within(12, 1, 1024, "12 suits a window of 40")
@@ -41,32 +45,30 @@ class Comb(TreeShape):
 
     @property
     def nodes(self) -> int:
-        """N L."""
         return self.branches * self.length
 
     @property
     def depth(self) -> int:
-        """L."""
         return self.length
 
     def plan(self, width: int) -> Plan:
-        """See `TreeShape.plan`. Branch b leaves the chain after b drafts: the first draft has a
-        sibling, then the next one; where the window has no more, each has a second one.
+        """Branch b leaves the chain after b drafts: the first draft has a sibling, then the next
+        one; where the window has no more, each has a second one.
         """
         n_forks = width - self.length
-        found: list[list[Planned]] = [[] for _ in range(self.length)]
+        generations: list[list[Planned]] = [[] for _ in range(self.length)]
         for branch in range(self.branches):
             fork = branch % n_forks
             parent = fork
             for step in range(self.length):
                 rank = 0 if step else 1 + branch // n_forks
                 number = width + branch * self.length + step
-                found[step].append(Planned(number, parent, rank, fork + step + 1))
+                generations[step].append(Planned(number, parent, rank, fork + step + 1))
                 parent = number
-        return tuple(map(tuple, found))
+        return tuple(map(tuple, generations))
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """See `TreeShape.grow`. Branches are shorter where a narrow window ends a row."""
+        """Branches are shorter where a narrow window ends a row."""
         length = min(self.length, drafts.shape[1])
         if length < 1:
             return None

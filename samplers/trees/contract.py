@@ -32,19 +32,12 @@ if TYPE_CHECKING:
 
 
 class Planned(NamedTuple):
-    """A node of a tree that is the same in every pass.
+    """A node of a tree that is the same in every pass."""
 
-    Attributes:
-        number: of the node, from the widest window's W on.
-        parent: the entry of the widest window's pass that it follows.
-        rank: among the children of that entry; the chain's draft has rank 0.
-        depth: how many drafts there are on its path.
-    """
-
-    number: int
-    parent: int
-    rank: int
-    depth: int
+    number: int  # of the node, from the widest window's W on
+    parent: int  # the entry of the widest window's pass that it follows
+    rank: int  # among the children of that entry; the chain's draft has rank 0
+    depth: int  # drafts on its path
 
 
 Plan = tuple[tuple[Planned, ...], ...]
@@ -53,31 +46,23 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 @dataclass(frozen=True)
 class TreeShape(Checked, Capable, ABC):
-    """Base of tree shapes.
-
-    Attributes:
-        name: short name.
-        only_bitwise: whether a row's nodes depend on other rows, so that its tokens would, too,
-            under a policy that is exact in distribution.
-        is_capturable: whether `grow` never synchronises with the host, so that steps may be
-            captured as CUDA graphs; then its nodes are not checked.
-        asks_children: whether `grow` asks the drafter what may follow entries.
-    """
+    """Base of tree shapes."""
 
     slot = "tree"
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # short name
+    # a row's nodes depend on other rows, and so would its tokens under a policy of fresh noise
     only_bitwise: ClassVar[bool] = False
+    # `grow` never synchronises with the host, so that steps may be captured as CUDA graphs; its
+    # nodes are then not checked
     is_capturable: ClassVar[bool] = False
-    asks_children: ClassVar[bool] = True
+    asks_children: ClassVar[bool] = True  # `grow` asks the drafter what may follow entries
 
     @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         return frozenset({"trees", "fixed noise"} if self.only_bitwise else {"trees"})
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         return {} if self.is_capturable else NO_GRAPHS
 
     @property
@@ -91,42 +76,29 @@ class TreeShape(Checked, Capable, ABC):
         """The most nodes of a path."""
 
     def plan(self, width: int) -> Plan:
-        """The tree that every pass has, for drafts that are drawn; empty: it depends on the drafts.
-
-        Args:
-            width: W, of the widest window.
+        """The tree that every pass has, for drafts that are drawn, by the W of the widest window;
+        empty: it depends on the drafts.
         """
         return ()
 
     def ways(self, source: DraftSource) -> set[str]:
         """How drafters of a source give nodes: "grown" as `grow` asks, "drawn" for `plan`."""
-        found = set()
+        ways = set()
         if source.has_children or not self.asks_children:
-            found.add("grown")
+            ways.add("grown")
         if source.draws_trees and self.plan(self.depth + 1):
-            found.add("drawn")
-        return found
+            ways.add("drawn")
+        return ways
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """Nodes beside the chain of a window; None for a pass without.
+        """Nodes beside the chain of a window, `[B, W-1]` int64; None for a pass without.
 
-        Their number depends on the window's width alone.
-
-        Args:
-            run: whose token buffer holds the chain's drafts.
-            drafts: `[B, W-1]` int64, the chain.
-            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
-                temperature 0.
+        Their number depends on the window's width alone. `noise` is as in `Drafter.correct`.
         """
 
 
 def check_tree(policy: WindowPolicy) -> None:
-    """Refuse a tree that a policy cannot have.
-
-    Raises:
-        OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
-    """
     tree: object = policy.tree
     window = policy.window
     source = policy.draft_source()
@@ -149,13 +121,7 @@ def check_tree(policy: WindowPolicy) -> None:
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew what `Nodes` describes.
-
-    Args:
-        shape: that grew them.
-        nodes: what it grew.
-        drafts: `[B, W-1]` int64, the chain.
-        vocab_size: V.
+    """Raise ShapeError unless a shape grew what `Nodes` describes, beside the chain `[B, W-1]`.
 
     Cost: two host synchronisations, for the ranges and the depths, unless the shape is captured.
     """

@@ -30,14 +30,7 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class CoupledWalk:
-    """The passes of a run that cover a tree.
-
-    Args:
-        run: fresh.
-        plan: of the tree.
-        rule: of siblings.
-        coupling: how slots behind the walk are redrawn.
-    """
+    """The passes of a fresh run that cover a tree."""
 
     def __init__(self, run: WindowRun, plan: Plan, rule: SiblingRule, coupling: str) -> None:
         self._run = run
@@ -50,26 +43,23 @@ class CoupledWalk:
         run = self._run
         if run.is_retry:
             return None
-        given = (drafts.tokens, drafts.p_draft)
-        return draw_tree(run, run.drafter, self._rule, self._plan, *given)
+        return draw_tree(run, run.drafter, self._rule, self._plan, drafts.tokens, drafts.p_draft)
 
     def verify(
         self, tree: DrawnTree, noise: Tensor | None, fresh: Fresh, record: DraftRecord
     ) -> None:
         """One pass over a tree; what the path's tokens are is generated.
 
-        Args:
-            tree: see `grow`.
-            noise: frozen noise of the window, which the drafter is shown; None for none.
-            fresh: of the window's slots.
-            record: keeps what later slots are redrawn from.
+        The drafter is shown the window's frozen noise, if any. `record` keeps what later slots are
+        redrawn from.
         """
         run = self._run
         entries, choose = choose_by_rule(run, tree, self._rule, fresh)
         pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, entries.depths())
         reads_back = not run.runner.is_static
-        found = walk(entries.width, pass_scores.target, choose, reads_back=reads_back)
-        last, n_right, walked = found
+        last, n_right, walked = walk(
+            entries.width, pass_scores.target, choose, reads_back=reads_back
+        )
 
         # from here on the pass is one over the window that the path is in
         path = find_path(run, entries, last)
@@ -87,16 +77,13 @@ class CoupledWalk:
     def _redraw(
         self, tree: DrawnTree, view: Tensor, scores: Tensor, p_target: Tensor, fresh: Fresh
     ) -> Tensor:
-        """Tokens `[B, W]` of the slots behind the walk.
-
-        Args:
-            view: `[B, W]` int64, the entries that stand for the window's slots.
-            scores, p_target: `[B, W, V]`, of these entries.
+        """Tokens `[B, W]` of the slots behind the walk, by the scores `[B, W, V]` of the entries
+        that stand for the window's slots, `view` `[B, W]`.
         """
         run = self._run
         if self._coupling == "gumbel":
-            found: Tensor = run.backend.run(argmax, scores + run.frozen_noise())
-            return found
+            tokens: Tensor = run.backend.run(argmax, scores + run.frozen_noise())
+            return tokens
         after = view[:, 1:]  # the entries that hold the drafts of slots 0 … W-2
         drafts = tree.tokens.gather(1, after)
         rows = torch.arange(len(view), device=view.device)[:, None]
@@ -107,6 +94,5 @@ class CoupledWalk:
             is_there = tree.is_there.gather(1, after)
         keeps = is_there & is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
         p_draft = torch.where(is_there[..., None], p_draft, 0.0)
-        given = (p_target, p_draft, drafts, keeps, fresh.redraws)
-        redrawn: Tensor = run.backend.run(redraw, *given)
+        redrawn: Tensor = run.backend.run(redraw, p_target, p_draft, drafts, keeps, fresh.redraws)
         return redrawn

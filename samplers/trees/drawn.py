@@ -20,22 +20,13 @@ from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise
 
 
 class DrawnTree(NamedTuple):
-    """The E entries of a pass, and what they were drawn from.
+    """The E entries of a pass, and what they were drawn from."""
 
-    Attributes:
-        tokens: `[B, E]` int64.
-        parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
-        p_draft: `[B, E, V]`, of what follows an entry; zeros where nothing was drawn.
-        children: `[E, K]` int64, the entries that follow one, in the order of their draws; -1 for
-            none.
-        is_there: `[B, E]` bool, whether an entry could be drawn, and all that it follows.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    p_draft: Tensor
-    children: Tensor
-    is_there: Tensor
+    tokens: Tensor  # [B, E] int64
+    parents: Tensor  # [B, E] int64, as in `mmaccel.contracts.Pass`
+    p_draft: Tensor  # [B, E, V], of what follows an entry; zeros where nothing was drawn
+    children: Tensor  # [E, K] int64, what follows an entry, in the order of the draws; -1: none
+    is_there: Tensor  # [B, E] bool, whether an entry could be drawn, and all that it follows
 
 
 def draw_tree(
@@ -61,26 +52,26 @@ def draw_tree(
     families: dict[int, list[int]] = {entry: [entry + 1] for entry in range(n_drafts)}
     filled = width  # entries whose children's distribution is known
     for generation in plan:
-        wanted = [node for node in generation if node.parent in entry_of and node.depth < width]
-        if not wanted:
+        nodes = [node for node in generation if node.parent in entry_of and node.depth < width]
+        if not nodes:
             break
-        wanted.sort(key=lambda node: node.rank)  # siblings in the order of their draws
-        is_behind_chain = wanted[0].parent < widest
+        nodes.sort(key=lambda node: node.rank)  # siblings in the order of their draws
+        is_behind_chain = nodes[0].parent < widest
         if not is_behind_chain:
-            found = drafter.distributions(run, tree.tokens, tree.parents, filled)
-            tree = tree._replace(p_draft=torch.cat([tree.p_draft[:, :filled], found], 1))
+            more = drafter.distributions(run, tree.tokens, tree.parents, filled)
+            tree = tree._replace(p_draft=torch.cat([tree.p_draft[:, :filled], more], 1))
             filled = tree.tokens.shape[1]
-        tree = _add(run, rule, tree, wanted, entry_of, drafts if is_behind_chain else None)
-        for node in wanted:
+        tree = _add(run, rule, tree, nodes, entry_of, drafts if is_behind_chain else None)
+        for node in nodes:
             parent = entry_of[node.parent]
             families.setdefault(parent, []).append(entry_of[node.number])
     if len(entry_of) == width:
         return None
     most = max(map(len, families.values()))
-    children: list[int] = []
+    children: list[int] = []  # [E K], rows filled up with -1
     for entry in range(tree.tokens.shape[1]):
-        found_here = families.get(entry, [])
-        children += found_here + [-1] * (most - len(found_here))
+        family = families.get(entry, [])
+        children += family + [-1] * (most - len(family))
     return tree._replace(children=as_index(children, drafts.device).view(-1, most))
 
 
@@ -103,27 +94,24 @@ def _add(
     run: OpenRun,
     rule: SiblingRule,
     tree: DrawnTree,
-    wanted: list[Planned],
+    nodes: list[Planned],
     entry_of: dict[int, int],
     drafts: Tensor | None,
 ) -> DrawnTree:
-    """Draw a generation of nodes.
-
-    Args:
-        wanted: its nodes, siblings in the order of their ranks; `entry_of` gets their entries.
-        drafts: `[B, W-1]` int64, the first children where the nodes follow the chain; None where
-            they follow nodes.
+    """Draw a generation of nodes, siblings in the order of their ranks; `entry_of` gets their
+    entries. `drafts` `[B, W-1]` are the first children of nodes that follow the chain; None where
+    they follow nodes.
     """
     device = tree.tokens.device
-    depth_of = {entry_of[node.parent]: node.depth - 1 for node in wanted}
+    depth_of = {entry_of[node.parent]: node.depth - 1 for node in nodes}
     parents = sorted(depth_of)
     n_drawn = {parent: 0 if drafts is None else 1 for parent in parents}
     places = []  # of each node: which parent, which of its draws
-    for node in wanted:
+    for node in nodes:
         parent = entry_of[node.parent]
         places.append((parents.index(parent), n_drawn[parent]))
         n_drawn[parent] += 1
-    for number, node in enumerate(wanted, start=tree.tokens.shape[1]):
+    for number, node in enumerate(nodes, start=tree.tokens.shape[1]):
         entry_of[node.number] = number
     index = as_index(parents, device)
     depths = as_index([depth_of[parent] for parent in parents], device)

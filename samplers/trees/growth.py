@@ -13,13 +13,9 @@ from mmaccel.samplers.trees.contract import Plan
 class Growth:
     """The chain of a window, and the nodes that were added so far.
 
-    Args:
-        run, drafter, drafts, noise: see `TreeShape.grow`.
-
-    Attributes:
-        width: W. Entries 0 … W - 1 are the window's.
-        tokens, parents, depths: `[B, E]` int64, of the entries: what they hold, which one they
-            follow (-1 for the first), and how many drafts there are on their path.
+    Entries 0 … W - 1 are the window's. Of all E entries, `tokens`, `parents` and `depths` `[B, E]`
+    int64 are what they hold, which one they follow (-1 for the first), and the drafts on their
+    path.
     """
 
     def __init__(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> None:
@@ -36,48 +32,40 @@ class Growth:
         self._paths = drafts[:, None].expand(-1, self.width, -1)  # [B, E, W-1]
 
     def children(self, entries: Tensor, k: int) -> Children | None:
-        """What may follow some entries, `[B, n, k']`; None for a pass without a tree.
+        """What may follow entries `[B, n]`, up to k each; None for a pass without a tree.
 
         The first child of an entry of the chain is the chain's next draft. Behind the window or the
         row's end nobody needs children: they have log-probabilities of -inf.
-
-        Args:
-            entries: `[B, n]` int64.
-            k: the most children; k' may be less.
         """
         depths = self.depths.gather(1, entries)
         index = entries[..., None].expand(-1, -1, self._paths.shape[2])
-        within = depths.clamp(max=self.width - 2)
-        paths = Paths(self._paths.gather(1, index), within)
-        found = self._drafter.children(self._run, paths, self._noise, k=k)
-        if found is None:
+        inside = depths.clamp(max=self.width - 2)
+        paths = Paths(self._paths.gather(1, index), inside)
+        children = self._drafter.children(self._run, paths, self._noise, k=k)
+        if children is None:
             return None
-        log_probs = found.log_probs.masked_fill(found.log_probs.isnan(), float("-inf"))
-        after = self._run.rows.slots[:, :1] + within + 1  # the slots that children predict
-        is_behind = self._run.rows.is_over(after) | (depths > within)
+        log_probs = children.log_probs.masked_fill(children.log_probs.isnan(), float("-inf"))
+        after = self._run.rows.slots[:, :1] + inside + 1  # the slots that children predict
+        is_behind = self._run.rows.is_over(after) | (depths > inside)
         log_probs = log_probs.masked_fill(is_behind[..., None], float("-inf"))
 
         # after an entry of the chain: its next draft, then all others in their order
-        draft = self._drafts.gather(1, within)[..., None]
-        is_draft = found.tokens == draft
+        draft = self._drafts.gather(1, inside)[..., None]
+        is_draft = children.tokens == draft
         of_draft = log_probs.masked_fill(~is_draft, float("-inf")).amax(-1, keepdim=True)
         of_draft = of_draft.where(is_draft.any(-1, keepdim=True), log_probs[..., :1])
         order = is_draft.long().argsort(stable=True)
         others = log_probs.masked_fill(is_draft, float("-inf")).gather(2, order)
-        tokens = torch.cat([draft, found.tokens.gather(2, order)], 2)[..., :-1]
+        tokens = torch.cat([draft, children.tokens.gather(2, order)], 2)[..., :-1]
         chances = torch.cat([of_draft, others], 2)[..., :-1]
         is_chain = (entries < self.width - 1)[..., None]
         return Children(
-            torch.where(is_chain, tokens, found.tokens), torch.where(is_chain, chances, log_probs)
+            torch.where(is_chain, tokens, children.tokens),
+            torch.where(is_chain, chances, log_probs),
         )
 
     def add(self, parents: Tensor, tokens: Tensor) -> None:
-        """Add nodes behind all entries.
-
-        Args:
-            parents: `[B, n]` int64, entries.
-            tokens: `[B, n]` int64.
-        """
+        """Add nodes that hold `tokens` `[B, n]` and follow the entries `parents` `[B, n]`."""
         depths = self.depths.gather(1, parents)
         index = parents[..., None].expand(-1, -1, self._paths.shape[2])
         at = depths.clamp(max=self.width - 2)[..., None]  # the slot of the nodes
@@ -88,10 +76,8 @@ class Growth:
         self._paths = torch.cat([self._paths, paths], 1)
 
     def keep(self, nodes: Tensor) -> None:
-        """Go on with some nodes alone, in the given order.
-
-        Args:
-            nodes: `[B, n]` int64, entries; each behind the node that it follows.
+        """Go on with the nodes `[B, n]` (entries) alone, in their order, each behind the one that
+        it follows.
         """
         width = self.width
         chain = torch.arange(width, device=nodes.device).expand(len(nodes), -1)
@@ -106,11 +92,8 @@ class Growth:
         self._paths = self._paths.gather(1, index)
 
     def nodes(self, is_needed: Tensor | None = None) -> Nodes:
-        """The nodes that were added.
-
-        Args:
-            is_needed: `[B, N]` bool; a node that is not, and that none which is follows, becomes a
-                copy of the chain's first draft. None: all are.
+        """The nodes that were added. One that is not needed (`[B, N]` bool), and that none which is
+        follows, becomes a copy of the chain's first draft.
         """
         tokens = self.tokens[:, self.width :]
         parents = self.parents[:, self.width :]
@@ -123,32 +106,27 @@ class Growth:
 def grow_planned(tree: Growth, plan: Plan) -> Nodes | None:
     """The nodes of a plan; None for a pass without. A rank that the drafter never has and what is
     deeper than a narrow window are left out.
-
-    Args:
-        tree: without nodes.
-        plan: generations of nodes, each of which follows the chain or the generation before.
     """
     device = tree.tokens.device
     entries = {entry: entry for entry in range(tree.width)}  # of the plan -> of this pass
     is_needed = torch.ones_like(tree.tokens, dtype=torch.bool)  # [B, E]
     for generation in plan:
-        wanted = [node for node in generation if node.parent in entries]
-        wanted = [node for node in wanted if node.depth < tree.width]
-        if not wanted:
+        nodes = [node for node in generation if node.parent in entries and node.depth < tree.width]
+        if not nodes:
             break
-        parents = as_index([entries[node.parent] for node in wanted], device)
+        parents = as_index([entries[node.parent] for node in nodes], device)
         parents = parents.expand(len(tree.tokens), -1)
-        found = tree.children(parents, 1 + max(node.rank for node in wanted))
-        if found is None:
+        children = tree.children(parents, 1 + max(node.rank for node in nodes))
+        if children is None:
             return None
-        known = [n for n, node in enumerate(wanted) if node.rank < found.tokens.shape[2]]
-        ranks = as_index([wanted[n].rank for n in known], device)
+        known = [n for n, node in enumerate(nodes) if node.rank < children.tokens.shape[2]]
+        ranks = as_index([nodes[n].rank for n in known], device)
         at = as_index(known, device)
         for n in known:
-            entries[wanted[n].number] = len(entries)
+            entries[nodes[n].number] = len(entries)
         parents = parents[:, at]
-        tree.add(parents, found.tokens[:, at, ranks])
-        has_child = found.log_probs[:, at, ranks] > float("-inf")
+        tree.add(parents, children.tokens[:, at, ranks])
+        has_child = children.log_probs[:, at, ranks] > float("-inf")
         is_needed = torch.cat([is_needed, has_child & is_needed.gather(1, parents)], 1)
     if len(entries) == tree.width:
         return None

@@ -35,12 +35,8 @@ and the token behind the entry."""
 
 
 class RuleStep:
-    """The steps of a run whose passes cover a tree.
-
-    Args:
-        run: fresh.
-        shape: of the tree.
-        rule: of siblings that are drawn.
+    """The steps of a fresh run whose passes cover a tree; `rule` is that of siblings that are
+    drawn.
     """
 
     def __init__(self, run: WindowRun, shape: TreeShape, rule: SiblingRule) -> None:
@@ -51,15 +47,14 @@ class RuleStep:
         self._plan = shape.plan(run.chooser.widest) if is_drawn else None
 
     def __call__(self) -> None:
-        """One step; see `WindowRun.run`."""
         run = self._run
         drafts, p_draft = draft_afresh(run)
         fresh = run.noise.fresh(run.rows.slots, run.rows.passes)
-        found = None if run.is_retry else self._grow(drafts, p_draft, fresh)
-        if found is None:
+        grown = None if run.is_retry else self._grow(drafts, p_draft, fresh)
+        if grown is None:
             verify_chain(run, drafts, p_draft, fresh)
             return
-        entries, choose = found
+        entries, choose = grown
         pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, entries.depths())
         last, n_right, tokens = walk(entries.width, pass_scores.target, choose)
 
@@ -96,13 +91,10 @@ class RuleStep:
 def walk(
     width: int, scores: Tensor, choose: Choose, *, reads_back: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk all rows from the first entry on.
+    """Walk all rows from the first entry on, by the target's scores `[B, E, V]`.
 
-    Args:
-        width: W; no path has more than W - 1 drafts.
-        scores: `[B, E, V]`, of the target distribution.
-        choose: among children.
-        reads_back: whether it may ask the device whether a row is still on its way.
+    No path has more than W - 1 drafts. Whether a row is still on its way is asked of the device
+    only if `reads_back`.
 
     Returns:
         The last entry of each row's path `[B]` int64, how many drafts it has `[B]` int64, and the
@@ -115,10 +107,10 @@ def walk(
     tokens = rows.new_zeros(len(rows), width)
     for before in range(width):
         p_target = scores[rows, entry].softmax(-1)
-        found = choose(entry, p_target, before)
-        tokens[:, before] = torch.where(is_open, found.tokens, 0)
-        is_open = is_open & (found.sibling >= 0)
-        entry = torch.where(is_open, found.sibling, entry)
+        choice = choose(entry, p_target, before)
+        tokens[:, before] = torch.where(is_open, choice.tokens, 0)
+        is_open = is_open & (choice.sibling >= 0)
+        entry = torch.where(is_open, choice.sibling, entry)
         n_right = n_right + is_open
         if reads_back and not bool(is_open.any()):
             break
@@ -128,11 +120,7 @@ def walk(
 def choose_by_rule(
     run: WindowRun, tree: DrawnTree, rule: SiblingRule, fresh: Fresh
 ) -> tuple[TreeEntries, Choose]:
-    """The entries of a drawn tree, and what chooses among their children.
-
-    Args:
-        fresh: of the window's slots.
-    """
+    """The entries of a drawn tree, and what chooses among their children."""
     entries = TreeEntries(tree.tokens, tree.parents, fresh.coins.shape[1])
     n_others = tree.children.shape[1] - 1
     others = run.noise.uniforms(run.rows.slots, n_others, Stream.COINS, run.rows.passes)
@@ -141,12 +129,7 @@ def choose_by_rule(
 
 
 def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Tensor) -> Choose:
-    """By a rule, among children that were drawn.
-
-    Args:
-        coins: `[B, W, K]`.
-        redraws: `[B, W]`.
-    """
+    """By a rule, among children that were drawn; coins are `[B, W, K]`, redraws `[B, W]`."""
     rows = torch.arange(len(tree.tokens), device=tree.tokens.device)
 
     def choose(entry: Tensor, p_target: Tensor, before: int) -> Choice:
@@ -155,22 +138,21 @@ def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Ten
         is_there = (children >= 0) & tree.is_there.gather(1, at)
         siblings = tree.tokens.gather(1, at).masked_fill(~is_there, -1)
         uniforms = Uniforms(coins[:, before], redraws[:, before])
-        found = rule.choose(p_target, tree.p_draft[rows, entry], siblings, uniforms)
+        choice = rule.choose(p_target, tree.p_draft[rows, entry], siblings, uniforms)
         name = f"{type(rule).__name__}.choose"
-        check_kind(name, found, Choice)
-        for part in (found.sibling, found.tokens):  # a captured step reads no values
-            check_answer(name, part, rows.shape, "int64")
-        chosen = children.gather(1, found.sibling.clamp(min=0)[:, None])[:, 0]
-        return Choice(torch.where(found.sibling >= 0, chosen, -1), found.tokens)
+        check_kind(name, choice, Choice)
+        for tensor in choice:  # a captured step reads no values
+            check_answer(name, tensor, rows.shape, "int64")
+        # from the number among siblings to the entry
+        chosen = children.gather(1, choice.sibling.clamp(min=0)[:, None])[:, 0]
+        return Choice(torch.where(choice.sibling >= 0, chosen, -1), choice.tokens)
 
     return choose
 
 
 def choose_certain(entries: TreeEntries, p_draft: Tensor, fresh: Fresh) -> Choose:
-    """Among children that no randomness chose, but for the chain's drafts.
-
-    Args:
-        p_draft: `[B, W-1, V]`, from which the chain's drafts were drawn.
+    """Among children that no randomness chose, but for the chain's drafts, which were drawn from
+    `p_draft` `[B, W-1, V]`.
     """
     n_drafts = p_draft.shape[1]
     rows = torch.arange(len(p_draft), device=p_draft.device)
@@ -179,11 +161,10 @@ def choose_certain(entries: TreeEntries, p_draft: Tensor, fresh: Fresh) -> Choos
         has_draft = entry < n_drafts  # the entries of the chain, whose next draft comes first
         at = entry.clamp(max=n_drafts - 1)
         draft = entries.tokens.gather(1, at[:, None] + 1)
-        p_own = p_draft[rows, at]
-        coins = fresh.coins[:, before]
-        own = (p_target[:, None], p_own[:, None], draft, coins[:, None])
-        is_first = has_draft & is_kept(*own)[:, 0]
-        rest = torch.where(has_draft[:, None], residual(p_target, p_own), p_target)
+        q = p_draft[rows, at]
+        coins = fresh.coins[:, before, None]
+        is_first = has_draft & is_kept(p_target[:, None], q[:, None], draft, coins)[:, 0]
+        rest = torch.where(has_draft[:, None], residual(p_target, q), p_target)
         token = draw(rest[:, None], fresh.redraws[:, before, None])
         token = torch.where(is_first[:, None], draft, token)  # [B, 1]
 

@@ -33,6 +33,9 @@ class SpecExec(TreeShape):
         depth: the most nodes of a path, less than the window; the drafter is asked as often.
         expand: nodes whose children the drafter is asked for at a time.
         ranks: of an entry's children that are looked at, the chain's draft among them.
+
+    Loses: beyond some hundred nodes: what is left to win lies behind tokens of small chance.
+    Figures: `scenes`, window 64, 192 nodes: 8.2 tokens a pass.
     """
 
     nodes: int = within(512, 1, 16384, "512 suits an idle GPU")
@@ -44,7 +47,6 @@ class SpecExec(TreeShape):
     is_capturable = True
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         chances = grow_likeliest(tree, self.nodes, self.depth, self.ranks, expand=self.expand)
         return None if chances is None else tree.nodes(chances > float("-inf"))

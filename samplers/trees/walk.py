@@ -25,12 +25,7 @@ from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
 
 
 class TreeStep:
-    """The steps of a run whose passes cover a tree.
-
-    Args:
-        run: fresh.
-        shape: of the tree.
-    """
+    """The steps of a fresh run whose passes cover a tree."""
 
     def __init__(self, run: WindowRun, shape: TreeShape) -> None:
         self._run = run
@@ -38,7 +33,6 @@ class TreeStep:
         self._leaves_out = not run.model.lack("mixed passes")
 
     def __call__(self) -> None:
-        """One step; see `WindowRun.run`."""
         run = self._run
         draws = StepwiseDraws(run)
         drafts = draft_window(run, draws)  # [B, W-1]
@@ -56,27 +50,25 @@ class TreeStep:
         wanted = nodes.wanted if self._leaves_out else None
         pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, depths, wanted)
         rows = torch.arange(len(depths), device=depths.device)[:, None]
-        found = run.backend.run(argmax, pass_scores.target + noise[rows, depths])  # [B, E]
+        targets = run.backend.run(argmax, pass_scores.target + noise[rows, depths])  # [B, E]
 
-        path, kept = self.walk(entries, found)
+        path, kept = self.walk(entries, targets)
         run.passes.keep(pass_scores, path)
         run.observe(noise)
-        run.accept_path(path, found.gather(1, path.entries), kept)
+        run.accept_path(path, targets.gather(1, path.entries), kept)
 
-    def walk(self, entries: TreeEntries, found: Tensor) -> tuple[PassPath, Tensor]:
+    def walk(self, entries: TreeEntries, targets: Tensor) -> tuple[PassPath, Tensor]:
         """The view of each row, and which of its drafts are right, `[B, W-1]` bool."""
-        right_depths = entries.depths().masked_fill(~entries.is_right(found), -1)
+        right_depths = entries.depths().masked_fill(~entries.is_right(targets), -1)
         last = right_depths.argmax(1)  # at a tie the first
         n_right = right_depths.gather(1, last[:, None])
-        slot = torch.arange(entries.width - 1, device=found.device)
+        slot = torch.arange(entries.width - 1, device=targets.device)
         return find_path(self._run, entries, last), slot < n_right
 
 
 def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
-    """The window that a path is in, as the next passes take it for one without a tree.
-
-    Args:
-        last: `[B]` int64, the last entry of each row's path.
+    """The window that paths to the entries `last` `[B]` are in, as the next passes take it for one
+    without a tree.
     """
     view = entries.view(last)
     is_branch = view >= entries.width
@@ -90,9 +82,6 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
 def find_walked(run: WindowRun) -> TreeShape | None:
     """The tree that passes of a fresh run cover; None for the chain alone, and a note in the run's
     statistics says why.
-
-    Raises:
-        UnsupportedModelError: a model whose layers take no trees.
     """
     shape = run.policy.tree
     if shape is None:

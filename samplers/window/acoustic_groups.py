@@ -15,8 +15,7 @@ and its total variation is the sum of (q a - p b)+; `Stats.total_variation` repo
 
 Departures: no owner is drawn: a draft is accepted with a(x) and replaced by p (1 - b), which is the
 same without the paper's repeated tries. A token that filters or a layout exclude is never accepted:
-q counts where p is above 0, which leaves groups exact. Drafts after the first rejection are redrawn
-with an exact coupling, and a new slot's distribution is recorded.
+q counts where p is above 0. Drafts after the first rejection are redrawn with an exact coupling.
 """
 
 from __future__ import annotations
@@ -60,6 +59,13 @@ class AcousticGroups(WindowPolicy):
 
     Codes are the tokens that the layout allows, or all where there is none, without those that end
     a row. Every other token is a group of its own.
+
+    Loses: against `GroupedSpeculative` on `voices`, which has as many tokens a pass with fewer
+    errors; from a radius of 0.7 on; on deep codebooks, whose embeddings are nearly orthogonal; on
+    wide vocabularies, where all distances are computed once. Models of several codebooks a step are
+    refused; steps are not captured.
+    Figures: `voices`, window 8: 2.32 tokens a pass at 0.6 (`Jacobi` 1.91) for 2.9 points more phone
+    errors.
     """
 
     window: int = 16
@@ -78,12 +84,8 @@ class AcousticGroups(WindowPolicy):
         return iterate(run, self.coupling, rule, rest=partial(self.rest, groups=groups))
 
     def find_groups(self, model: TokenModel, prompt: Prompt) -> TokenGroups:
-        """The groups of a model's tokens, kept until others of the model are asked for.
-
-        Cost: the distances of all pairs of codes, once, and a sum over the vectors each time.
-
-        Raises:
-            OptionError: a model without such vectors; see also `group_tokens`.
+        """The groups of a model's tokens, kept until others of the model are asked for: the
+        distances of all pairs of codes are found once.
         """
         vectors = model.vectors(self.vectors)
         if vectors is None or len(vectors) != model.vocab_size:
@@ -102,24 +104,17 @@ class AcousticGroups(WindowPolicy):
         owner = model if model.model is None else model.model  # which outlives its windows
         known = _known.get(owner)
         if known is None or known[0] != key:
-            own = vectors.to(is_code.device)
+            vectors = vectors.to(is_code.device)
             by_angle = self.vectors == "embeddings"
-            known = (key, group_tokens(own, is_code, self.radius, by_angle=by_angle))
+            known = (key, group_tokens(vectors, is_code, self.radius, by_angle=by_angle))
             _known[owner] = known
         return known[1]
 
     def rule(
         self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, groups: TokenGroups
     ) -> tuple[Tensor, Tensor]:
-        """Accept with a(x).
-
-        Args:
-            p_target, p_draft: `[B, K, V]`.
-            drafts: `[B, K]` int64.
-            coins: `[B, K]` in (0, 1).
-
-        Returns:
-            Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.
+        """Accept drafts `[B, K]` with a(x); which, and the total variation spent on each slot
+        `[B, K]`.
         """
         a, b = _weigh(p_target, p_draft, groups)
         spent = (p_draft * a - p_target * b).clamp(min=0.0).sum(-1)

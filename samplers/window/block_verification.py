@@ -35,16 +35,15 @@ def verify_block(
     """How many leading drafts of each row are accepted, and the target that replaces the next one.
 
     Args:
-        p_target: `[B, W, V]`.
         p_draft: `[B, W-1, V]`, from which the drafts were drawn, independently of each other given
             what is on their left.
-        drafts: `[B, W-1]` int64.
         coins: `[B, W-1]` uniform in (0, 1), fresh.
         is_over: `[B, W]` bool, slots behind a row's end; a block ends before them.
 
     Returns:
         Accepted `[B, W-1]` bool, and `p_target` with the distribution of the first slot that is not
-        accepted times its w, so that what remains of it beyond q is what its token is drawn from.
+            accepted times its w, so that what remains of it beyond q is what its token is drawn
+            from.
     """
     n_drafts = drafts.shape[1]
     # a block ends before the first slot of invalid scores, and at the end of its row

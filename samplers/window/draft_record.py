@@ -14,25 +14,15 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class DrawnDrafts(NamedTuple):
-    """Drafts of a window.
+    """Drafts of a window."""
 
-    Attributes:
-        tokens: `[B, W-1]` int64.
-        p_draft: `[B, W-1, V]`: given all slots on its left a draft has this distribution.
-        noise: frozen noise of the window, where the source corrects drafts by it; else None.
-    """
-
-    tokens: Tensor
-    p_draft: Tensor
-    noise: Tensor | None
+    tokens: Tensor  # [B, W-1] int64
+    p_draft: Tensor  # [B, W-1, V]: given all slots on its left a draft has this distribution
+    noise: Tensor | None  # frozen noise of the window, where the source corrects drafts by it
 
 
 class DraftRecord:
-    """Drafts of a run whose later slots are redrawn from what a pass said of them.
-
-    Args:
-        run: fresh.
-    """
+    """Drafts of a fresh run whose later slots are redrawn from what a pass said of them."""
 
     def __init__(self, run: WindowRun) -> None:
         self._run = run
@@ -45,11 +35,7 @@ class DraftRecord:
         return self._first_held.value
 
     def draft(self, fresh: Fresh) -> DrawnDrafts:
-        """Draft the window.
-
-        Args:
-            fresh: of the window's slots.
-        """
+        """Draft the window, with fresh noise of its slots."""
         run = self._run
         drafter = run.drafter
         drafts, p_draft = self._propose(fresh.drafts[:, :-1])
@@ -66,24 +52,22 @@ class DraftRecord:
         self._first_held.hold(self._run.rows.slots[:, :1])
 
     def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts `[B, W-1]` and the distributions `[B, W-1, V]` they were drawn from.
-
-        Args:
-            uniforms: `[B, W-1]`, with which new drafts are drawn.
+        """Drafts `[B, W-1]` and their distributions `[B, W-1, V]`; new ones are drawn with
+        `uniforms`.
         """
         run = self._run
         slots = run.rows.slots[:, :-1]
-        found = run.propose()
-        guess = found.tokens
+        proposed = run.propose()
+        guess = proposed.tokens
         if guess is None:
-            assert found.scores is not None
-            p_new = found.scores.softmax(-1)  # [B, 1 or W-1, V]
+            assert proposed.scores is not None
+            p_new = proposed.scores.softmax(-1)  # [B, 1 or W-1, V]
             guess = draw(p_new, uniforms)
             p_draft = p_new.expand(-1, slots.shape[1], -1)
-        elif found.distribution is None:
+        elif proposed.distribution is None:
             p_draft = one_hot(guess, run.vocab_size)
         else:
-            p_draft = found.distribution
+            p_draft = proposed.distribution
         p_last, first = self._p_held.value, self._first_held.value
         if p_last is not None and first is not None:  # predicted drafts were drawn from these
             rows = run.rows

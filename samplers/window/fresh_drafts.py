@@ -17,12 +17,12 @@ from mmaccel.samplers.window.run import WindowRun
 def draft_afresh(run: WindowRun) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]`, and the distributions `[B, W-1, V]` from which they were drawn."""
     run.rows.forget_drafts()
-    found = run.propose()
-    tokens = found.tokens
-    p_draft = found.distribution
+    proposed = run.propose()
+    tokens = proposed.tokens
+    p_draft = proposed.distribution
     if tokens is None:
-        assert found.scores is not None
-        p_draft = found.scores.softmax(-1).expand(-1, run.width - 1, -1)
+        assert proposed.scores is not None
+        p_draft = proposed.scores.softmax(-1).expand(-1, run.width - 1, -1)
         tokens = draw(p_draft, run.fresh_noise().drafts[:, :-1])
     drafts = run.write_drafts(tokens)
     certain = one_hot(drafts, run.vocab_size)
@@ -43,19 +43,15 @@ def verify_chain(
     run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh, *, is_joint: bool = False
 ) -> None:
     """A pass over the window alone; the leading drafts that the rule accepts are generated.
-
-    Args:
-        drafts, p_draft: see `draft_afresh`.
-        fresh: of the window's slots.
-        is_joint: verify all drafts together; see `mmaccel.samplers.window.block_verification`.
+    `is_joint` verifies all drafts together (`block_verification.py`).
     """
     scores = run.forward()
     p_target = scores.softmax(-1)  # [B, W, V]
     run.observe(None)
     coins = fresh.coins[:, :-1]
-    p_left = p_target
+    p_verified = p_target
     if is_joint:
-        accepted, p_left = verify_block(
+        accepted, p_verified = verify_block(
             p_target, p_draft, drafts, coins, run.rows.is_over(run.rows.slots)
         )
     else:
@@ -63,8 +59,8 @@ def verify_chain(
     if run.is_retry:  # no draft model has read these drafts
         accepted = torch.zeros_like(accepted)
         p_draft = torch.zeros_like(p_draft)
-        p_left = p_target
-    rest = torch.cat([residual(p_left[:, :-1], p_draft), p_target[:, -1:]], 1)
+        p_verified = p_target
+    rest = torch.cat([residual(p_verified[:, :-1], p_draft), p_target[:, -1:]], 1)
     redrawn = draw(rest, fresh.redraws)  # [B, W]
     tokens = torch.where(accepted, drafts, redrawn[:, :-1])
     tokens = torch.cat([tokens, redrawn[:, -1:]], 1)

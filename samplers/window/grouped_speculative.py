@@ -8,13 +8,11 @@ Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and
 (p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
 A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` reports the sum.
 
-Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
-gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back; groups by the distance
-of code vectors are those of LANTERN, in `mmaccel.samplers.window.latent_groups`. A token that
-filters or a layout exclude is never accepted, whatever its group. Drafts after the first rejection
-are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's distribution
-is recorded.
+Departures: the ratio of sums is below min(1, p/q) for some tokens; here a(x) is the larger of both.
+Groups are ranks around the draft, which shrink at the ends of the ranking; those by the distance of
+code vectors are LANTERN's, in `mmaccel.samplers.window.latent_groups`. A token that filters or a
+layout exclude is never accepted. Drafts after the first rejection are redrawn with an exact
+coupling.
 """
 
 from __future__ import annotations
@@ -58,6 +56,11 @@ class GroupedSpeculative(WindowPolicy):
             at least 1, in place of `delta`; None takes `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
+
+    Loses: wherever fidelity to the model matters; in seconds on a CPU, as each slot's vocabulary is
+    ranked.
+    Figures: `scenes`, window 32: 6.3 tokens a pass for a total variation of 0.125 a token; 8.0 and
+    0.132 over coarse drafts, where 58 % of captions are true (plain loop: 73).
     """
 
     window: int = 32
@@ -74,18 +77,13 @@ class GroupedSpeculative(WindowPolicy):
 
     @property
     def is_capturable(self) -> bool:  # type: ignore[override]
-        """See `WindowPolicy`; a table of neighbours belongs to one run."""
+        """A table of neighbours belongs to one run."""
         return self.groups == "ranks"
 
     def decode(self, run: WindowRun) -> Generation:
         return iterate(run, self.coupling, partial(self.rule, ratio=self._find_ratio(run)))
 
     def _find_ratio(self, run: WindowRun) -> Ratio:
-        """The rule's ratio for the model of a run.
-
-        Raises:
-            OptionError: groups by latent codes, and a model that declares none.
-        """
         if self.groups == "latent":
             codes = run.model.vectors("codes")
             if codes is None or len(codes) != run.vocab_size or codes.isnan().any():
@@ -110,17 +108,9 @@ class GroupedSpeculative(WindowPolicy):
         coins: Tensor,
         ratio: Ratio | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Accept with the probability of the draft's group.
-
-        Args:
-            p_target: `[B, K, V]`.
-            p_draft: `[B, K, V]`.
-            drafts: `[B, K]` int64.
-            coins: `[B, K]` in (0, 1).
-            ratio: of the groups, from p_target and p_draft; None: by ranks.
-
-        Returns:
-            Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.
+        """Accept with the probability of the draft's group; accepted `[B, K]` bool, and the total
+        variation `[B, K]` that this spends on each slot. `ratio` of p and q; None: of groups by
+        ranks.
         """
         exact = exact_acceptance(p_target, p_draft)
         acceptance = exact
@@ -135,20 +125,9 @@ class GroupedSpeculative(WindowPolicy):
 def group_ratio(
     p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
 ) -> Tensor:
-    """min(1, P(G)/Q(G)) for the group around every token.
-
-    The group of the token of rank r (by p_target, falling) holds ranks r-group … r+group-1 whose
-    probability is less than `max_gap` away from the token's; with group 0 it holds the token alone.
-
-    Args:
-        p_target: `[B, K, V]`.
-        p_draft: `[B, K, V]`.
-        group: ranks on either side.
-        max_gap: largest difference in probability, exclusive, at least 1e-6.
-        sort: does what `sort_falling` does, which is the default.
-
-    Returns:
-        `[B, K, V]` in 0..1.
+    """min(1, P(G)/Q(G)) `[B, K, V]` for the group around every token: of rank r (by p_target,
+    falling) the ranks r-group … r+group-1 whose probability is less than `max_gap` away, and r
+    itself.
     """
     ordered, order = (sort or sort_falling)(p_target)
     size = ordered.shape[-1]
@@ -173,20 +152,14 @@ def group_ratio(
 
 
 def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
-    """Sums of `weights[..., low:high]`, by differences of a float64 running sum.
-
-    Args:
-        weights: `[..., V]`, by rank.
-        low, high: `[..., M]` int64, or what broadcasts to it, of the first M ranks; all others have
-            `group` ranks on either side, as far as there are so many.
-
-    Returns:
-        `[..., V]` float64.
+    """Sums `[..., V]` of `weights[..., low:high]` by rank. `low` and `high` are of the first M
+    ranks; all others have `group` ranks on either side, as far as there are so many.
     """
     *rows, size = weights.shape
     low, high = (rank.expand(*rows, -1) for rank in (low, high))
     head = low.shape[-1]
     above = max(group, 1) if head < size else 0
+    # running[r] is the sum of the ranks before r; behind the last rank it stays as it is
     running = weights.new_empty(*rows, 1 + size + above, dtype=torch.float64)
     running[..., 0] = 0
     torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1 : 1 + size])

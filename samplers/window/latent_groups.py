@@ -21,45 +21,27 @@ _ENTRIES = 2**24  # of probabilities of neighbours that are held at a time
 
 
 def nearest_codes(codes: Tensor, k: int) -> Tensor:
-    """The k nearest other codes of every code, the nearest first; at a tie the lower id.
-
-    Args:
-        codes: `[V, D]`.
-        k: at least 1.
-
-    Returns:
-        `[V, min(k, V - 1)]` int64.
-
-    Cost: V * V distances, once a run.
+    """The k nearest other codes of each of `[V, D]`, the nearest first, at a tie the lower id:
+    `[V, min(k, V - 1)]` int64. Cost: V * V distances, once a run.
     """
-    own = codes.double()
-    index = torch.arange(len(own), device=own.device)
-    rows = max(1, _ENTRIES // len(own))
-    found = []
-    for first in range(0, len(own), rows):
-        part = own[first : first + rows]
-        distances = torch.cdist(part, own, compute_mode="donot_use_mm_for_euclid_dist")
-        distances[index[: len(part)], first + index[: len(part)]] = torch.inf
+    codes = codes.double()
+    index = torch.arange(len(codes), device=codes.device)
+    rows = max(1, _ENTRIES // len(codes))
+    nearest = []
+    for first in range(0, len(codes), rows):
+        block = codes[first : first + rows]
+        distances = torch.cdist(block, codes, compute_mode="donot_use_mm_for_euclid_dist")
+        distances[index[: len(block)], first + index[: len(block)]] = torch.inf
         order = distances.argsort(dim=-1, stable=True)
-        found.append(order[:, : min(k, len(own) - 1)].contiguous())
-    return torch.cat(found)
+        nearest.append(order[:, : min(k, len(codes) - 1)].contiguous())
+    return torch.cat(nearest)
 
 
 def latent_ratio(
     p_target: Tensor, p_draft: Tensor, *, near: Tensor, delta: float, cap: float | None
 ) -> Tensor:
-    """min(1, (p(x) + m(x)) / q(x)) for every token.
-
-    Args:
-        p_target, p_draft: `[B, K, V]`.
-        near: `[V, k]` int64, of `nearest_codes`.
-        delta: most mass of neighbours.
-        cap: most of p(x) + m(x) as a multiple of p(x), in place of `delta`; None for `delta`.
-
-    Returns:
-        `[B, K, V]` in 0..1.
-
-    Cost: B * K * V * k probabilities are read.
+    """min(1, (p(x) + m(x)) / q(x)) `[B, K, V]`, with the neighbours `near` `[V, k]`. `cap` limits
+    p(x) + m(x) to a multiple of p(x), in place of the mass `delta` of neighbours.
     """
     mass = torch.empty_like(p_target)
     slots = max(1, p_target[..., 0].numel() * near.shape[1])

@@ -29,26 +29,7 @@ if TYPE_CHECKING:
 
 
 class RunParts(StaticPart):
-    """The parts of one decoding run of B rows.
-
-    Args:
-        policy: its `window` and its draft source are used.
-        model, prompt, length, params, noise, on_step: as in `mmaccel.policies.Policy.sample`.
-
-    Attributes:
-        prompt, noise: of the B rows that are decoded now.
-        rows: their tokens, the window over them, where they end, and their counts.
-        passes: the passes of the model, and their scores.
-        steps: how steps are carried out, and what one hands to the next.
-        scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
-        drafter: drafts the window's slots.
-        chooser: chooses widths; `chooser.widest` is the widest.
-        pass_noise: how passes get the noise of their slots.
-        backend: carries out operations: in torch, in Triton, or row by row on the host.
-        impossible: `[S]` int64, ids that need not be drafted, or None.
-        frozen: `[]` int64, what the kernels are told that frozen noise is for.
-        stats: counted so far.
-    """
+    """The parts of one decoding run of B rows; arguments as in `mmaccel.policies.Policy.sample`."""
 
     static = ("impossible", "frozen")
 
@@ -67,7 +48,7 @@ class RunParts(StaticPart):
         run = cast("WindowRun", self)
         source = policy.draft_source()
         runner: StepRunner = model.setup.runner or StepRunner()
-        self.scheduler: WindowScheduler | None = None
+        self.scheduler: WindowScheduler | None = None  # without `ContinuousBatching`
         if prompt.batching is not None:
             self.scheduler = WindowScheduler(prompt, noise, model, source, runner)
             prompt = self.scheduler.prompt()
@@ -75,14 +56,15 @@ class RunParts(StaticPart):
         device = prompt.tokens.device
         self.policy = policy
         self.model = model
-        self.prompt = prompt
+        self.prompt = prompt  # of the B rows that are decoded now, as `noise`
         self.length = length
         self.params = params
         self.noise = noise
         self.on_step = on_step
         self.runner = runner
         self.vocab_size = model.vocab_size
-        self.impossible = params.impossible(model.vocab_size)
+        self.impossible = params.impossible(model.vocab_size)  # [S] ids that need no draft, or None
+        # what kernels are told that frozen noise is for
         self.frozen = torch.full((), Stream.FROZEN, dtype=torch.int64, device=device)
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
@@ -90,6 +72,7 @@ class RunParts(StaticPart):
         self.steps = RunSteps(runner, device)
         self.last_scores = self.steps.declare("last scores")  # [B, V], of the right-most slot
         self._variation = self.steps.declare("variation")  # [B, W-1], what the last pass has spent
+        # operations in torch, in Triton, or row by row on the host
         self.backend = Backend(device.type, prompt.batch, reads_back=not runner.is_static)
         self.drafter = check_kind(
             f"{type(source).__name__}.open", source.open(run), Drafter, "return a Drafter(self)"
@@ -107,9 +90,9 @@ class RunParts(StaticPart):
         self.steps.open(run)
         self.rows = RunRows(run, n_open)
         self.passes = RunPasses(run)
-        noise_kind = self.backend.choose(PassNoise, NoiseAhead)
+        make_noise = self.backend.choose(PassNoise, NoiseAhead)
         widest = self.chooser.widest
-        self.pass_noise = noise_kind(self.vocab_size, params.temperature, widest, length)
+        self.pass_noise = make_noise(self.vocab_size, params.temperature, widest, length)
         if runner.is_static:
             self.steps.load(run)
 
@@ -130,9 +113,8 @@ class RunParts(StaticPart):
         )
 
     def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
-
-        Nobody writes to it: it may be a view of what the next passes read.
+        """Frozen Gumbel noise of the window, `[B, W, V]`, or `[B, W, 1]` at temperature 0. Nobody
+        writes to it: it may be a view of what the next passes read.
         """
         return self.pass_noise.frozen(self.noise, self.rows.slots)
 

@@ -22,36 +22,16 @@ if TYPE_CHECKING:
 
 
 class TreeScores(NamedTuple):
-    """What a pass said of all entries of a tree.
+    """What a pass said of all entries of a tree, `[B, E, V]`."""
 
-    Attributes:
-        target: `[B, E, V]`, of the target distribution.
-        processed: `[B, E, V]`, before temperature and filters.
-    """
-
-    target: Tensor
-    processed: Tensor
+    target: Tensor  # of the target distribution
+    processed: Tensor  # before temperature and filters
 
 
 class RunPasses:
-    """The passes of one run.
+    """The passes of one run."""
 
-    Args:
-        run: whose model, drafter, rows, widths and sampling parameters are known.
-
-    Attributes:
-        recording: receives what passes give out; None where nothing does.
-        formats: what passes are computed in.
-        has_own_prompt: whether the model itself has processed the prompt.
-        knows_first: whether the logits behind the prompt were computed with it.
-        pieces: of prompts, which the next pass processes, too.
-        n_behind: entries of all rows that the last pass had beside its window.
-        peak: `[B, W]`, the largest score of every slot of the last pass after all filters.
-        last_scores: `[B, V]`, scores of the right-most slot, for the next pass.
-        reads_last: whether the next pass reads them.
-    """
-
-    peak: Tensor
+    peak: Tensor  # [B, W], the largest score of every slot of the last pass after all filters
     _observed: PassScores
 
     def __init__(self, run: WindowRun) -> None:
@@ -59,11 +39,11 @@ class RunPasses:
         recorder = run.model.setup.recorder
         self.recording = recorder if recorder is not None and recorder.is_active else None
         self.formats = PassFormats(run.model)
-        self.has_own_prompt = False
-        self.knows_first = False
-        self.pieces: Sequence[PromptPiece] = ()
-        self.n_behind = 0
-        self.last_scores = run.last_scores
+        self.has_own_prompt = False  # whether the model itself has processed the prompt
+        self.knows_first = False  # whether the logits behind the prompt were computed with it
+        self.pieces: Sequence[PromptPiece] = ()  # of prompts, which the next pass processes, too
+        self.n_behind = 0  # entries of all rows that the last pass had beside its window
+        self.last_scores = run.last_scores  # [B, V], of the right-most slot, for the next pass
         self.reads_last = run.drafter.source.reads_last_scores
         self._is_observed = run.drafter.source.reads_scores
         self._has_chunks = False  # whether prompts are processed in chunks
@@ -78,8 +58,6 @@ class RunPasses:
     def begin(self, run: WindowRun) -> None:
         """Reserve the cache and run the prompt, in most models without its last token; where the
         scheduler lets prompts be processed between steps, until one is whole.
-
-        Once more if memory lacked and the graphs of other runs had some.
         """
         scheduler = run.scheduler
         tokens: Tensor | None = run.prompt.tokens  # [R, N]
@@ -93,6 +71,7 @@ class RunPasses:
             run.chooser.go_on(scheduler.n_decoding, 0)
 
     def _open(self, tokens: Tensor | None) -> None:
+        """`_begin`, once more if memory lacked and the graphs of other runs had some."""
         try:
             self._begin(tokens)
             return
@@ -108,11 +87,11 @@ class RunPasses:
         lengths = self._rows.lengths
         self._runner.reserve(self.model, len(lengths), self._steps.capacity.positions)
         began = time.perf_counter()
-        own = self.model.process_prompt()
-        self.has_own_prompt = own is not None
+        cost = self.model.process_prompt()
+        self.has_own_prompt = cost is not None
         self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
-        n_left = 0 if self.knows_first else 1  # tokens of the first window
-        n_processed, n_passes = (None, 1) if own is None else own
+        n_left = 0 if self.knows_first else 1  # tokens that the first window reads
+        n_processed, n_passes = (None, 1) if cost is None else cost
         has_size = setup.prefill_chunk_size is not None
         self._has_chunks = n_processed is None and tokens is None and has_size
         if n_processed is None and tokens is not None and tokens.shape[1] > n_left:
@@ -145,9 +124,8 @@ class RunPasses:
         return 1
 
     def logits(self) -> Tensor:
-        """One forward pass over the window: raw logits `[R, W, V]` of all branches.
-
-        The caller passes its result on to `record`.
+        """One pass over the window: raw logits `[R, W, V]`, which the caller passes on to
+        `record`.
         """
         inputs = self._rows.take_inputs()
         logits = self._compute(Pass(inputs.tokens, inputs.start))
@@ -156,7 +134,7 @@ class RunPasses:
         return logits
 
     def forward(self) -> Tensor:
-        """One forward pass: scores `[B, W, V]` float32; see `WindowRun.forward`."""
+        """One forward pass: scores `[B, W, V]` float32."""
         scores = self._to_scores(self.logits(), slice(None))
         self._keep(scores)
         return scores
@@ -190,7 +168,7 @@ class RunPasses:
         n_behind = behind.numel()
         if nodes is not None:
             number = torch.arange(entries.numel(), device=entries.device)
-            number = number.view(branches, *tokens.shape)
+            number = number.view(branches, *tokens.shape)  # [G, B, E], entries of the pass
             chosen = number[..., width:].flatten(1)[:, nodes].flatten()
             wanted = torch.cat([number[..., :width].flatten(), chosen])
             n_behind = len(chosen)
@@ -205,35 +183,27 @@ class RunPasses:
         target = self._params.finish_scores(processed, slots, prompt.layout, cooling)
         return TreeScores(target, processed)
 
-    def keep(self, found: TreeScores, path: PassPath) -> None:
+    def keep(self, tree: TreeScores, path: PassPath) -> None:
         """Go on as after a pass over the window alone, whose entries are those of a path."""
         rows = torch.arange(len(path.entries), device=path.entries.device)[:, None]
-        scores = found.target[rows, path.entries]
+        scores = tree.target[rows, path.entries]
         self._keep(scores)
         if self._is_observed:
-            processed = found.processed[rows, path.entries]
+            processed = tree.processed[rows, path.entries]
             shown = scores if self._params.temperature else processed
             self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
     def keep_accepted(self, scores: Tensor, n_new: Tensor) -> None:
-        """Let the next drafts begin from the last accepted slot, and not from the right-most one,
-        which depends on how many tokens other rows want.
-
-        Args:
-            scores: `[B, W, V]`, of the pass.
-            n_new: `[B]` int64, tokens that were accepted.
+        """Let the next drafts begin from the last of `n_new` accepted slots, and not from the
+        right-most one, which depends on how many tokens other rows want.
         """
         if self.reads_last:
             rows = torch.arange(len(scores), device=scores.device)
             self.last_scores.hold(scores[rows, (n_new - 1).clamp(min=0)])
 
     def record(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
-        """Record what `forward` records of its scores, where a kernel sampled without any.
-
-        Args:
-            logits: `[R, W, V]`, from `logits()`.
-            peak: `[B, W]`, the largest score of every slot after all filters.
-            last: `[B, V]`, the scores of the last slot, where the kernel wrote them.
+        """As `forward` does of its scores, where a kernel sampled without any: their `peak`
+        `[B, W]`, and the scores `last` `[B, V]` of the last slot, where the kernel wrote them.
         """
         self.peak = peak
         if not self.reads_last:
@@ -266,10 +236,8 @@ class RunPasses:
         return scores
 
     def commit(self, path: Tensor) -> None:
-        """Tell the model which entries of a tree were accepted, the first `n_new` of a path.
-
-        Args:
-            path: `[B, W]` int64, entries.
+        """Tell the model which entries of a tree were accepted, the first `n_new` of `path`
+        `[B, W]`.
         """
         assert isinstance(self.model, TreePasses)
         rows = self._rows
@@ -278,7 +246,6 @@ class RunPasses:
         self.model.commit(rows.first_positions(), path.repeat(rows.prompt.branches, 1))
 
     def _compute(self, entries: Pass) -> Tensor:
-        """Raw logits `[R, W, V]` of a pass."""
         began = time.perf_counter()
         pieces = self.pieces
         self.pieces = ()

@@ -28,54 +28,42 @@ class WindowPolicy(Capable):
 
     A child that drafts has the fields `window` and `drafts`, which are checked here. "adaptive" is
     a window of bitwise policies only: under others the tokens depend on the width.
-
-    Attributes:
-        window: tokens processed per pass, or "adaptive".
-        drafts: where drafts come from, a draft source or its name.
-        tree: what a pass verifies beside the window's chain of drafts; None: nothing.
-        exactness: what the policy guarantees.
-        is_capturable: whether its steps may be captured as CUDA graphs.
-        takes_corrections: whether a source may correct its drafts.
-        takes_guesses: whether a source may learn what passes guess of slots; see `DraftSource`.
-        tree_ways: how nodes of a tree may come from drafts, see `TreeShape.ways`.
-        tree_remedy: drafts that a tree of the policy may have.
-        needs_rows: whether it decodes nothing but tokens that a layout has in rows.
-        freezes_noise: whether a slot's token is what its scores and its frozen noise choose, so
-            that nobody asks from which distribution a draft was drawn.
     """
 
     exactness: ClassVar[Exactness]
-    is_capturable: ClassVar[bool] = False
-    takes_corrections: ClassVar[bool] = True
-    takes_guesses: ClassVar[bool] = True
+    is_capturable: ClassVar[bool] = False  # whether its steps may be captured as CUDA graphs
+    takes_corrections: ClassVar[bool] = True  # whether a source may correct its drafts
+    takes_guesses: ClassVar[bool] = True  # whether a source may learn what passes guess of slots
+    # how nodes of a tree may come from drafts (`TreeShape.ways`), and drafts that come so
     tree_ways: ClassVar[frozenset[str]] = frozenset({"grown"})
     tree_remedy: ClassVar[str] = "drafts='coarse', drafts='token-recycling'"
-    needs_rows: ClassVar[bool] = False
-    window: int | str = 1
-    tree: TreeShape | None = None
+    needs_rows: ClassVar[bool] = False  # decodes nothing but tokens that a layout has in rows
+    window: int | str = 1  # tokens processed per pass, or "adaptive"
+    tree: TreeShape | None = None  # what a pass verifies beside the window's chain of drafts
     drafts: str | DraftSource = "left"
 
     needs = frozenset({"drafts"})
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
-        found = {} if self.is_capturable else dict(NO_GRAPHS)
+        excluded = {} if self.is_capturable else dict(NO_GRAPHS)
         if not self.takes_corrections:
-            found |= {"corrections": "takes drafts as final"}
+            excluded |= {"corrections": "takes drafts as final"}
         if not self.takes_guesses:
-            found |= {"guesses": "makes tokens that depend on drafts"}
+            excluded |= {"guesses": "makes tokens that depend on drafts"}
         if self.exactness != "bitwise":
-            found |= {"fixed noise": f"is exact as {self.exactness!r}"}
-        return found
+            excluded |= {"fixed noise": f"is exact as {self.exactness!r}"}
+        return excluded
 
     @property
     def parts(self) -> tuple[Capable | None, ...]:
-        """See `mmaccel.capabilities.Capable`."""
         return self.draft_source(), self.tree
 
     @property
     def freezes_noise(self) -> bool:
+        """Whether a slot's token is what its scores and its frozen noise choose, so that nobody
+        asks from which distribution a draft was drawn.
+        """
         return self.exactness == "bitwise"
 
     def __post_init__(self) -> None:
@@ -91,10 +79,9 @@ class WindowPolicy(Capable):
         refuse(explain(self))
 
     def draft_source(self) -> DraftSource:
-        """The source of drafts in a run."""
-        found = find_source(self.drafts)
-        assert found is not None, "checked when the policy was made"
-        return found
+        source = find_source(self.drafts)
+        assert source is not None, "checked when the policy was made"
+        return source
 
     @own_arithmetic()
     def sample(
@@ -110,9 +97,9 @@ class WindowPolicy(Capable):
         """Generate up to `length` tokens a row; see `mmaccel.policies.Policy.sample`.
 
         Raises:
-            OptionError: a model that fills a canvas, length < 1, a draft source that needs a layout
-                which the prompt lacks, evenly spread samples of a policy that is not bitwise, or
-                tokens that form no rows under one that needs them.
+            OptionError: a model that fills a canvas, a draft source that needs a layout which the
+                prompt lacks, evenly spread samples of a policy that is not bitwise, or tokens that
+                form no rows under one that needs them.
             ShapeError: noise of another batch.
         """
         name = type(self).__name__

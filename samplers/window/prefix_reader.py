@@ -25,17 +25,8 @@ FindRow = Callable[[int, int], int]
 
 
 class PrefixReader:
-    """What a run reads of a prefix tree, and leaves in it.
-
-    Args:
-        tree: of prompts.
-        model: whose cache the rows are in.
-        source: of drafts.
-        is_static: whether steps are captured, in which no rows join others.
-
-    Raises:
-        UnsupportedModelError: a model whose rows cannot take over entries of others.
-        OptionError: drafts of another model, whose cache would lack what is taken over.
+    """What a run reads of a prefix tree, and leaves in it. A model whose rows cannot take over
+    entries of others is refused, and drafts of another model, whose cache would lack them.
     """
 
     def __init__(
@@ -67,17 +58,16 @@ class PrefixReader:
         for row, cursor in feed.cursors.items():
             for branch, tokens in enumerate(cursor.prompts):
                 if cursor.done[branch] == 0 and tokens:
-                    found = tree.match(tokens)
+                    match = tree.match(tokens)
                     n_shared = max((count_common(tokens, other) for other in ahead), default=0)
-                    cursor.waits[branch] = n_shared >= found.length + tree.least
-                    if found.length and not cursor.waits[branch]:
-                        self._write(find_row(row, branch), found, tokens)
-                        cursor.done[branch] = found.length
+                    cursor.waits[branch] = n_shared >= match.length + tree.least
+                    if match.length and not cursor.waits[branch]:
+                        self._write(find_row(row, branch), match, tokens)
+                        cursor.done[branch] = match.length
                 if cursor.remaining[branch]:
                     ahead.append(tokens)
 
     def describe(self, stats: Stats) -> None:
-        """Fill in the statistics what rows shared."""
         stats.prefix_tokens = self._n_read
         if self._n_shared:
             stats.notes.append(
@@ -86,15 +76,14 @@ class PrefixReader:
                 "what follows it apart, which may change last bits"
             )
 
-    def _write(self, row: int, found: Match, tokens: tuple[int, ...]) -> None:
-        """Let a row begin with the first tokens of its prompt, which were found."""
-        self._n_read += found.length
-        self._tree.n_read += found.length
+    def _write(self, row: int, match: Match, tokens: tuple[int, ...]) -> None:
+        self._n_read += match.length
+        self._tree.n_read += match.length
         key = None
-        if self._shared_from is not None and found.length >= self._shared_from:
-            key = tokens[: found.length]
-            self._n_shared += found.length
-        self._model.write_entries(row, found.entries(), key)
+        if self._shared_from is not None and match.length >= self._shared_from:
+            key = tokens[: match.length]
+            self._n_shared += match.length
+        self._model.write_entries(row, match.entries(), key)
 
     def keep(self, parts: Sequence[Part], find_row: FindRow) -> None:
         """Leave prompts in the tree that are whole after a chunk."""

@@ -15,34 +15,21 @@ _WIDEST = 64  # slots of a pass over fillers
 
 
 class StepRecorder(ABC):
-    """Base of what receives what the passes of a run give out, and which of their slots were
-    accepted.
-
-    Attributes:
-        is_active: whether it records anything in a pass. Such passes are not captured, because
-            what they give out is stored by the host.
+    """Receives what passes give out, and which of their slots were accepted. Passes in which it
+    `is_active` are not captured, because the host stores what they give out.
     """
 
     is_active: bool
 
     @abstractmethod
     def record(self, name: str, value: Any, skipped: int = 0) -> None:
-        """Note a value of the current pass.
-
-        Args:
-            name: "logits" or "scores"; a token model may record values of other names.
-            value: `[B, W, V]`, or what belongs to another name.
-            skipped: entries of the window before the first one that the value covers.
+        """Note "logits" or "scores" `[B, W, V]` of the current pass, or what a token model records
+        by another name, from entry `skipped` of the window on.
         """
 
     @abstractmethod
     def accept(self, first: Tensor, n_new: Tensor) -> None:
-        """Keep the noted values of accepted slots, and forget the others.
-
-        Args:
-            first: `[B]` int64, the slot of the pass's first entry.
-            n_new: `[B]` int64, how many entries were accepted.
-        """
+        """Keep what was noted of the `n_new` `[B]` accepted entries from slot `first` `[B]` on."""
 
     @abstractmethod
     def finish(self, run: WindowRun) -> None:
@@ -50,24 +37,19 @@ class StepRecorder(ABC):
 
 
 def process_filler(run: WindowRun, recorder: StepRecorder, filler: Tensor) -> None:
-    """Let rows that have ended go on with a filler, up to the end of the longest row.
+    """Let rows that have ended go on with a filler, `[]` int64, up to the end of the longest row.
 
     transformers' loop does so, too: afterwards the cache holds all but the last token of every row,
-    and the recorder has all slots.
-
-    Args:
-        run: whose rows have all ended.
-        filler: `[]` int64.
-
-    Cost: a pass of all rows for every 64 slots after the end of the shortest row.
+    and the recorder has all slots. Cost: a pass of all rows for every 64 slots after the end of the
+    shortest row.
     """
     rows = run.rows
     lengths = rows.n_generated.clone()
     first = int(lengths.min())
     end = int(lengths.max())
-    made = rows.generated(end)
-    is_made = torch.arange(end, device=made.device) < lengths[:, None]
-    made.copy_(torch.where(is_made, made, filler.to(made.device)))
+    tokens = rows.generated(end)  # [B, end], a view
+    is_generated = torch.arange(end, device=tokens.device) < lengths[:, None]
+    tokens.copy_(torch.where(is_generated, tokens, filler.to(tokens.device)))
     for slot in range(max(first, 1), end, _WIDEST):
         width = min(_WIDEST, end - slot)
         rows.n_generated.fill_(slot)

@@ -1,15 +1,12 @@
 """Noise of a moving window: made at every pass, or on a CPU in advance and that of a slot once.
 
-Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
-A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
-as a small amount takes as long as a larger one. What a row needs lies in one piece, so that the
-noise of a single row is a view. Where a window moves past the end, what is still needed is moved to
-the front.
+Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones. A
+window of W slots moves on by a few slots a pass: noise is made for some slots in advance, as a
+small amount takes as long as a larger one. What a row needs lies in one piece, so that the noise of
+a single row is a view; past the end, what is still needed is moved to the front.
 
-Fresh uniforms are new at every pass. As they take a hundred small operations however few they are,
-they are made for some passes at once.
-
-On other devices the kernels make noise again in registers, which is cheaper there than reading it.
+Fresh uniforms are new at every pass, and made for some passes at once. On other devices the kernels
+make noise again in registers, which is cheaper there than reading it.
 """
 
 from __future__ import annotations
@@ -25,14 +22,7 @@ _PASSES = 16  # whose fresh uniforms are made at once
 
 
 class PassNoise:
-    """The noise of a run's passes, made at every pass: on any device, and also in captured steps.
-
-    Args:
-        vocab_size: V.
-        temperature: 0 needs no frozen noise.
-        widest: W, the most slots of a window.
-        length: slots that are wanted of a row.
-    """
+    """The noise of a run's passes, made at every pass: on any device, also in captured steps."""
 
     def __init__(self, vocab_size: int, temperature: float, widest: int, length: int) -> None:
         self.vocab_size = vocab_size
@@ -59,7 +49,7 @@ class NoiseAhead(PassNoise):
     _fresh: FreshAhead | None = None
 
     def frozen(self, noise: Noise, slots: Tensor) -> Tensor:
-        """See `PassNoise.frozen`, `[B, W, V]`; it may be a view of what the next passes read."""
+        """As there; it may be a view of what the next passes read."""
         if self.temperature == 0:
             return super().frozen(noise, slots)
         if self._rolling is None:
@@ -67,7 +57,6 @@ class NoiseAhead(PassNoise):
         return self._rolling.take(slots)
 
     def fresh(self, noise: Noise, slots: Tensor, passes: Tensor) -> Fresh:
-        """See `PassNoise.fresh`; of slots `[B, W]`."""
         if self._fresh is None:
             self._fresh = FreshAhead(noise)
         return self._fresh.take(slots, passes)
@@ -78,14 +67,7 @@ class NoiseAhead(PassNoise):
 
 
 class RollingNoise:
-    """Frozen Gumbel noise of the rows of a run.
-
-    Args:
-        noise: of the B rows.
-        vocab_size: V.
-        widest: W, the most slots of a window.
-        length: slots that are wanted; none after them is made in advance. None knows of no end.
-    """
+    """Frozen Gumbel noise of the rows of a run; none is made in advance after slot `length`."""
 
     def __init__(
         self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
@@ -98,27 +80,23 @@ class RollingNoise:
         self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
-        """The noise of these slots.
-
-        Args:
-            slots: `[B, W']` int64, consecutive in each row; W' <= W.
-
-        Returns:
-            `[B, W', V]` float32, what `Noise.gumbel` gives; of a single row a view, which stays as
-            it is until the next call.
+        """The noise `[B, W', V]` of slots `[B, W']`, consecutive in each row, W' <= W; of a single
+        row a view, which stays as it is until the next call.
         """
         width = slots.shape[1]
-        found = []
+        parts = []
         for row, first in enumerate(slots[:, 0].tolist()):
             made = self._made[row]
             if first < made.start or first + width > made.stop:
                 made = self._made[row] = self._make(row, first, width)
             at = first - made.start
-            found.append(self._values[row, at : at + width])
-        return found[0][None] if len(found) == 1 else torch.stack(found)
+            parts.append(self._values[row, at : at + width])
+        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
     def _make(self, row: int, first: int, width: int) -> range:
-        """Make what a row lacks of slots `first`, … and of some more; returns what stands there."""
+        """Make what a row lacks of slots `first`, … and some more; the slots that stand
+        there then.
+        """
         made = self._made[row]
         values = self._values[row]
         end = first + len(values)
@@ -130,36 +108,23 @@ class RollingNoise:
         noise = self._noise.rows(torch.tensor([row], device=values.device, dtype=torch.int64))
         missing = torch.arange(first + n_kept, end, device=values.device)
         for part in missing.split(max(_AT_ONCE // self._vocab_size, 1)):
-            own = noise.gumbel_on_host(part[None], self._vocab_size)[0]
-            values[n_kept : n_kept + len(part)] = own
+            values_made = noise.gumbel_on_host(part[None], self._vocab_size)[0]
+            values[n_kept : n_kept + len(part)] = values_made
             n_kept += len(part)
         return range(first, end)
 
 
 class FreshAhead:
-    """Fresh uniforms of the rows of a run.
-
-    Args:
-        noise: of the B rows.
-    """
-
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
         self._made: list[Tensor] = []  # `[B, _PASSES, K]` of each kind, for K slots
         self._first: list[tuple[int, int]] = []  # the pass and the slot of each row's first ones
 
     def take(self, slots: Tensor, passes: Tensor) -> Fresh:
-        """The uniforms of a pass.
-
-        Args:
-            slots: `[B, W]` int64, consecutive in each row.
-            passes: `[B]` int64, each row's number of the pass.
-
-        Returns:
-            What `Noise.fresh` gives.
-        """
+        """`Noise.fresh` of slots `[B, W]`, consecutive in each row, in each row's pass `[B]`."""
         width = slots.shape[1]
         wanted = list(zip(passes.tolist(), slots[:, 0].tolist()))
+        # by how many passes and slots each row is ahead of what was made
         at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
         room = self._made[0].shape[2] - width if self._made else -1
         if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):

@@ -24,9 +24,9 @@ TV(p, p'), and that of the sequence by no more than the sum over all slots.
 `Stats.total_variation` reports the sum: p' is in the pass in which the prefix reaches the slot.
 
 Departures: ZipAR leaves out what is not decoded of the row above, and PJD hides it behind a mask;
-here the model sees drafts there, so that passes are those of any window and no layer knows of rows.
-Keys of all rows below the first open one are computed anew in each pass, where ZipAR keeps those
-that saw less. With `ahead` at least a row's length the tokens are those of `Autoregressive`.
+here the model sees drafts there, so that passes are those of any window. Keys of all rows below the
+first open one are computed anew in each pass. With `ahead` at least a row's length the tokens are
+those of `Autoregressive`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class RowParallel(WindowPolicy):
             that tokens depend on them.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
+    Loses: where rows are short (16 tokens let four or five run together) and in large batches on a
+    CPU. Models whose tokens form no rows are refused; steps are not captured.
+    Figures: `scenes`, window 64: 8.2 tokens a pass for a total variation of 0.024 a token, 72 % of
+    captions true (plain loop: 73); 9.0 and 59 % with `ahead=0`.
     """
 
     window: int = 64
@@ -83,13 +87,13 @@ class RowParallel(WindowPolicy):
             drafts = draft_window(run, draws)  # [B, W-1]
             slots = run.rows.slots
             scores = run.forward()  # [B, W, V]
-            found = run.backend.run(argmax, scores + draws.noise)
+            wanted = run.backend.run(argmax, scores + draws.noise)
             run.observe(draws.noise)
 
             was_final = run.rows.is_fixed()  # [B, W]
-            matches = was_final[:, :-1] | (found[:, :-1] == drafts)
+            matches = was_final[:, :-1] | (wanted[:, :-1] == drafts)
             is_final, is_right = find_final(slots, matches, layout, self.ahead)
-            tokens = torch.cat([drafts, found[:, -1:]], 1).where(was_final, found)
+            tokens = torch.cat([drafts, wanted[:, -1:]], 1).where(was_final, wanted)
 
             p = scores.softmax(-1)
             p_final = p
@@ -107,17 +111,10 @@ class RowParallel(WindowPolicy):
 
 
 def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tuple[Tensor, Tensor]:
-    """The slots whose tokens are final after a pass, and those whose drafts were.
+    """The slots `[B, W]` whose tokens are final after a pass, and the drafts `[B, W-1]` that were
+    right: final, and read by this pass as they are; those are the first of each row of the image.
 
-    Args:
-        slots: `[B, W]` int64, the window.
-        matches: `[B, W-1]` bool, drafts that are what their slots want, or were final before.
-        layout: with rows.
-        ahead: see `RowParallel`.
-
-    Returns:
-        `[B, W]` bool, final, and `[B, W-1]` bool, drafts that were right: final, and read by this
-        pass as they are. The right ones are the first of each row.
+    `matches` `[B, W-1]` are drafts that are what their slots want, or were final before.
     """
     size = layout.columns
     frame = layout.frame
@@ -148,13 +145,8 @@ def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tu
 
 
 def follow(p_last: Tensor, moved: Tensor, width: int) -> Tensor:
-    """Distributions `[B, W, V]` of a window's slots, as the last pass has left them; of slots that
-    it did not cover those of its last one.
-
-    Args:
-        p_last: `[B, W', V]`, of the last pass.
-        moved: `[B]` int64, slots by which each row has moved on since.
-        width: W.
+    """Distributions `[B, W, V]` of a window that has moved on by `moved` `[B]` slots since `p_last`
+    `[B, W', V]`; of slots behind that its last one.
     """
     slots = torch.arange(width, device=p_last.device)
     at = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)

@@ -31,33 +31,8 @@ _FILLER = 64  # slots of a pass over fillers, which may be wider than the window
 class RunRows(StaticPart):
     """The B rows of a run, and which W slots of each the next pass covers.
 
-    Args:
-        run: whose prompt, widths and steps are known.
-        n_open: rows that are decoded; further batch slots are free.
-
-    Attributes:
-        prompt: of the rows that are decoded now.
-        tokens: `[B, N]` int64, the token buffer: prompt (left-padded with -1), generated tokens,
-            drafts.
-        origin: column of slot 0 in `tokens`.
-        n_generated: `[B]` int64, tokens generated so far.
-        filled: `[B]` int64, first column that no pass has predicted.
-        last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch.
-        lengths: `[R]` int64, of the prompts.
-        index: `[N]` int64, the numbers from 0 on.
-        slots: `[B, W]` int64, the slots that the window covers.
-        fixed: `[B, N]` bool, columns of drafts that stay as they are; None where none ever do.
-        stops: `[S]` int64, tokens after which a row ends; None for none.
-        limit: `[]` int64, slots wanted.
-        ended: `[B]` bool.
-        n_new: `[B]` int64, tokens of the last pass.
-        passes: `[B]` int64, passes counted since a row began, which number the next one.
-        is_bad: `[B]` bool, rows that wanted a token of NaN or infinite scores.
-        gains: `[P, B]` int64, tokens gained in each pass; P is more than those in which a row can.
-        spent: `[B]` float64, total variation.
-        summary: `[4]` int64, what the host reads after a pass: slots that the row which wants most
-            still wants, rows that have not ended, tokens of all rows, and whether a row wanted a
-            token of NaN or infinite scores.
+    Tensors are int64 unless said otherwise; `static` ones keep their addresses in captured steps. A
+    *column* is an index of the token buffer: slot i has column `origin + i` in every row.
     """
 
     static = (
@@ -77,7 +52,8 @@ class RunRows(StaticPart):
         "spent",
         "summary",
     )
-    fixed: Tensor | None = None
+    slots: Tensor  # [B, W], which the window covers
+    fixed: Tensor | None = None  # [B, N] bool, columns of drafts that stay as they are
     _is_cut: Tensor | None = None  # [B], rows that `on_step` has ended since `take_cut`
     _inputs: WindowInputs | None = None  # of the next pass, where `write_drafts` made them
 
@@ -88,29 +64,33 @@ class RunRows(StaticPart):
         widest = run.chooser.widest
         n_each = run.runner.sync_every
         n_passes = (n_each + 1) * capacity.slots + n_each  # a retry for each, see `WindowRun`
-        self.origin = capacity.origin
+        self.origin = capacity.origin  # column of slot 0
         self._n_free = capacity.slots + widest  # columns from slot 0 on
         self._backend = run.backend
         batch = prompt.batch
-        self.tokens = self._align(prompt)
-        self.last_of_prompt = _last_tokens(prompt)
-        self.lengths = prompt.lengths
-        self.stops = prompt.stop_tokens
+        self.tokens = self._align(prompt)  # [B, N], the token buffer: prompt, tokens, drafts
+        self.last_of_prompt = _last_tokens(prompt)  # [R, 1], of every row of every branch
+        self.lengths = prompt.lengths  # [R]
+        self.stops = prompt.stop_tokens  # [S], after which a row ends; None for none
         new_zeros = self.tokens.new_zeros
-        self.n_generated = new_zeros(batch)
-        self.filled = self.n_generated + self.origin
-        self.index = torch.arange(max(widest, _FILLER), device=self.tokens.device)
-        self.limit = self.tokens.new_full((), run.length)
-        self.ended = torch.arange(batch, device=self.tokens.device) >= n_open
-        self.n_new = new_zeros(batch)
-        self.passes = new_zeros(batch)
+        self.n_generated = new_zeros(batch)  # [B], tokens so far
+        self.filled = self.n_generated + self.origin  # [B], first column that no pass has predicted
+        self.index = torch.arange(max(widest, _FILLER), device=self.tokens.device)  # 0, 1, …
+        self.limit = self.tokens.new_full((), run.length)  # slots wanted
+        # batch slots behind the rows that are decoded are free
+        self.ended = torch.arange(batch, device=self.tokens.device) >= n_open  # [B] bool
+        self.n_new = new_zeros(batch)  # [B], tokens of the last pass
+        self.passes = new_zeros(batch)  # [B], counted since a row began: they number the next one
+        # [B] bool, rows that wanted a token of NaN or infinite scores
         self.is_bad = new_zeros(batch, dtype=torch.bool)
-        self.gains = new_zeros(n_passes, batch)
-        self.spent = new_zeros(batch, dtype=torch.float64)
+        self.gains = new_zeros(n_passes, batch)  # [P, B], tokens of each pass; P is never reached
+        self.spent = new_zeros(batch, dtype=torch.float64)  # [B] float64, total variation
+        # what the host reads after a pass: slots that the row which wants most still wants, rows
+        # that have not ended, tokens of all rows, and whether any row is bad
         self.summary = new_zeros(4)
 
     def _align(self, prompt: Prompt) -> Tensor:
-        """`[B, N]` int64: -1, then the conditional branch's prompt, then 0 from slot 0 on."""
+        """`[B, N]`: -1, then the conditional branch's prompt, then 0 from slot 0 on."""
         batch = prompt.batch
         shift = self.origin - prompt.lengths[:batch, None]
         index = torch.arange(self.origin, device=prompt.tokens.device)[None] - shift
@@ -130,13 +110,9 @@ class RunRows(StaticPart):
             counts[batch_slots] = 0
 
     def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Let passes gain nothing in some batch slots, `[n]` int64, whose prompts are not whole.
-
-        What passes write there begins behind the tokens that are in the cache.
-
-        Args:
-            batch_slots: see above; `restart` ends it.
-            prompt: of all B of them; where rows are held, up to the next token to be processed.
+        """Let passes gain nothing in some batch slots, `[n]`, until `restart`: their prompts are
+        not whole. `prompt` is that of all B slots, of these up to their next token, where passes
+        then write.
         """
         self.prompt = prompt
         self.lengths.copy_(prompt.lengths)
@@ -144,7 +120,6 @@ class RunRows(StaticPart):
         self.ended[batch_slots] = True
 
     def _empty(self, batch_slots: Tensor) -> None:
-        """Forget what was generated and drafted in some batch slots, `[n]` int64."""
         self.n_generated[batch_slots] = 0
         self.filled[batch_slots] = self.origin
         if self.fixed is not None:
@@ -194,11 +169,7 @@ class RunRows(StaticPart):
         return self.fixed.gather(1, self.columns)
 
     def fix(self, is_fixed: Tensor) -> None:
-        """From the next pass on, drafts of some of the window's slots stay as they are.
-
-        Args:
-            is_fixed: `[B, W]` bool, these slots; others are as they were.
-        """
+        """From now on drafts of these slots of the window, `[B, W]` bool, stay as they are."""
         if self.fixed is None:
             self.fixed = torch.zeros_like(self.tokens, dtype=torch.bool)
         self.fixed.scatter_(1, self.columns, self.is_fixed() | is_fixed)
@@ -209,15 +180,10 @@ class RunRows(StaticPart):
             self.fixed.masked_fill_(rows[:, None], False)
 
     def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
-        """What the rows of all branches read at some columns, `[R, K]`.
-
-        Before slot 0 every branch gets the last token of its own prompt.
-
-        Args:
-            columns: `[B, K]` int64.
-            tokens: `[B, N]` int64, the token buffer, or a copy with other drafts.
+        """What rows of all branches read at columns `[B, K]` of a token buffer `[B, N]`:
+        `[R, K]`.
         """
-        tokens = tokens.gather(1, columns)  # [B, K]
+        tokens = tokens.gather(1, columns)  # [B, K]; before slot 0 a branch's own last token
         last = self.last_of_prompt.view(self.prompt.branches, -1, 1)  # [G, B, 1]
         return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
 
@@ -226,9 +192,8 @@ class RunRows(StaticPart):
         return self.tokens[:, self.origin : self.origin + length]
 
     def forced(self) -> Tensor | None:
-        """What each draft slot must hold, `[B, W-1]` int64, -1 where it is free; None if all are.
-
-        The layout demands it, or the draft is `fixed`.
+        """What the layout demands of draft slots, or a fixed draft, `[B, W-1]`; -1, or None, is
+        free.
         """
         layout = self.prompt.layout
         known = None if layout is None else layout.forced(self.slots[:, :-1])
@@ -243,25 +208,16 @@ class RunRows(StaticPart):
         return self.ended[:, None] | (slots >= self.limit)
 
     def write_drafts(self, new: Tensor, *, is_final: bool) -> Tensor:
-        """Write drafts where the last pass predicted nothing, and forced tokens.
-
-        Args:
-            new: `[B, W-1]` int64.
-            is_final: whether the next pass reads them as they are then.
-
-        Returns:
-            `[B, W-1]` int64, the window's drafts.
-        """
-        found = self._read_inputs(new, self.forced())
-        self._inputs = found if is_final else None
-        assert found.drafts is not None
-        return found.drafts
+        """As `WindowRun.write_drafts`; `is_final`: the next pass reads them as they are then."""
+        inputs = self._read_inputs(new, self.forced())
+        self._inputs = inputs if is_final else None
+        assert inputs.drafts is not None
+        return inputs.drafts
 
     def take_inputs(self) -> WindowInputs:
-        """What the next pass reads."""
-        found = self._inputs or self._read_inputs(None, None)
+        inputs = self._inputs or self._read_inputs(None, None)
         self._inputs = None
-        return found
+        return inputs
 
     def _read_inputs(self, new: Tensor | None, forced: Tensor | None) -> WindowInputs:
         return self._backend.run(
@@ -299,14 +255,8 @@ class RunRows(StaticPart):
     def accept(
         self, tokens: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, *, counts: bool
     ) -> None:
-        """Generate each row's tokens up to its first wrong draft; the rest are drafts.
-
-        Args:
-            tokens: `[B, W]` int64, the window's new contents.
-            kept: `[B, W-1]` bool, which drafts were right.
-            peak: `[B, W]`, the largest score of every slot.
-            variation: `[B, W-1]`, see `mmaccel.kernels.accept_prefix.accept_prefix`.
-            counts: count the pass too; see `count`.
+        """As `WindowRun.accept`, with the largest score `peak` `[B, W]` of every slot; `counts` the
+        pass.
         """
         self._backend.run(
             accept_prefix,
@@ -322,19 +272,14 @@ class RunRows(StaticPart):
         )
 
     def count(self, variation: Tensor | None) -> None:
-        """Count a pass in which rows gained `n_new` tokens, and sum up what the host reads."""
+        """Count a pass in which rows gained `n_new`, and sum up what the host reads."""
         self._backend.run(count_pass, self._state(), variation, self.limit)
 
     def _state(self) -> RowState:
         return RowState(*_OF_STATE(self))
 
     def call_on_step(self, on_step: OnStep, passes: int, rows: tuple[int, ...]) -> None:
-        """Report the last pass to `on_step`, and end rows where it says so.
-
-        Args:
-            passes: so far.
-            rows: the row in each batch slot; empty without continuous batching.
-        """
+        """Report the last pass to `on_step`, and end rows where it says so."""
         tokens = self.generated(self.length)
         lengths = self.n_generated.clone()
         previous = lengths - self.n_new
@@ -352,16 +297,14 @@ class RunRows(StaticPart):
 
     def take_cut(self) -> list[bool]:
         """Of each batch slot, whether `on_step` has ended its row since the last call of this."""
-        found = self._is_cut
+        cut = self._is_cut
         self._is_cut = None
-        return [False] * len(self.ended) if found is None else found.tolist()
+        return [False] * len(self.ended) if cut is None else cut.tolist()
 
     def kept_gains(self, lengths: Tensor) -> Tensor:
-        """`gains` of the tokens that rows ended with, `[B]` int64: `on_step` may end a row before
-        what earlier passes made.
-        """
-        made = self.gains.cumsum(0).minimum(lengths)
-        return made.diff(dim=0, prepend=torch.zeros_like(made[:1]))
+        """`gains` without what lies behind lengths `[B]`: `on_step` may end a row before it."""
+        gained = self.gains.cumsum(0).minimum(lengths)
+        return gained.diff(dim=0, prepend=torch.zeros_like(gained[:1]))
 
     def finished_row(self, batch_slot: int, row: int) -> FinishedRow:
         """The result of row `row`, which is in a batch slot. Cost: some host synchronisations."""

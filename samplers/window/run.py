@@ -1,12 +1,17 @@
 """WindowRun: the loop of window decoding.
 
-A step drafts the window, runs one forward pass of the model over it, and accepts a prefix of what
-the policy sampled. The loop knows rows, stop tokens and counts, and nothing about probability;
-policies know probability and nothing about positions.
+A step drafts a window of W tokens, runs one forward pass of the model over it, and accepts the
+prefix that the policy finds right. The loop knows rows, stop tokens and counts, and nothing about
+probability; policies know probability and nothing about positions. A step of greedy Jacobi
+decoding:
+
+    drafts = run.write_drafts(run.propose().tokens)  # [B, W-1]
+    scores = run.forward()                           # [B, W, V], slot i after drafts 0 … i-1
+    tokens = scores.argmax(-1)                       # [B, W]
+    run.accept(tokens, tokens[:, :-1] == drafts)
 
 A step works on tensors that keep their addresses and reads nothing back, so that it may be captured
-as a CUDA graph (`mmaccel.samplers.window.steps`). After one or more steps the host synchronises
-once (`sync`).
+as a CUDA graph (`steps.py`). After one or more steps the host synchronises once (`sync`).
 """
 
 from __future__ import annotations
@@ -26,20 +31,16 @@ from mmaccel.samplers.window.window_size import note_lost_width
 
 
 class WindowRun(RunParts):
-    """One decoding run, made by `WindowPolicy.sample`.
+    """One decoding run, made by `WindowPolicy.sample`; its parts are opened in `parts.py`.
 
     A policy hands its step to `run`. A step calls, in this order: `propose` and `write_drafts` (if
     it drafts), `forward`, `observe` (if it drafts), `accept`. A policy whose steps cannot be
     captured calls these itself while `width` is not 0, followed by `sync`, and in the end `finish`.
-
-    Attributes:
-        width: W of the next pass; 0 once every row has ended.
-        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
     """
 
-    is_retry = False
+    width: int  # W of the next pass; 0 once every row has ended
+    is_retry = False  # whether the next pass repeats one that an invalid draft may have spoiled
     _is_narrowed = False  # whether the drafter chose a narrower pass than the chooser
-    width: int
 
     def begin(self) -> None:
         """Process the prompt, and choose the first window."""
@@ -47,52 +48,48 @@ class WindowRun(RunParts):
         self._begin_step(self.length)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
-        """Repeat a step until every row has ended; see `run_step`."""
+        """Repeat a step until every row has ended."""
         while self.width:
             self.run_step(step_fn)
         return self.finish()
 
     def run_step(self, step_fn: Callable[[], None]) -> None:
-        """Carry out a step, or as many as lie between two synchronisations with the host.
-
-        Raises:
-            NumericsError: the next token of a row has invalid logits, whatever the drafts.
-        """
-        has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
-        n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
+        """Carry out a step, or as many as lie between two synchronisations with the host."""
+        is_first = self.stats.passes == 0  # no pass before it to draft from
+        has_pieces = bool(self.passes.pieces)  # of prompts of rows that wait
+        is_alone = is_first or self.is_retry or has_pieces or self.on_step is not None
+        n_passes = 1 if is_alone else self.runner.sync_every
+        # steps with one key are the same work on the same tensors: once captured they are replayed
         key: Hashable | None = self.width
-        if not has_begun:  # logits of the prompt are no pass's own tensors
+        if is_first:  # logits of the prompt are no pass's own tensors
             key = None if self.passes.knows_first else Once("first pass", self.width)
-        has_pieces = bool(self.passes.pieces)
         if self.is_retry or has_pieces:
             key = None
-            n_passes = 1
         moves_here = self.runner.is_static or n_passes > 1  # otherwise `_begin_step` has done it
 
         def step() -> None:
-            if not has_begun:
+            if is_first:
                 self.steps.names.clear()
             if moves_here:
                 self.rows.move_window(self.width)
             step_fn()
 
         n_behind = self.steps.buffers.n_behind
-        self.passes.n_behind = n_behind.get(key, 0)  # of a replayed pass
+        self.passes.n_behind = n_behind.get(key, 0)  # a replayed pass does not count them
         is_usual = self.steps.run(step, key, n_passes, self.width)
         n_behind[key] = self.passes.n_behind
         self.sync(n_passes, is_usual and not has_pieces)
 
-    def propose(self) -> Drafts:
-        """What the drafter proposes for all draft slots of the window, `[B, W-1]`; in a pass that
-        repeats one copies of each row's last token.
+    # ---- what a step calls, in this order
 
-        Raises:
-            ShapeError: a source proposes something else than `Drafts` describes.
+    def propose(self) -> Drafts:
+        """What the drafter proposes for the draft slots `[B, W-1]`, tokens or scores to draw them
+        from.
         """
         source = self.drafter.source
         if not source.keeps_predictions:
             self.rows.forget_drafts()
-        if self.is_retry:
+        if self.is_retry:  # copies of each row's last token
             return Drafts(last_known(self.frontier()))
         drafts = self.drafter.propose(self)
         if self.width > 1:
@@ -102,28 +99,19 @@ class WindowRun(RunParts):
         return drafts
 
     def write_drafts(self, new: Tensor) -> Tensor:
-        """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens.
-
-        Returns:
-            `[B, W-1]` int64, the drafts that the model will process.
+        """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens; what is
+        then read.
         """
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
 
     def forward(self) -> Tensor:
-        """One forward pass over the window.
-
-        Returns:
-            Scores `[B, W, V]` float32 of the target distribution of each slot; see
-            `SamplingParams.apply`.
+        """One forward pass: scores `[B, W, V]` float32, whose softmax is the target distribution of
+        each slot after guidance, temperature and filters (`SamplingParams.apply`).
         """
         return self.passes.forward()
 
     def observe(self, noise: Tensor | None) -> None:
-        """Show the drafter what the forward pass said; between `forward` and `accept`.
-
-        Args:
-            noise: frozen noise of the window, see `frozen_noise`; None for none.
-        """
+        """Show the drafter what the pass said, and the window's frozen noise where there is one."""
         scores = self.passes.observed()
         if scores is not None:
             self.drafter.observe(self, scores, noise)
@@ -133,17 +121,17 @@ class WindowRun(RunParts):
 
         Args:
             tokens: `[B, W]` int64, the window's new contents.
-            kept: `[B, W-1]` bool, which drafts were right. With n leading ones, n + 1 tokens are
-                generated.
+            kept: `[B, W-1]` bool, which drafts were right. After n leading ones n + 1 tokens are
+                generated: the first slot that is not right holds the token that replaces its draft.
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
-                slot. Only slots whose tokens were accepted are charged.
+                slot. Only slots whose tokens are accepted are charged.
         """
         if variation is not None:
             self._variation.hold(variation)
         rows = self.rows
         recording = self.passes.recording
         before = None if recording is None else rows.n_generated.clone()
-        counts = self.on_step is None
+        counts = self.on_step is None  # which may end rows, so that `sync` counts
         rows.accept(tokens, kept, self.passes.peak, self._variation.value, counts=counts)
         if recording is not None and before is not None:
             recording.accept(before, rows.n_new)
@@ -154,12 +142,12 @@ class WindowRun(RunParts):
         self.accept(tokens, kept)
         self.passes.commit(path.entries)
 
+    # ---- between two steps
+
     def sync(self, n_passes: int = 1, is_usual: bool = True) -> None:
         """Read what the last passes generated, refill the batch and begin the next step.
 
-        Args:
-            n_passes: passes since the last synchronisation.
-            is_usual: False if a pass took longer than others like it will, as captures do.
+        `is_usual` is False of passes that took longer than others like them will, as captures do.
 
         Raises:
             NumericsError: the next token of a row has invalid logits, whatever the drafts.
@@ -207,20 +195,16 @@ class WindowRun(RunParts):
         Attention multiplies the values that a mask hides by 0, which leaves NaN: keys and values of
         a draft that is thrown away make the slots before it invalid. Copies of each row's last
         token overwrite them in a second pass. The row is really invalid if that changes nothing.
-
-        Raises:
-            NumericsError: the pass had no drafts, was such a repetition already, or its first token
-                followed a prompt that the model itself processed.
         """
         rows = self.rows
         is_bad = rows.is_bad & ~rows.ended
-        is_final = self.is_retry or self.width == 1
-        if not is_final and self.passes.knows_first:
+        is_final = self.is_retry or self.width == 1  # a repetition itself, or without drafts
+        if not is_final and self.passes.knows_first:  # the model itself processed what is before
             is_final = bool((is_bad & (rows.n_generated == 0)).any())
         if is_final:
             numbers = range(len(is_bad)) if self.scheduler is None else self.scheduler.rows
-            bad = zip(numbers, is_bad.tolist())
-            raise invalid_logits(tuple(row for row, is_one in bad if is_one))
+            pairs = zip(numbers, is_bad.tolist())
+            raise invalid_logits(tuple(row for row, is_invalid in pairs if is_invalid))
         self.is_retry = True
         rows.release(is_bad)
         rows.is_bad.zero_()
@@ -233,9 +217,9 @@ class WindowRun(RunParts):
         """The result, once `width` is 0."""
         stats = self.stats
         if self.scheduler is None:
-            made = self.rows.report(stats)
+            generation = self.rows.report(stats)
         else:
-            made = Generation(*self.scheduler.report(stats, self.length), stats)
+            generation = Generation(*self.scheduler.report(stats, self.length), stats)
         self.steps.describe(stats, self.passes.formats.name, self.model.route.same_bits)
         self.passes.describe()
         recorder = self.model.setup.recorder
@@ -247,4 +231,4 @@ class WindowRun(RunParts):
         self.drafter.close(self)
         if self.scheduler is not None:
             self.scheduler.release_models()
-        return made
+        return generation

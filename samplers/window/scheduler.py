@@ -1,18 +1,17 @@
 """WindowScheduler: continuous batching of a window run.
 
 When rows have ended, the scheduler reports them, admits the next rows of the prompt into their
-batch slots and prefills the prompts of the admitted rows alone. When no row waits any more, the
-batch slots of ended rows are dropped from the run, unless its steps are captured. Where rows may
-join the run, as those of a server do, batch slots are added for them in the same way. A row's
-tokens do not depend on the batch slot it is admitted to, because all state of the slot begins anew
-with it.
+batch slots and prefills their prompts alone. When no row waits any more, the batch slots of ended
+rows are dropped, unless steps are captured; where rows may join, as those of a server do, batch
+slots are added. A row's tokens do not depend on its batch slot, all of whose state begins anew with
+it.
 
-Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), an admitted row is held
-in its batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they
-write there begins at its cursor, where the next chunk overwrites it. It begins to decode in the
-pass that processes the last of its prompt: models with `MixedPasses` take chunks along with the
-windows of all rows, others in a pass before it. Where there is a prefix tree
-(`mmaccel.samplers.window.prefix_reader`), the cursor begins behind what the tree holds.
+Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), a row is held in its
+batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they write
+there begins at its cursor, where the next chunk overwrites it. It begins to decode in the pass that
+processes the last of its prompt: models with `MixedPasses` take chunks along with the windows of
+all rows, others in a pass before it. With a prefix tree the cursor begins behind what the tree
+holds.
 """
 
 from __future__ import annotations
@@ -51,18 +50,7 @@ CHUNKS = Option("prefill_chunk_size", frozenset({"mixed passes"}))
 
 
 class WindowScheduler(Scheduler):
-    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`.
-
-    Args:
-        prompt, noise: see there.
-        model: of the run.
-        source: of its drafts.
-        runner: of its steps.
-
-    Attributes:
-        chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
-        feeds_all: whether the prompts of the rows with which a run begins are processed here, too.
-    """
+    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`."""
 
     def __init__(
         self,
@@ -81,7 +69,9 @@ class WindowScheduler(Scheduler):
         if batching.prefix_tree is not None:
             self._reader = PrefixReader(batching.prefix_tree, model, source, is_static=is_static)
         # rows that keep the logits behind their prompts begin together
+        # tokens of prompts that a step processes at most; None: those of admitted rows
         self.chunk_size = None if model.takes_whole_prompts else model.setup.prefill_chunk_size
+        # the prompts of the rows with which a run begins, too
         self.feeds_all = self.chunk_size is not None or self._reader is not None
         self._feed = PromptFeed(self.chunk_size)
         self._planned: list[Part] = []  # a chunk that the next pass processes, or the last one did
@@ -93,12 +83,12 @@ class WindowScheduler(Scheduler):
 
     @property
     def n_decoding(self) -> int:
-        """Number of batch slots whose row is unfinished and has its whole prompt in the cache."""
+        """Batch slots whose row is unfinished and has its whole prompt in the cache."""
         return self.n_open - len(self._feed)
 
     def prompt(self) -> Prompt:
-        """The prompt of the rows in the batch slots; where it is not whole in the cache, up to the
-        token at its cursor.
+        """The prompt of the rows in the batch slots, up to the cursor's token where it is not
+        whole.
         """
         whole = super().prompt()
         if not self._feed.cursors:
@@ -122,7 +112,6 @@ class WindowScheduler(Scheduler):
             model.select_rows(inputs, None)
 
     def finish(self, batch_slot: int, ended: FinishedRow) -> None:
-        """As in `Scheduler`; the row no longer reads what it shared."""
         self._forget_prefix(batch_slot)
         super().finish(batch_slot, ended)
 
@@ -135,11 +124,8 @@ class WindowScheduler(Scheduler):
         run.passes.pieces = self._find_pieces()
 
     def refill(self, run: WindowRun) -> int:
-        """Finish the rows that have ended, admit others into their batch slots, and process what
-        is next of prompts.
-
-        Returns:
-            How many rows begin to decode.
+        """Finish rows that have ended, admit others and process what is next of prompts; how many
+        begin.
         """
         self._keep_prompts()
         ended = run.rows.ended.tolist()
@@ -162,7 +148,7 @@ class WindowScheduler(Scheduler):
         return n_begun
 
     def _go_on(self, run: WindowRun) -> int:
-        """Admit rows and process their prompts, as long as no row decodes; see `refill`."""
+        """Admit rows and process their prompts, as long as no row decodes; how many begin to."""
         n_begun = 0
         while True:
             self._admit(run)
@@ -198,11 +184,10 @@ class WindowScheduler(Scheduler):
             prompts: list[tuple[int, ...]] = []
             if self._reader is not None:
                 pairs = zip(tokens[:, index].tolist(), ends, strict=True)
-                prompts = [tuple(own[:end]) for own, end in pairs]
+                prompts = [tuple(prompt[:end]) for prompt, end in pairs]
             self._feed.cursors[self.rows[batch_slot]] = Cursor(ends, prompts)
 
     def _forget_prefix(self, batch_slot: int) -> None:
-        """Let the row in a batch slot read nothing of others."""
         if self._reader is not None:
             for branch in range(self.whole.branches):
                 self._reader.begin(batch_slot + branch * len(self.rows))
@@ -216,16 +201,11 @@ class WindowScheduler(Scheduler):
         ]
 
     def _hold(self, run: WindowRun, batch_slots: Sequence[int]) -> None:
-        """Let the rows in some batch slots wait for their prompts."""
         run.prompt = self.prompt()
         run.rows.hold(run.rows.tokens.new_tensor(list(batch_slots)), run.prompt)
 
     def _process(self, run: WindowRun) -> int:
-        """Process the next tokens of prompts, and let rows begin whose prompts are whole.
-
-        Returns:
-            How many begin.
-        """
+        """Process the next tokens of prompts; how many rows begin, whose prompts are whole."""
         mixes = self.chunk_size is not None and not self._apart
         while True:
             if self._reader is not None:
@@ -266,22 +246,19 @@ class WindowScheduler(Scheduler):
         self._planned = []
 
     def _find_pieces(self) -> list[PromptPiece]:
-        """The planned chunk as pieces of the next pass."""
         if not self._planned:
             return []
         tokens = super().prompt().tokens.clamp(min=0)
         pieces = []
         for part in self._planned:
             row = self._find_row(part.row, part.branch)
-            own = tokens[row, part.start : part.start + part.n]
-            pieces.append(PromptPiece(row, part.start, own))
+            prompt_tokens = tokens[row, part.start : part.start + part.n]
+            pieces.append(PromptPiece(row, part.start, prompt_tokens))
         return pieces
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Fill in the statistics of all rows.
-
-        Returns:
-            Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
+        """Fill in statistics; tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows,
+        int64.
         """
         totals = self.totals
         stats.accepted = totals.accepted
@@ -294,17 +271,15 @@ class WindowScheduler(Scheduler):
             stats.notes.append(f"prefill_chunk_size: chunks had passes of their own: {self._apart}")
         ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)
-        for own, row in zip(tokens, ended):
-            own[: row.tokens.shape[0]] = row.tokens
+        for row_tokens, row in zip(tokens, ended):
+            row_tokens[: row.tokens.shape[0]] = row.tokens
         lengths = [row.tokens.shape[0] for row in ended]
         passes = [row.passes for row in ended]
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
     def _receive(self, run: WindowRun, at_once: int | None) -> None:
-        """Let rows join, with batch slots for them.
-
-        Args:
-            at_once: how many at most; None: as many as there is room for.
+        """Let rows join, with batch slots for them, `at_once` at most; None: while there is
+        room.
         """
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)
@@ -328,8 +303,8 @@ class WindowScheduler(Scheduler):
 
     def _find_row(self, row: int, branch: int) -> int:
         """The row of a pass that a branch of an unfinished row is."""
-        slots = [k for k, own in enumerate(self.rows) if own == row and self.is_open[k]]
-        return slots[0] + branch * len(self.rows)
+        slots = [k for k, each in enumerate(self.rows) if each == row and self.is_open[k]]
+        return slots[0] + branch * len(self.rows)  # branch-major
 
     @as_called()
     def _prefill(self, run: WindowRun, model: TokenModel) -> None:

@@ -24,10 +24,7 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
     """What makes the draws of a run's passes: the kernel where it can run.
 
     Logits processors, rules that no kernel applies, recorded scores and drafters that read scores
-    need the separate steps.
-
-    Raises:
-        MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor or such a rule is set.
+    need the separate steps; under MMACCEL_KERNELS=triton the first two are refused.
     """
     without_kernel = run.params.without_kernel
     stepwise: Callable[[WindowRun], Draws] = StepwiseDraws
@@ -53,40 +50,31 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], Draws]:
 
 
 def open_draws(run: WindowRun) -> Draws:
-    """Draws of the next pass; see `choose_draws`, which a policy calls once a run to save time."""
+    """Draws of the next pass; a policy calls `choose_draws` once a run to save time."""
     return choose_draws(run)(run)
 
 
 def draft_window(run: WindowRun, draws: Draws) -> Tensor:
     """The drafts `[B, W-1]` int64 of the next pass, which the token buffer then holds."""
-    found = run.propose()
-    guess = found.tokens
+    drafts = run.propose()
+    guess = drafts.tokens
     if guess is None:
-        assert found.scores is not None
-        guess = draws.drafts(found.scores)
+        assert drafts.scores is not None
+        guess = draws.drafts(drafts.scores)
     return draws.redraft(run.write_drafts(guess))
 
 
 class StepwiseDraws:
-    """Noise, scores and argmax one after the other.
-
-    Args:
-        run: whose pass it is.
-        codes: of rows that draw evenly spread samples; None for rows that draw independently.
-
-    Attributes:
-        noise: frozen noise of the window, see `WindowRun.frozen_noise`.
-    """
+    """Noise, scores and argmax one after the other."""
 
     def __init__(self, run: WindowRun, codes: SpreadCodes | None = None) -> None:
         self._run = run
         self._codes = codes
-        self.noise = run.frozen_noise()
+        self.noise = run.frozen_noise()  # [B, W, V], or [B, W, 1]
 
     def drafts(self, scores: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 from scores `[B, 1 or W-1, V]` with the noise of their slots.
-
-        A draft drawn with a slot's own noise equals the slot's token more often.
+        """Drafts `[B, W-1]` from scores `[B, 1 or W-1, V]` with the noise of their slots, with
+        which a draft equals the slot's token more often.
         """
         noise = self.noise[:, :-1]
         n_new = self._run.rows.n_new_drafts()
@@ -97,7 +85,6 @@ class StepwiseDraws:
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
         drafter = self._run.drafter
         if not drafter.source.corrects:
             return drafts
@@ -108,11 +95,11 @@ class StepwiseDraws:
         run = self._run
         noise = self.noise
         scores = run.forward()
-        found = run.backend.run(argmax, scores + noise)
+        tokens = run.backend.run(argmax, scores + noise)
         if self._codes is not None:
-            found = self._codes.choose(run, scores, found)
+            tokens = self._codes.choose(run, scores, tokens)
         run.observe(noise)
-        return found
+        return tokens
 
 
 class FusedDraws:
@@ -154,9 +141,9 @@ class FusedDraws:
         last = None
         if run.passes.reads_last and forced is None and not settings.cuts:
             last = run.last_scores.room((len(slots), run.vocab_size))
-        found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
-        run.passes.record(logits, found.peak, last)
-        return found.tokens
+        sampled = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
+        run.passes.record(logits, sampled.peak, last)
+        return sampled.tokens
 
 
 Draws = StepwiseDraws | FusedDraws

@@ -28,12 +28,6 @@ from mmaccel.samplers.window.run import WindowRun
 
 
 class SpreadCodes:
-    """The codes of the rows of one run; what a pass left is held for the next one.
-
-    Args:
-        run: fresh, with `SamplingParams.spread`.
-    """
-
     def __init__(self, run: WindowRun) -> None:
         assert run.params.spread is not None
         self._n = run.params.spread
@@ -41,11 +35,8 @@ class SpreadCodes:
         self._after = run.steps.declare("codes")  # [B, W + 1, 2] float64
 
     def choose(self, run: WindowRun, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Tokens `[B, W]` int64 of a pass.
-
-        Args:
-            scores: `[B, W, V]`, of the target distributions.
-            tokens: `[B, W]` int64, drawn with the frozen noise of the slots.
+        """Tokens `[B, W]` of a pass by scores `[B, W, V]`; `tokens` are drawn with the slots'
+        frozen noise.
         """
         state = self._begin(run)
         p = scores.double().softmax(-1)

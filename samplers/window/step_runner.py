@@ -23,23 +23,18 @@ _STEP = 64  # capacities are rounded up to it, so that prompts of many lengths s
 
 
 class Capacity(NamedTuple):
-    """Size of a run: columns before slot 0, slots, and positions of the model's cache."""
+    """Size of a run."""
 
-    origin: int
+    origin: int  # columns before slot 0
     slots: int
-    positions: int
+    positions: int  # of the model's cache
 
 
 def measure(
     prompt: Prompt, length: int, *, rounded: bool = False, most: int | None = None
 ) -> Capacity:
-    """The capacity that a run needs.
-
-    Args:
-        prompt: what stands before slot 0.
-        length: slots wanted.
-        rounded: round up, so that other prompts and lengths fit too.
-        most: the model's positions, if known. Rounding never goes beyond them.
+    """The capacity that a run of `length` slots needs; `rounded` up, so that other prompts and
+    lengths fit too, but never beyond `most`, the model's positions.
     """
     origin = prompt.tokens.shape[1]
     needed = prompt.tokens.shape[1] + length - 1
@@ -58,68 +53,40 @@ class Once(NamedTuple):
 
 
 class GraphKey(NamedTuple):
-    """What two runs must have in common so that one can replay the other's graphs.
-
-    A graph holds all of this as constants or as addresses. Seeds, prompts, their lengths, the
-    number of slots wanted and the ids of stop tokens are static inputs instead, and may differ.
-
-    Attributes:
-        model: the module whose forward passes these are.
-        model_state: where its parameters and buffers live; see `CapturedBuffers.graph_key`.
-        options: what else a graph holds of the token model, and the settings of torch.
-        policy, sampling_params, layout: of the run.
-        batch, branches: rows of the prompt and guidance branches.
-        n_stops: number of stop tokens; None where the prompt has none.
-        capacity: columns of the prompt, slots and positions, rounded up.
-        widest: the widest window there will be.
-        drafts: the draft source.
-        draft_weights: what a graph reads of the drafter, see `Drafter.weights`; None for nothing.
-        has_callback: whether a callback is called after every step; counters then are updated
-            outside the step.
-        is_refilled: whether a row may begin while others are decoded.
-        sync_every: steps between two synchronisations with the host.
-        device: of the run's tensors.
+    """What two runs must have in common so that one can replay the other's graphs: these are
+    constants and addresses there. Seeds, prompts, lengths and ids of stop tokens are static inputs
+    instead.
     """
 
-    model: ref[Any]
-    model_state: Hashable
-    options: Hashable
+    model: ref[Any]  # the module whose forward passes these are
+    model_state: Hashable  # where its parameters and buffers live, `CapturedBuffers.graph_key`
+    options: Hashable  # what else a graph holds of the token model, and the settings of torch
     policy: object
     sampling_params: SamplingParams
     layout: Layout | None
     batch: int
     branches: int
     n_stops: int | None
-    capacity: Capacity
+    capacity: Capacity  # rounded up
     widest: int
     drafts: Hashable
-    draft_weights: ref[Any] | None
-    has_callback: bool
-    is_refilled: bool
+    draft_weights: ref[Any] | None  # what a graph reads of the drafter, `Drafter.weights`
+    has_callback: bool  # then counters are updated outside the step
+    is_refilled: bool  # whether a row may begin while others are decoded
     sync_every: int
     device: torch.device
 
 
 @dataclass
 class StaticBuffers:
-    """The tensors that the graphs of one key read and write.
+    """The tensors, by name, that the graphs of one key read and write."""
 
-    Attributes:
-        inputs: by name, what a run declares in `static_inputs`; every run begins with its own
-            values in them.
-        state: by name, what a step hands to the next one; empty before the first step.
-        model: by name, buffers of the token model; None until they are reserved.
-        first_state: names of `state` that a run's first pass stores.
-        n_behind: by the key of a step, entries of all rows that its pass has beside the window.
-        arithmetic: number format of the passes; empty before the end of the first run.
-    """
-
-    inputs: dict[str, Tensor]
-    state: dict[str, Tensor] = field(default_factory=dict)
-    first_state: set[str] = field(default_factory=set)
-    n_behind: dict[Hashable, int] = field(default_factory=dict)
-    model: dict[str, Any] | None = None
-    arithmetic: str = ""
+    inputs: dict[str, Tensor]  # every run begins with its own values in them
+    state: dict[str, Tensor] = field(default_factory=dict)  # what a step hands to the next one
+    first_state: set[str] = field(default_factory=set)  # what of it a run's first pass stores
+    n_behind: dict[Hashable, int] = field(default_factory=dict)  # by step, as `RunPasses.n_behind`
+    model: dict[str, Any] | None = None  # of the token model; None until they are reserved
+    arithmetic: str = ""  # number format of the passes; empty before the end of the first run
 
 
 class StepRunner:
@@ -128,17 +95,11 @@ class StepRunner:
     Args:
         sync_every: steps between two synchronisations with the host, at least 1.
         reason: why steps are not captured; empty where nobody asked for it.
-
-    Attributes:
-        is_static: whether steps are captured, so that every tensor of a run must keep its address
-            and its window should not narrow at a row's end.
-        has_cache: whether later runs of the same key replay the graphs.
-        captures: steps captured so far, without those that runs have once each (`Once`).
     """
 
-    is_static = False
-    has_cache = False
-    captures = 0
+    is_static = False  # captured: tensors keep their addresses, and no window narrows at an end
+    has_cache = False  # whether later runs of the same key replay the graphs
+    captures = 0  # so far, without those that runs have once each (`Once`)
 
     def __init__(self, sync_every: int = 1, reason: str = "") -> None:
         self.sync_every = sync_every
@@ -150,15 +111,8 @@ class StepRunner:
         return "eager"
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        """Start a run.
-
-        Args:
-            key: which graphs it may share; None for those of this run alone.
-            inputs: by name, tensors with which the run begins.
-
-        Returns:
-            The buffers, with the values of `inputs` in them, which the run uses from now on; None
-            if it may use its own tensors.
+        """Start a run: buffers with the values of `inputs`, by name, which the run uses from now
+        on, or None if it may use its own. Without a `key` it shares no graphs.
         """
         return None
 
@@ -167,16 +121,10 @@ class StepRunner:
         model.reserve(rows, positions)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """Carry out a step.
+        """Carry out a step; whether it took as long as others like it will.
 
-        Args:
-            key: steps with the same key are the same work on the same tensors, those of one run,
-                and with a `Once` those of runs with the same `GraphKey`; None for a step like no
-                other.
-            step: the step, run as it is or captured.
-
-        Returns:
-            Whether the step took as long as others with this key will: capturing takes longer.
+        Steps with the same key are the same work on the same tensors, those of one run, and with a
+        `Once` those of runs with the same `GraphKey`; None is a step like no other.
         """
         step()
         return True
@@ -185,5 +133,5 @@ class StepRunner:
         """End a run that has all its tokens; the next run may replay its graphs."""
 
     def free_memory(self) -> bool:
-        """Drop the graphs of other runs to free memory; returns whether there were any."""
+        """Drop the graphs of other runs to free memory; whether there were any."""
         return False

@@ -37,43 +37,26 @@ _SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a gra
 
 
 class StaticPart:
-    """Base of the parts of a run that have tensors which every run begins with, and which keep
-    their addresses where steps are captured.
-
-    Attributes:
-        static: names of the attributes that are such tensors; some may be None in a run.
+    """Base of a run's parts whose tensors named in `static` keep their addresses where steps are
+    captured: every run begins with its own values in them. Some may be None in a run.
     """
 
     static: ClassVar[tuple[str, ...]] = ()
 
 
 class RunSteps(StaticPart):
-    """The steps of one run, and the tensors that they hand to each other, by name; the first axis
-    of each is the batch slot.
-
-    Args:
-        runner: carries the steps out.
-        device: of the tensors.
-
-    Attributes:
-        tensors: by name; those of an earlier run hold what is ignored.
-        names: of what the run has stored so far.
-        buffers: what outlives the run; empty ones where nothing does.
-        capacity: of the run's buffers; there once it was opened.
-        short_prompt: `[R, N]`, a prompt whose prefill is worth a graph; None for long ones and
-            without graphs.
-    """
+    """The steps of one run, and the tensors `[B, ...]` that they hand to each other, by name."""
 
     static = ("short_prompt",)
-    short_prompt: Tensor | None = None
-    capacity: Capacity
+    short_prompt: Tensor | None = None  # [R, N], where its prefill is worth a graph
+    capacity: Capacity  # of the run's buffers
 
     def __init__(self, runner: StepRunner, device: torch.device) -> None:
         self.runner = runner
         self.device = device
-        self.tensors: dict[str, Tensor] = {}
-        self.names: set[str] = set()
-        self.buffers = StaticBuffers({})
+        self.tensors: dict[str, Tensor] = {}  # those of an earlier run hold what is ignored
+        self.names: set[str] = set()  # of what this run has stored so far
+        self.buffers = StaticBuffers({})  # what outlives the run
         self._declared: set[str] = set()
         self._n_captures = runner.captures
         self._key: GraphKey | None = None
@@ -87,8 +70,8 @@ class RunSteps(StaticPart):
 
     def declare_fields(self, cls: Callable[..., T]) -> T:
         """An instance of a dataclass whose fields are all `Held`, and are named after it."""
-        kind: Any = cls
-        return cls(*(self.declare(f"{kind.__name__} {field.name}") for field in fields(kind)))
+        owner: Any = cls
+        return cls(*(self.declare(f"{owner.__name__} {field.name}") for field in fields(owner)))
 
     def keep_rows(self, batch_slots: Tensor) -> None:
         """Go on with some batch slots alone, `[n]` int64."""
@@ -115,29 +98,21 @@ class RunSteps(StaticPart):
         self.buffers = loaded
         self.tensors = loaded.state
         parts = static_parts(run)
-        own_noise = {}
+        noise_tensors = {}
         for name, value in loaded.inputs.items():
             part, _, attribute = name.partition(".")
             if part == "noise":
-                own_noise[attribute] = value
+                noise_tensors[attribute] = value
             else:
                 setattr(parts[part], attribute, value)
-        run.noise = Noise.over(own_noise)
+        run.noise = Noise.over(noise_tensors)
 
     def run(
         self, step: Callable[[], None], key: Hashable | None, n_passes: int, width: int
     ) -> bool:
-        """Carry out as many steps as lie between two synchronisations with the host; where they
-        are captured and all alike, as one graph.
-
-        Args:
-            step: one of them.
-            key: of one, see `StepRunner.run_step`.
-            n_passes: how many.
-            width: entries of a row in the pass of each.
-
-        Returns:
-            Whether each took as long as others like it will.
+        """Carry out as many steps as lie between two synchronisations, captured ones that are all
+        alike as one graph; whether each took as long as others like it will. `key` is that of one
+        step, and `width` the entries of a row in its pass.
         """
         self.names |= self.buffers.first_state  # where the first step is replayed
         is_usual = True
@@ -153,8 +128,8 @@ class RunSteps(StaticPart):
             else:
                 for _ in range(n_passes):
                     does_more = model is not None and model.begin_step(width)
-                    own = (key, does_more) if does_more and key is not None else key
-                    is_usual &= self.runner.run_step(own, step)
+                    step_key = (key, does_more) if does_more and key is not None else key
+                    is_usual &= self.runner.run_step(step_key, step)
         except torch.OutOfMemoryError:
             self.runner.free_memory()  # for the next call
             raise
@@ -163,8 +138,8 @@ class RunSteps(StaticPart):
         return is_usual
 
     def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
-        """Fill in the statistics how the steps were carried out, and the number format that passes
-        had, if they were not all replayed: replays of other runs have it too.
+        """Fill in statistics. The format of passes is empty where all were replayed: then it is
+        that of the run that captured them.
         """
         self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures
@@ -188,15 +163,14 @@ class Held:
         return self._steps.tensors[self._name] if self._name in self._steps.names else None
 
     def get(self) -> Tensor:
-        """`value`, which is there: an earlier step of the run has stored it."""
-        found = self.value
-        assert found is not None, self._name
-        return found
+        """`value`, which an earlier step of the run has stored."""
+        value = self.value
+        assert value is not None, self._name
+        return value
 
     def hold(self, value: Tensor) -> None:
-        """Store `[B, ...]` for the next step, always of one shape where steps are captured.
-
-        Nobody but its owner writes to it any more.
+        """Store `[B, ...]`, to which nobody writes any more; always of one shape where steps are
+        captured.
         """
         steps = self._steps
         steps.names.add(self._name)
@@ -209,8 +183,8 @@ class Held:
             stored.copy_(value)
 
     def room(self, shape: tuple[int, ...]) -> Tensor:
-        """A float32 tensor to write what `hold` will store; the stored one where steps are static,
-        so that what the last step stored there has been read before.
+        """A float32 tensor to write what `hold` will store. Where steps are static it is the stored
+        one, so that what the last step stored there has been read before.
         """
         steps = self._steps
         stored = steps.tensors.get(self._name) if steps.runner.is_static else None
@@ -220,28 +194,25 @@ class Held:
 
 
 def static_parts(run: WindowRun) -> dict[str, StaticPart]:
-    """The parts whose tensors outlive a step, by name."""
     return {"run": run, "rows": run.rows, "steps": run.steps}
 
 
 def static_tensors(run: WindowRun) -> dict[str, Tensor]:
     """Tensors of a run that outlive a step, by part and name, as the run begins with them."""
-    found = {f"noise.{name}": value for name, value in run.noise.tensors().items()}
+    tensors = {f"noise.{name}": value for name, value in run.noise.tensors().items()}
     for part, owner in static_parts(run).items():
         for name in owner.static:
             value = getattr(owner, name)
             if value is not None:
-                found[f"{part}.{name}"] = value
-    return found
+                tensors[f"{part}.{name}"] = value
+    return tensors
 
 
 @as_called()
 def make_graph_key(run: WindowRun) -> GraphKey | None:
-    """The key of a run; None where its graphs cannot serve another one.
-
-    That is so without a cache, with a logits processor, for a model without `CapturedBuffers` or
-    whose buffers serve this run alone, and for a policy or layout that is no frozen dataclass of
-    hashable fields.
+    """The key of a run; None where its graphs cannot serve another one: without a cache, with a
+    logits processor, for a model without buffers that outlive it, or a policy or layout without a
+    hash.
     """
     runner = run.runner
     model = run.model

@@ -1,8 +1,7 @@
 """Overlapping groups of tokens: a ball around each, and how probability is split over them.
 
-M. Yanuka, P. Dixon, E. Finkelshtein, D. Rotman, R. Giryes, "Principled Coarse-Grained Acceptance
-for Speculative Decoding in Speech" (arXiv 2511.13732). A token t lies in n(t) groups, its owners;
-its probability is split evenly over them, so that those of all groups sum to 1.
+M. Yanuka et al. (arXiv 2511.13732), see `acoustic_groups.py`. A token t lies in n(t) groups, its
+owners; its probability is split evenly over them, so that those of all groups sum to 1.
 """
 
 from __future__ import annotations
@@ -22,21 +21,13 @@ _DIRECT = "donot_use_mm_for_euclid_dist"  # which rounds less
 
 
 class TokenGroups(NamedTuple):
-    """A group around each of V tokens.
+    """A group around each of V tokens; both lists have N entries, one for each pair."""
 
-    Attributes:
-        members: `[N]` int64, those of group 0, then of group 1, …
-        first_member: `[V]` int64, where those of each group begin.
-        owners: `[N]` int64, the groups of token 0, then of token 1, …
-        first_owner: `[V]` int64, where those of each token begin.
-        n_owners: `[V]` float32.
-    """
-
-    members: Tensor
-    first_member: Tensor
-    owners: Tensor
-    first_owner: Tensor
-    n_owners: Tensor
+    members: Tensor  # [N] int64, those of group 0, then of group 1, …
+    first_member: Tensor  # [V] int64, where those of each group begin
+    owners: Tensor  # [N] int64, the groups of token 0, then of token 1, …
+    first_owner: Tensor  # [V] int64, where those of each token begin
+    n_owners: Tensor  # [V] float32
 
     def split(self, p: Tensor) -> Tensor:
         """Probabilities of tokens to those of groups; the same of weights. `[…, V]`."""
@@ -60,44 +51,37 @@ def find_codes(prompt: Prompt, size: int) -> Tensor:
     allowed = None
     if layout is not None:
         allowed = layout.allowed(torch.arange(max(1, layout.columns), device=device)[None])
-    found = torch.ones(size, dtype=torch.bool, device=device)
+    is_code = torch.ones(size, dtype=torch.bool, device=device)
     if allowed is not None:
-        found = allowed.reshape(-1, size).any(0)
+        is_code = allowed.reshape(-1, size).any(0)
     if prompt.stop_tokens is not None:
-        found[prompt.stop_tokens[prompt.stop_tokens < size]] = False
-    return found
+        is_code[prompt.stop_tokens[prompt.stop_tokens < size]] = False
+    return is_code
 
 
 def group_tokens(vectors: Tensor, is_code: Tensor, radius: float, *, by_angle: bool) -> TokenGroups:
-    """Groups around all tokens.
-
-    Args:
-        vectors: `[V, D]`; a token whose vector is NaN is a group of its own.
-        is_code: `[V]` bool, on the same device; other tokens are groups of their own.
-        radius: distance, exclusive, to the members of a group.
-        by_angle: take 1 minus the cosine for the distance, instead of the Euclidean one.
-
-    Cost: the distances of all pairs of codes, `_ENTRIES` at a time; memory for all members.
-
-    Raises:
-        OptionError: groups of more than `_MOST` members together.
+    """Groups around all tokens, of `vectors` `[V, D]`, closer than `radius`: `by_angle` 1 minus the
+    cosine, else the Euclidean distance. A token that is no code, or whose vector is NaN, is a group
+    of its own. Cost: the distances of all pairs of codes, and memory for all members.
     """
     ids = is_code.nonzero()[:, 0]
-    own = vectors.detach()[ids].float()
+    codes = vectors.detach()[ids].float()  # [K, D]
     if by_angle:
-        own = F.normalize(own, dim=-1)
-    index = torch.arange(len(own), device=own.device)
+        codes = F.normalize(codes, dim=-1)
+    index = torch.arange(len(codes), device=codes.device)
     pairs = [(~is_code).nonzero().expand(-1, 2)]  # group, member
     n_pairs = 0
-    for rows in index.split(max(1, _ENTRIES // max(1, len(own)))):
-        part = own[rows]
-        distance = 1 - part @ own.T if by_angle else torch.cdist(part, own, compute_mode=_DIRECT)
+    for rows in index.split(max(1, _ENTRIES // max(1, len(codes)))):
+        if by_angle:
+            distance = 1 - codes[rows] @ codes.T
+        else:
+            distance = torch.cdist(codes[rows], codes, compute_mode=_DIRECT)
         is_near = (distance < radius) | (rows[:, None] == index)
         row, column = is_near.nonzero().unbind(1)
         n_pairs += len(row)
         if n_pairs > _MOST:
             raise OptionError(
-                f"radius: expected groups of {len(own)} codes with {_MOST} members together at "
+                f"radius: expected groups of {len(codes)} codes with {_MOST} members together at "
                 f"most, received {radius:g}, which gives more; make it smaller, or give attach a "
                 "layout=mmaccel.Frames(…) that names the codes"
             )

@@ -28,11 +28,9 @@ _STRETCH = 64  # slots within which step times are held against each other
 class FixedWidth:
     """The widths and the times of a run's steps; here the same width at every pass.
 
-    Args:
-        widest: the width.
-        is_cut: whether it is cut to what is still wanted. It is not for policies whose tokens
-            depend on the width, as the lengths of the other rows of a batch must not change a
-            row's tokens, nor where each width is captured as a graph.
+    It `is_cut` to what is still wanted, but not for policies whose tokens depend on the width, as
+    the lengths of the other rows of a batch must not change a row's tokens, nor where each width is
+    captured as a graph.
     """
 
     def __init__(self, widest: int, *, is_cut: bool = True) -> None:
@@ -42,11 +40,7 @@ class FixedWidth:
         self._began = time.perf_counter()
 
     def begin(self, remaining: int) -> int:
-        """Begin a step; returns its width.
-
-        Args:
-            remaining: slots that the row which wants most still wants; 0 ends the run.
-        """
+        """Begin a step; its width, 0 if no row wants any of the `remaining` slots."""
         self._began = time.perf_counter()
         if not remaining:
             return 0
@@ -57,13 +51,7 @@ class FixedWidth:
         self._began = time.perf_counter()
 
     def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> float:
-        """End a step; returns the seconds of a pass.
-
-        Args:
-            n_passes: passes since the last synchronisation.
-            n_tokens: of all rows so far.
-            is_usual: whether they took as long as others like them will.
-        """
+        """End a step after which all rows together have `n_tokens`; the seconds of a pass."""
         seconds = (time.perf_counter() - self._began) / n_passes
         if is_usual:
             self.observe((n_tokens - self._n_tokens) / n_passes, self._n_open, seconds)
@@ -75,39 +63,25 @@ class FixedWidth:
         self._n_tokens = n_tokens
 
     def choose(self, remaining: int) -> int:
-        """Width of the next pass.
-
-        Args:
-            remaining: tokens that the longest unfinished row still wants, at least 1.
-        """
+        """Width of the next pass; `remaining` as in `begin`, at least 1."""
         return min(self.widest, remaining)
 
     def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
-        """Learn from the pass just chosen, which a fixed width does not.
-
-        Args:
-            n_tokens: accepted, summed over rows.
-            n_rows: rows that were unfinished.
-            seconds: wall time of the pass.
+        """Learn from a pass that gave `n_tokens` to `n_rows` together, which a fixed width does
+        not.
         """
 
 
 def make_tuner(candidates: tuple[int, ...] = CANDIDATES) -> Tuner:
-    """Of the adaptive width."""
     return Tuner(candidates, margin=1.04, spread=SPREAD, risk=0.02, loan=16.0)
 
 
 class AdaptiveWidth(FixedWidth):
-    """The width with the most tokens per second.
+    """The width with the most tokens per second, by a tuner of this run and earlier ones.
 
     A batch ends with its slowest row. At width 1 all rows advance together; at any other width they
     drift apart while every pass still computes all of them. So the gain of a wider width is lowered
     by the expected lag of the slowest row.
-
-    Args:
-        tuner: of this run and earlier ones.
-        rows: B.
-        length: slots per row.
     """
 
     def __init__(
@@ -142,17 +116,9 @@ class AdaptiveWidth(FixedWidth):
 
 
 class RunWidth(FixedWidth):
-    """The width of a whole run, such as a frame of codes, that is shorter than a measurement of its
-    passes: they are narrow at its end, and the first one has no drafts of a pass before it. So what
-    is measured is the mean pass of a run, and what is learned serves the runs that follow.
-
-    Args:
-        tuner: of earlier runs.
-        rows: B.
-        length: slots per row.
-
-    Attributes:
-        width: of this run; all widths have buffers and graphs of the widest.
+    """The width of a whole run, such as a frame of codes, whose passes are too few to measure one:
+    they are narrow at its end, and the first one has no drafts. So a run's mean pass is measured,
+    and what is learned serves the runs that follow. All widths have the graphs of the widest.
     """
 
     def __init__(self, tuner: Tuner, rows: int, length: int, *, is_cut: bool = True) -> None:
@@ -168,9 +134,9 @@ class RunWidth(FixedWidth):
     def begin(self, remaining: int) -> int:
         if not remaining and self._is_usual:
             # of a row; one of several may have waited for others, or ended before all its slots
-            made = self._n_made / self._rows
-            self._tuner.learn(self.width, made, self._n_passes)
-            self._tuner.add(self.width, self._seconds / self._n_passes, made / self._n_passes)
+            gained = self._n_made / self._rows
+            self._tuner.learn(self.width, gained, self._n_passes)
+            self._tuner.add(self.width, self._seconds / self._n_passes, gained / self._n_passes)
         return super().begin(remaining)
 
     def choose(self, remaining: int) -> int:
@@ -204,8 +170,8 @@ def open_chooser(run: WindowRun) -> FixedWidth:
     if source.chooses_widths:
         return FixedWidth(CANDIDATES[-1], is_cut=is_cut)
     params = run.params
-    guided = prompt.branches, params.guidance_scale
-    conditions = (prompt.batch, *guided, source, params.temperature, params.rules)
+    guidance = prompt.branches, params.guidance_scale
+    conditions = (prompt.batch, *guidance, source, params.temperature, params.rules)
     if prompt.layout is not None and run.scheduler is None and run.length < _STRETCH:
         candidates = (*(each for each in SHORT if each < run.length), run.length)
         short: Tuner = keep(run.model, (candidates, *conditions), lambda: make_tuner(candidates))

@@ -1,4 +1,4 @@
-"""Trains a model of `mmaccel/demo/weights`, writes its folder and its card.
+"""Trains a model of `mmaccel/demo/weights` or `weights`, writes its folder and its card.
 
     python -m scripts.training NAME
     python -m scripts.training scenes-vqa --stage full --set steps=650 --set batch=4
@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 
-from mmaccel.catalog import DEMO_WEIGHTS
 from scripts.training import coarse, eagle
 from scripts.training.card import export
 from scripts.training.loop import train
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
             train(work / stage, task, plan, args.device, work / before if before else None)
     if args.stage is None:
         command = shlex.join(["python", "-m", "scripts.training", *arguments])
-        export(args.name, model, work, args.target or DEMO_WEIGHTS / args.name, command)
+        export(args.name, model, work, args.target or model.home / args.name, command)
 
 
 if __name__ == "__main__":

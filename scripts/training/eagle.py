@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from mmaccel.demo.loading import load_demo
 from mmaccel.options import HeadTraining
 from mmaccel.samplers.drafting.heads.eagle_training import make_head
 from scripts.training.card import this_machine
-from scripts.training.stdlib import read_modules
+from scripts.training.stdlib import open_stdlib, read_modules
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     args = vars(parser.parse_args(arguments))
     names = [each.name for each in fields(HeadTraining) if each.name in args]
     plan = HeadTraining(**{name: args[name] for name in names})
-    model, tokenizer = load_demo("stdlib")
+    model, tokenizer = open_stdlib()
     texts = [module.text for module in read_modules() if not module.is_held_out]
     facts = {
         "made_for": "stdlib",

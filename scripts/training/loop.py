@@ -23,6 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
+WEIGHTS = Path(__file__).parent / "weights"
+"""Models that this repository measures with, and does not ship."""
+
 IGNORE = -100
 """The label of what is not learnt."""
 _SAVED_EVERY = 180  # seconds

@@ -14,7 +14,7 @@ from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from mmaccel.tokenizers_vq.speech_codec import load_codec
 from scripts.training import grammar, recall, scenes, stdlib, voices, vqa, vqa_tower
-from scripts.training.loop import Plan, Task
+from scripts.training.loop import WEIGHTS, Plan, Task
 from scripts.training.voices_data import open_pool
 from scripts.training.voices_words import LONGEST, SPEAKERS, save_text_side
 
@@ -27,13 +27,16 @@ class Model:
         plans: of its stages, in order.
         open: a stage, the work folder and a device to the task.
         finish: adds to the exported folder what is no weights, from the work folder.
-        parts: the stages whose weights ship, and where in the folder; the last one, at its top.
+        parts: the stages whose weights are kept, and where in the folder; the last one, at its top.
+        home: holds the folder of the model: that of what ships, or of what this repository alone
+            measures with.
     """
 
     plans: Mapping[str, Plan]
     open: Callable[[str, Path, str], Task]
     finish: Callable[[Path, Path], None]
     parts: Mapping[str, str] = field(default_factory=dict)
+    home: Path = DEMO_WEIGHTS
 
 
 def _weights(work: Path, stage: str) -> Path:
@@ -124,6 +127,7 @@ MODELS = {
         {"masked": grammar.PLAN},
         lambda *_: grammar.Grammar(),
         lambda _, target: _write(target, grammar.describe()),
+        home=WEIGHTS,
     ),
     "scenes-vqa": Model(
         vqa.PLANS,
@@ -131,7 +135,7 @@ MODELS = {
         _finish_vqa,
     ),
     "recall": Model(recall.PLANS, lambda stage, *_: recall.Recall(stage), _finish_recall),
-    "stdlib": Model(stdlib.PLANS, lambda *_: stdlib.Stdlib(), lambda *_: None),
+    "stdlib": Model(stdlib.PLANS, lambda *_: stdlib.Stdlib(), lambda *_: None, home=WEIGHTS),
     "voices": Model(
         voices.PLANS, _open_voices, _finish_voices, {"codec": "", "depth": "depth", "flat": ""}
     ),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.training.loop import Batch, Plan, Task, build_llama
+from scripts.training.loop import WEIGHTS, Batch, Plan, Task, build_llama
 
 PLANS = {"pieces": Plan(6000, 2000, 8)}
 SIZES: dict[str, Any] = dict(
@@ -36,6 +36,14 @@ _LEFT_OUT = {  # tests repeat themselves, tables are no text, and what is instal
 }
 _ONE_IN = 20  # modules are held out
 _MOST_BYTES = 400_000  # of a module; longer ones are tables
+
+
+def open_stdlib(folder: Path = WEIGHTS / "stdlib") -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer; `head` and `coarse` in its folder draft for it."""
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), PreTrainedTokenizerFast.from_pretrained(WEIGHTS / "stdlib")
 
 
 @dataclass(frozen=True)

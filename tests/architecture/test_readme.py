@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 import mmaccel
+from benchmarks.report import read_reports
 from tests.architecture.source import ROOT
+from tests.architecture.test_examples import save_language_model
 from tests.delay.models import make_musicgen
 from tests.depth.models import make_csm
-from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.shared import reading_folders
@@ -27,10 +28,6 @@ from tests.fixtures.tiny_model import N_CODES, build_tiny, build_tiny_clips
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
 from tests.fixtures.video import build_video
-
-REDUCERS = sorted((ROOT / "docs" / "reducers").glob("*.md"))
-REDUCERS.remove(ROOT / "docs" / "reducers" / "contract.md")
-
 
 _MADE: dict[str, Callable[[], Any]] = {  # values that need no folder
     "inputs": lambda: {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])},
@@ -71,12 +68,11 @@ def provide(name: str, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(build_tiny(folder, max_position_embeddings=128))
 
 
-HUB = {"deepseek-community/Janus-Pro-1B": "janus"}  # ids in blocks, and a tiny model of their class
+HUB = {"HuggingFaceTB/SmolLM2-135M-Instruct": save_language_model}  # and a tiny model of its class
 
 
 GUIDES = (
     "coming-from", "extending", "speech", "video", "answer", "visual-tokens",
-    "reducers/contract",
 )  # fmt: skip
 
 
@@ -98,16 +94,39 @@ def test_python_blocks_run_in_order(
             continue
         for name in required[1].split(", ") if required else []:
             names[name] = provide(name, tmp_path / f"{number}-{name}")
-        for model_id, family in HUB.items():
+        for model_id, save in HUB.items():
             if model_id in block:
-                folder = build_checkpoint(family, tmp_path / f"{number}-{family}")
-                block = block.replace(model_id, str(folder))
+                block = block.replace(model_id, str(save(tmp_path / f"{number}-hub")))
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
 
-@pytest.mark.parametrize("page", REDUCERS, ids=lambda page: page.stem)
-def test_reducers_are_made_as_their_pages_say(page: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        exec(block, {"mmaccel": mmaccel})
+def test_the_readmes_figures_are_measured() -> None:
+    """Its table is of other reports than any page's, and is written by hand."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    reports = read_reports(ROOT / "benchmarks" / "results")
+    screen = reports["first-screen"]["first_screen"]
+    image = next(row for row in screen if row["policy"] == "jacobi")
+    texts = reports["text-kinds-smollm2-cpu"]["text_drafts"]
+    drafted = [row for row in texts if row["way"] == "Jacobi()"]
+    looked_up = [row for row in texts if row["way"] == "transformers, prompt lookup"]
+    rows = [(image["tokens_per_pass"], image["speed_up"])]
+    for report, policy in (
+        ("moving-scenes-speed-cpu", "Jacobi(window=32, drafts='previous-frame')"),
+        ("voices-speed-cpu", "Jacobi(window=8, drafts='neighbour')"),
+    ):
+        row = next(row for row in reports[report]["media_speed"] if row["policy"] == policy)
+        rows.append((row["tokens_a_pass"], row["times"]))
+    rows.append((drafted[0]["tokens_a_pass"], drafted[0]["times"]))
+    assert re.findall(r"\| ([\d.]+) \| ([\d.]+) \|", text) == [
+        (f"{tokens:.2f}", f"{times:.2f}") for tokens, times in rows
+    ]
+    ranges = [(min(times), max(times)) for times in (
+        [row["times"] for row in side] for side in (drafted, looked_up)
+    )]  # fmt: skip
+    said = re.findall(r"([\d.]+)\s+to\s+([\d.]+)\s+times", text)
+    assert said == [(f"{low:.2f}", f"{high:.2f}") for low, high in ranges]
+
+
+def test_the_readme_fits_a_screen() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 70 and max(map(len, lines)) <= 100

@@ -46,4 +46,4 @@ def test_the_reading_path_is_short_enough_to_be_read() -> None:
         assert len(lines) <= most, name
         assert sum(line.startswith(begins) for line in lines) == 1, name
         assert sum(line.startswith("class ") for line in lines) <= 1, name
-        assert f"(`{name}`)" in page, name
+        assert f"`{name}`" in page, name

@@ -23,7 +23,10 @@ from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, build_tiny_clips
 from tests.fixtures.tiny_vqa import save_scenes
 from tests.fixtures.video import build_video
 
-pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI"),
+]
 Graph = dict[str, Any]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from mmaccel.cli import main
 from mmaccel.commands.bench import PEERS
 from mmaccel.evaluation import transformers_baseline
 from mmaccel.options import LoadOptions
-from tests.architecture.source import ROOT
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 KEYS = {  # of a row in the file, which other programs read
@@ -41,6 +39,7 @@ def bench(folder: Path, file: Path, *more: object) -> int:
     return main(["bench", CAPTIONS[0], "--model", *map(str, (folder, "--json", file, *more))])
 
 
+@pytest.mark.slow
 def test_every_policy_is_measured_in_one_table(
     tiny_folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -67,6 +66,7 @@ def test_every_policy_is_measured_in_one_table(
     assert "gumbel-sjd 4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_dtypes_are_compared_with_the_first_and_nothing_is_measured_twice(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +94,7 @@ def test_dtypes_are_compared_with_the_first_and_nothing_is_measured_twice(
     assert asked == [("float32", False, True), ("bfloat16", False, True)]
 
 
+@pytest.mark.slow
 def test_four_rows_at_two_scales(
     tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_first_row_that_cannot_be_is_replaced(
     assert row["label"] == "the plain loop of mmaccel" and row["settings"] == "Autoregressive()"
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_rounds_that_all_sides_have(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -171,23 +173,3 @@ def test_the_table_is_printed_although_results_are_not_written(
     assert bench(tiny_folder, file, "--policies", "jacobi", "--windows", "4", "--count", 1) == 1
     captured = capsys.readouterr()
     assert "jacobi 4" in captured.out and "disk is full" in captured.err and not file.exists()
-
-
-def test_commands_of_stored_results_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(model: str, *_: Any, **__: Any) -> None:
-        taken.append(model)
-        raise KeyboardInterrupt  # all options were read
-
-    taken: list[str] = []
-    monkeypatch.setattr(loading, "open_pipeline", stop)
-    commands = [
-        json.loads(file.read_text(encoding="utf-8")).get("command", "")
-        for file in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    ]
-    own = [shlex.split(each)[1:] for each in commands if each.startswith("mmaccel bench")]
-    for arguments in own:
-        arguments[arguments.index("--json") + 1] = str(tmp_path / "found.json")
-        assert main(arguments) == 130, arguments
-    assert len(taken) == len(own) > 4

@@ -60,7 +60,7 @@ class NeedySource(DraftSource):
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """In a working folder with the modules `mine` of docs/extending.md, `broken` and `raises`."""
     blocks = re.findall(r"^```python\n(# mine\.py\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 7
+    assert len(blocks) == 3
     (tmp_path / "mine.py").write_text("\n".join(blocks), encoding="utf-8")
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     (tmp_path / "raises.py").write_text("import nothing_of_this_name", encoding="utf-8")

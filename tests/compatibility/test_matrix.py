@@ -26,6 +26,7 @@ from tests.fixtures.fake_device import same as same_on_fake_device
 from tests.fixtures.shared import new_folder
 from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.traces import outline_of, parts_of
+from tests.matrix.cells import every
 
 ROWS = [row for row in rows() if encodes_first() or not row.has_images]
 ATTACHED = [row for row in ROWS if row.section != "pipelines"]
@@ -49,8 +50,9 @@ def name_of(row: Row) -> str:
     return f"{row.section}-{row.title}-{row.name}"
 
 
-def each(chosen: list[Row]) -> Any:
-    return pytest.mark.parametrize("row", chosen, ids=name_of)
+def each(chosen: list[Row], step: int = 1) -> Any:
+    """A test for rows, of which every `step`-th is in the fast run."""
+    return pytest.mark.parametrize("row", [*every(step, chosen)], ids=name_of)
 
 
 @cache
@@ -64,7 +66,7 @@ def assert_same(made: Any, expected: Any, what: object) -> None:
         assert one.equal(other), f"row {k} has other tokens under {what}"
 
 
-@each(ROWS)
+@each(ROWS, 3)
 def test_a_policy_makes_the_plain_loops_tokens(row: Row) -> None:
     target = shared(row)
     plain, fast = policies(target)
@@ -79,7 +81,7 @@ def test_a_policy_makes_the_plain_loops_tokens(row: Row) -> None:
     assert (recorded["policy"], recorded["batch"]) == (type(fast).__name__, "yes")
 
 
-@each(ROWS[::4])
+@each(ROWS[::4], 3)
 def test_without_a_seed_torchs_generator_draws_one(row: Row) -> None:
     target = shared(row)
     _, fast = policies(target)
@@ -102,7 +104,7 @@ class OwnOnMeta(TorchFunctionMode):
         return func(*args, **options)
 
 
-@each(ROWS)
+@each(ROWS, 8)
 def test_another_default_device_changes_nothing(row: Row) -> None:
     """The self-check of a fresh model runs there too."""
     target = row.build(new_folder(row.name))
@@ -113,7 +115,7 @@ def test_another_default_device_changes_nothing(row: Row) -> None:
         assert_same(made, row.call(target, policy, 2), policy)
 
 
-@each([row for row in ATTACHED if not row.has_images])
+@each([row for row in ATTACHED if not row.has_images], 8)
 def test_a_fake_accelerator_changes_nothing(row: Row) -> None:
     """No operation mixes devices, and the tokens are the CPU's."""
     for policy in (policies(shared(row))[1], *MORE.get(row.name, ())):
@@ -129,7 +131,7 @@ def test_a_fake_accelerator_changes_nothing(row: Row) -> None:
         assert same_on_fake_device(make), policy
 
 
-@each(ATTACHED)
+@each(ATTACHED, 3)
 def test_detaching_leaves_no_trace(row: Row) -> None:
     target = shared(row)
     plain, fast = policies(target)
@@ -146,7 +148,7 @@ def test_detaching_leaves_no_trace(row: Row) -> None:
     assert [name for name in before if before[name] != after[name]] == []
 
 
-@each([row for row in PIPELINES if row.name != "orpheus"])  # whose codec torch does not pickle
+@each([row for row in PIPELINES if row.name != "orpheus"], 5)  # whose codec torch does not pickle
 def test_a_pipeline_that_was_used_can_be_pickled(row: Row) -> None:
     target = shared(row)
     _, fast = policies(target)

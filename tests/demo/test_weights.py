@@ -19,7 +19,8 @@ from mmaccel.demo.recall.documents import list_questions as ask_documents
 from mmaccel.demo.recall.words import to_text
 from mmaccel.demo.scenes_vqa.data import list_questions
 from mmaccel.evaluation.quality.distances import frechet_distance
-from scripts.training.stdlib import encode, held_out_modules, make_prompts
+from scripts.training.loop import WEIGHTS
+from scripts.training.stdlib import encode, held_out_modules, make_prompts, open_stdlib
 
 
 def read_card(name: str) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def test_recall_answers_as_its_card_says() -> None:
 
 @pytest.mark.slow
 def test_stdlib_takes_the_bits_that_its_card_says_and_drafts_save_passes() -> None:
-    card = read_card("stdlib")
-    model, tokenizer = mmaccel.load_demo("stdlib")
+    card = json.loads((WEIGHTS / "stdlib" / "card.json").read_text())
+    model, tokenizer = open_stdlib()
     assert card["parameters"] == sum(p.numel() for p in model.parameters())
     modules = sorted(held_out_modules(shortest=4000), key=lambda module: len(module.text))
     for module in modules[:2]:

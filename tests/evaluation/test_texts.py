@@ -1,4 +1,4 @@
-"""`evaluate exactness` and `evaluate speed` of a causal LM, on the embedded `stdlib`."""
+"""`evaluate exactness` and `evaluate speed` of a causal LM, on `stdlib`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import pytest
 import torch
 
 from mmaccel import Autoregressive, Jacobi
-from mmaccel.catalog import DEMO_WEIGHTS
 from mmaccel.cli import main
 from mmaccel.evaluation.texts import open_texts
 from mmaccel.evaluation.transformers_baseline import BaselineDecoding
 from mmaccel.pipelines.pipeline import read_loading
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
+from scripts.training.loop import WEIGHTS
 
 PROMPTS = ["import os, sys, re, os, sys, re, os,", "def f(x):", "x = [1, 2, 3, 1, 2, 3, 1, 2,"]
 N_TOKENS = 12
+STDLIB = WEIGHTS / "stdlib"
 
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     file = tmp_path / "prompts.txt"
     file.write_text("\n".join(PROMPTS))
-    return ["stdlib", "--prompts", str(file), "--max-new-tokens", str(N_TOKENS)]
+    return [str(STDLIB), "--prompts", str(file), "--max-new-tokens", str(N_TOKENS)]
 
 
 def check(arguments: list[str], *more: object) -> tuple[int, list[dict[str, Any]]]:
@@ -37,6 +38,7 @@ def check(arguments: list[str], *more: object) -> tuple[int, list[dict[str, Any]
     return code, json.loads(file.read_text())["checks"]
 
 
+@pytest.mark.slow
 def test_no_token_differs(arguments: list[str]) -> None:
     code, checks = check(arguments)
     names = ["greedy", "greedy, transformers' generate", "same seeds", "plain loop in batches"]
@@ -48,6 +50,7 @@ def test_no_token_differs(arguments: list[str]) -> None:
     assert checks[0]["policy"].startswith("Jacobi") and "ngram" in checks[-1]["policy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["policy", "library"])
 def test_a_wrong_token_is_found_where_it_stands(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, place: str
@@ -71,6 +74,7 @@ def test_a_wrong_token_is_found_where_it_stands(
     assert parting["gap"] > 1000 * parting["rounding"] and not parting["is_rounding"]
 
 
+@pytest.mark.slow
 def test_rows_of_the_speed_report(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +97,7 @@ def test_rows_of_the_speed_report(
 
 
 def test_texts_end_where_the_model_ends_them() -> None:
-    pipe = open_texts(DEMO_WEIGHTS / "stdlib", *read_loading({"dtype": "float32"}), N_TOKENS)
+    pipe = open_texts(STDLIB, *read_loading({"dtype": "float32"}), N_TOKENS)
     greedy = SamplingParams(temperature=0.0)
     options: dict[str, Any] = {"seed": [0, 1, 2], "batch_size": 3}
     (whole,) = pipe.stream(PROMPTS, greedy, policy=Autoregressive(), **options)

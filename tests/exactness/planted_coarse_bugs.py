@@ -99,15 +99,15 @@ def shift_columns(patch: Patch) -> None:
 
 def verify_other_drafts(patch: Patch) -> None:
     """The model processes the drafts without their correction."""
-    sweep = CoarseDrafter._sweep
+    correct = CoarseDrafter.correct
 
-    def wrong(self: Any, run: WindowRun, *arguments: Any) -> Redrafted:
+    def wrong(self: Any, run: WindowRun, *arguments: Any) -> Any:
         kept = run.rows.tokens.clone()
-        found = sweep(self, run, *arguments)
+        corrected = correct(self, run, *arguments)
         run.rows.tokens.copy_(kept)
-        return found
+        return corrected
 
-    patch.setattr(CoarseDrafter, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "correct", wrong)
 
 
 def record_uncorrected_law(patch: Patch) -> None:
@@ -122,7 +122,7 @@ def record_uncorrected_law(patch: Patch) -> None:
 
 def record_distribution_of_other_contexts(patch: Patch) -> None:
     """The drafts are corrected for what the pass saw, their distribution for what it made."""
-    redraft = CoarseDrafter._sweep
+    redraft = CoarseDrafter.make_drafts
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
         found = redraft(self, run, slots, work, n)
@@ -130,18 +130,18 @@ def record_distribution_of_other_contexts(patch: Patch) -> None:
         slots.hidden_seen.copy_(find_hidden(self.opened.weights, now, slots.base))
         return found
 
-    patch.setattr(CoarseDrafter, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "make_drafts", wrong)
 
 
 def record_the_next_round(patch: Patch) -> None:
     """The distribution is that of a draft on the last round's drafts, not on those before it."""
-    sweep = CoarseDrafter._sweep
+    sweep = CoarseDrafter.make_drafts
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
         found = sweep(self, run, slots, work, n)
         return found._replace(read=coarse_drafter._gather(work, slots.neighbours))
 
-    patch.setattr(CoarseDrafter, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "make_drafts", wrong)
 
 
 def correct_law_of_kept_drafts(patch: Patch) -> None:
@@ -185,12 +185,12 @@ def _alter_slots(patch: Patch, change: Any) -> None:
 
 
 def _alter_sweep(patch: Patch, change: Any) -> None:
-    sweep = CoarseDrafter._sweep
+    sweep = CoarseDrafter.make_drafts
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
         return sweep(self, run, change(run, slots), work, n)
 
-    patch.setattr(CoarseDrafter, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "make_drafts", wrong)
 
 
 def _noise(run: WindowRun) -> Tensor:

@@ -12,13 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import (
-    CausalLMWindow,
-    Coarse,
-    GroupedSpeculative,
-    Jacobi,
-    SpeculativeJacobi,
-)
+from mmaccel import CausalLMWindow, Coarse, Jacobi, Noise, SamplingParams
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
@@ -29,8 +23,6 @@ from mmaccel.samplers.drafting.coarse_model import (
     CoarseModel,
     save_coarse,
 )
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.window_size import FixedWidth
 from tests.exactness.test_graph_reuse import CALLS, Call, assert_like, decode
 from tests.fixtures.fake_device import same
@@ -68,17 +60,6 @@ def source(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Coarse:
     return make_coarse(model, tmp_path_factory.mktemp("coarse"))
 
 
-def policies(source: Coarse) -> list[Policy]:
-    return [
-        Jacobi(6, source),
-        SpeculativeJacobi(5, drafts=source),
-        SpeculativeJacobi(5, "gumbel", source),
-        GroupedSpeculative(5, 3, drafts=source),
-        SpeculativeJacobi(6, drafts=replace(source, rounds=2)),
-        Jacobi(7, replace(source, rounds=3)),
-    ]
-
-
 def test_the_adaptive_window(model: Any, source: Coarse) -> None:
     """Every width is captured once, and a sweep reads what a pass of another width recorded."""
     cache, window, widths = GraphCache(), CausalLMWindow(model), []
@@ -110,14 +91,6 @@ def test_a_wide_sweep_after_a_narrow_pass(
     assert 4 <= max(distance for _, distance in read) <= 5
 
 
-@pytest.mark.parametrize("index", [4, 5])
-def test_parallel_rounds(index: int, model: Any, source: Coarse) -> None:
-    """A captured run is its eager one; rounds are as many in every pass."""
-    cache, window = GraphCache(), CausalLMWindow(model)
-    for call in CALLS[:2]:
-        check(policies(source)[index], call, cache, window)
-
-
 def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None:
     """Without C, with another folder's, and with new weights in a folder: captured anew."""
     first, other = (make_coarse(model, tmp_path / name, k) for k, name in enumerate("ab"))
@@ -139,19 +112,17 @@ def test_a_coarse_model_that_is_gone_leaves_no_graphs(model: Any, source: Coarse
     assert len(cache) == 1
 
 
-@pytest.mark.parametrize("index", [2, 5])
-def test_on_another_device(index: int, tmp_path: Path) -> None:
-    """No operation of a sweep mixes devices, and none needs the host."""
+@pytest.mark.slow
+def test_on_another_device(tmp_path: Path) -> None:
+    """No operation of parallel rounds mixes devices, and none needs the host."""
 
     def make(device: Any) -> Tensor:
         own = build_lm("llama").to(device)
-        source = make_coarse(own, tmp_path)
-        noise = Noise.from_seed([3, 4], 2, device)
+        policy = Jacobi(7, replace(make_coarse(own, tmp_path), rounds=3))
         prompt = make_prompt([[5, 9, 11, 2], [7]])
         prompt = replace(prompt, tokens=prompt.tokens.to(device), lengths=prompt.lengths.to(device))
-        made = policies(source)[index].sample(
-            CausalLMWindow(own), prompt, 28, params=SamplingParams(), noise=noise
-        )
-        return made.tokens
+        noise = Noise.from_seed([3, 4], 2, device)
+        window = CausalLMWindow(own)
+        return policy.sample(window, prompt, 28, params=SamplingParams(), noise=noise).tokens
 
     assert same(make)

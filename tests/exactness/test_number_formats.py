@@ -186,6 +186,7 @@ def test_autocast_inside_a_denoisers_forward(cast: Any) -> None:
     assert _badge(run.stats) == ROUNDED
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_a_higher_order_operator_inside_a_forward() -> None:
     model = build_lm("llama")
@@ -256,6 +257,7 @@ def _decode(model: Any, folder: Path, inside: Any = nullcontext) -> dict[str, li
     return made
 
 
+@pytest.mark.slow
 def test_calls_under_autocast_leave_nothing_behind(tmp_path: Path) -> None:
     masked_beside_plain(tmp_path)
     expected = _decode(build_lm("llama"), tmp_path)

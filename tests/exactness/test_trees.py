@@ -23,11 +23,11 @@ from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.tree_language import Known, TreeLanguage, Useless, Written
+from tests.matrix.cells import every
 
-COMBS = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
 CHANCES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
 SHAPES = (
-    *COMBS,
+    Comb(branches=3, length=4),
     DySpec(14, depth=4),
     Sequoia(14, depth=4, acceptance=CHANCES),
     mmaccel.ForkedComb(3, 3, 2, 1),
@@ -54,7 +54,9 @@ def known(wrong: int, options: dict[str, Any], until: int = 99) -> Known:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "shape"), [*zip(("coarse", "token-recycling") * len(SHAPES), SHAPES[1:])], ids=repr
+    ("drafts", "shape"),
+    every(9, zip(("token-recycling", "coarse") * len(SHAPES), SHAPES)),
+    ids=repr,
 )
 def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
     """What a batch slot's row before has left in the drafter is forgotten."""
@@ -76,6 +78,7 @@ def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, OPTIONS["guided greedy"]], ids=["plain", "guided greedy"])
 def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Coarse) -> None:
     """The plain loop's tokens; with a round for every slot, the passes of a sweep."""
@@ -96,7 +99,7 @@ WALKED = {name: options for name, options in OPTIONS.items() if name != "spread"
 TWICE = {"wrong": 1, "seconds": (1, 3, 4)}
 
 
-@pytest.mark.parametrize("options", WALKED.values(), ids=WALKED)
+@pytest.mark.parametrize("options", every(4, WALKED.values()), ids=WALKED)
 def test_branches_that_fork_again_are_drafted(options: dict[str, Any]) -> None:
     """With room for them the right nodes are there, up to `depth` behind the chain."""
     texts = run(Autoregressive(), options, grid=None)
@@ -144,33 +147,37 @@ def test_twigs_fork_from_branches() -> None:
     assert int(made.passes.sum()) < int(alone.passes.sum())
 
 
+def likeliest(n: int, chain: list[int], chance: Any, depth: int, most: int) -> list[float]:
+    """Chances of the n likeliest paths beside a chain of ranks, one by one from a heap.
+
+    A path leaves the chain by up to `depth` nodes, and has at most `most` drafts before its last.
+    """
+    on_chain = [1.0]
+    for before, rank in enumerate(chain):
+        on_chain.append(on_chain[-1] * chance(before, rank))
+    heap = [  # value, drafts on the path, nodes behind the chain
+        (-on_chain[before] * chance(before, rank), before + 1, 1)
+        for before in range(len(chain))
+        for rank in {0, 1, 2} - {chain[before]}
+    ]
+    heapq.heapify(heap)
+    best: list[float] = []
+    while len(best) < n:
+        value, before, n_nodes = heapq.heappop(heap)
+        best.append(-value)
+        if n_nodes < depth and before <= most:
+            for rank in (0, 1, 2):
+                heapq.heappush(heap, (value * chance(before, rank), before + 1, n_nodes + 1))
+    return best
+
+
 def test_dyspec_has_the_likeliest_nodes() -> None:
-    """Against all paths in the order of their chances, one by one from a heap."""
     source, depth, width = Known(known(1, {}).texts, **TWICE), 4, 9
+    chain = [0] + [1] * (width - 2)  # by how much its drafts are off
 
     def chance(before: int, off: int) -> float:
         """Of a child that is off the right token by so much, see `Known`."""
         return ((0.4, 0.5, 0.05) if before in source.seconds else (0.9, 0.06, 0.03))[off]
-
-    chain = [0] + [1] * (width - 2)  # by how much its drafts are off
-    before_chain = [1.0]
-    for before, off in enumerate(chain):
-        before_chain.append(before_chain[-1] * chance(before, off))
-
-    # value, drafts on the path, nodes behind the chain
-    heap = [
-        (-before_chain[before] * chance(before, off), before + 1, 1)
-        for before in range(width - 1)
-        for off in {0, 1, 2} - {chain[before]}
-    ]
-    heapq.heapify(heap)
-    best: list[float] = []
-    while len(best) < 40:
-        value, before, n = heapq.heappop(heap)
-        best.append(-value)
-        if n < depth and before < width - 1:
-            for off in (0, 1, 2):
-                heapq.heappush(heap, (value * chance(before, off), before + 1, n + 1))
 
     seen: list[list[float]] = []
 
@@ -182,7 +189,9 @@ def test_dyspec_has_the_likeliest_nodes() -> None:
             if nodes is None or drafts.shape[1] < width - 1:
                 return nodes
             right = source.right(run.rows.slots)[0].tolist()
-            values, depths = list(before_chain), list(range(width))
+            values, depths = [1.0], list(range(width))
+            for before, off in enumerate(chain):
+                values.append(values[-1] * chance(before, off))
             for token, parent in zip(nodes.tokens[0].tolist(), nodes.parents[0].tolist()):
                 off = (token - right[depths[parent]]) % run.vocab_size
                 values.append(values[parent] * chance(depths[parent], off))
@@ -192,35 +201,25 @@ def test_dyspec_has_the_likeliest_nodes() -> None:
 
     run(Jacobi(width, source, Seen(40, depth=depth)), {}, model=language(), grid=None)
     assert seen
+    best = likeliest(40, chain, chance, depth, width - 2)
     for values in seen:
         assert values == pytest.approx(best)
 
 
 @pytest.mark.parametrize("n_nodes", [1, 5, 23])
 def test_the_plan_is_the_best_tree_of_its_size(n_nodes: int) -> None:
-    """As good as the n likeliest paths, taken one by one."""
     width, depth = 6, 3
     plan = plan_tree(n_nodes, depth, CHANCES, width)
+
+    def chance(before: int, rank: int) -> float:
+        return CHANCES[min(before, 1)][rank]
+
     values = dict(enumerate([1.0] + [0.5 * 0.4**n for n in range(width - 1)]))
     for node in (node for generation in plan for node in generation):
-        row = CHANCES[min(node.depth - 1, 1)]
-        values[node.number] = values[node.parent] * row[node.rank]
-    made = sorted(value for number, value in values.items() if number >= width)
-    assert len(made) == n_nodes
-
-    heap = []
-    for before in range(width - 1):
-        row = CHANCES[min(before, 1)]
-        heap += [(-values[before] * row[rank], before + 1, 1) for rank in (1, 2)]
-    heapq.heapify(heap)
-    best: list[float] = []
-    while len(best) < n_nodes:
-        value, before, n = heapq.heappop(heap)
-        best.insert(0, -value)
-        if n < depth:
-            for chance in CHANCES[min(before, 1)]:
-                heapq.heappush(heap, (value * chance, before + 1, n + 1))
-    assert sum(made) == pytest.approx(sum(best))
+        values[node.number] = values[node.parent] * chance(node.depth - 1, node.rank)
+    planned = [value for number, value in values.items() if number >= width]
+    best = likeliest(n_nodes, [0] * (width - 1), chance, depth, 99)
+    assert len(planned) == n_nodes and sum(planned) == pytest.approx(sum(best))
 
 
 CHAIN_ALONE = Sequoia(5, depth=3, acceptance=((1.0, 0.0),))
@@ -290,7 +289,7 @@ CHECKED = (
 
 
 @pytest.mark.parametrize("case", CHECKED, ids=lambda case: f"{case[0]!r}-{case[1]}")
-@pytest.mark.parametrize("options", WALKED.values(), ids=WALKED)
+@pytest.mark.parametrize("options", every(4, WALKED.values()), ids=WALKED)
 def test_the_longest_right_path_is_taken(options: dict[str, Any], case: Any) -> None:
     check_passes(options, *case)
 
@@ -366,7 +365,7 @@ BUGS = {  # and how many of CHECKED see it
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", every(4, BUGS))
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _plant(bug, monkeypatch)
     n_seen = 0

@@ -67,6 +67,7 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow  # two processes
 def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: Path) -> None:
     """The last model is downloaded to a cache of the caller's own."""
     home, elsewhere = tmp_path / "home", {"cache_dir": str(tmp_path / "own cache")}

@@ -62,7 +62,9 @@ def sources(
     return find
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "door", [d if d == "doctor" else pytest.param(d, marks=pytest.mark.slow) for d in DOORS]
+)
 def test_no_command_runs_a_checkpoints_code_unless_told(
     door: str, sources: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, capsys
 ) -> None:
@@ -93,7 +95,14 @@ def test_the_python_api_runs_no_code_unless_told(tiny_folder: Path, tmp_path: Pa
     assert marker.read_text() == "ran\n"
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "chameleon", "imagegpt", "glm-image"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "chameleon",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("janus", "emu3", "imagegpt")),
+        pytest.param("glm-image", marks=pytest.mark.slow),
+    ],
+)
 def test_code_next_to_a_known_class_stays_where_it_is(
     family: str, built: Callable[[str], Path], tmp_path: Path
 ) -> None:

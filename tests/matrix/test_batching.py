@@ -35,6 +35,7 @@ from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
+from tests.matrix.cells import every, fast_first
 from tests.matrix.examples import Target, text_policies
 from tests.matrix.test_window import Variant, variants
 
@@ -176,7 +177,7 @@ class Feeding:
 
 @pytest.mark.parametrize(
     ("number", "variant"),
-    [*enumerate(chains())],
+    [*fast_first(enumerate(chains()), lambda case: filter(None, case[1]))],
     ids=[" ".join(filter(None, variant)) for variant in chains()],
 )
 def test_a_row_is_the_row_alone(
@@ -209,7 +210,7 @@ def test_a_row_is_the_row_alone(
             assert (n_passes == 0) == (n_known > 0)
 
 
-def captured(known: list[Variant]) -> Iterator[Any]:
+def captured(known: list[Variant]) -> Iterator[tuple[Variant, str, bool]]:
     """Policies whose steps may be captured, each with one of the sets of parameters."""
     for number, variant in enumerate(known):
         source = SOURCES.get(variant.drafts)
@@ -217,13 +218,17 @@ def captured(known: list[Variant]) -> Iterator[Any]:
             continue
         if not load(POLICIES[variant.policy].target).is_capturable:
             continue
-        options = [*PARAMS][number % len(PARAMS)]
-        yield pytest.param(
-            variant, options, number % 2 == 1, id=f"{' '.join(filter(None, variant))} {options}"
-        )
+        yield variant, [*PARAMS][number % len(PARAMS)], number % 2 == 1
 
 
-@pytest.mark.parametrize(("variant", "options", "fused"), [*captured(chains())])
+CAPTURED = [*captured(chains())]
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "fused"),
+    [*fast_first(CAPTURED, lambda case: filter(None, case[0]))],
+    ids=str,
+)
 def test_calls_with_one_key_share_graphs(
     variant: Variant, options: str, fused: bool, open_target: Callable[[bool], Target]
 ) -> None:
@@ -245,7 +250,9 @@ SHARED = [Variant("jacobi", "sibling-rows"), Variant("jacobi", "hierarchy")]
 
 
 @pytest.mark.parametrize(
-    ("variant", "options", "fused"), [*captured(SHARED), *[*captured(OWN)][::9]]
+    ("variant", "options", "fused"),
+    [*every(3, [*captured(SHARED), *[*captured(OWN)][::9]])],
+    ids=str,
 )
 def test_a_third_run_captures_its_prompt_and_its_first_pass(
     variant: Variant, options: str, fused: bool, open_target: Callable[[bool], Target]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scripts.training import grammar, recall, scenes, stdlib, voices, vqa, vqa_t
 from scripts.training.__main__ import main
 from scripts.training.card import write_card
 from scripts.training.models import MODELS
-from scripts.training.stdlib import Module
+from scripts.training.stdlib import Module, open_stdlib
 from scripts.training.voices_words import SPEAKERS, WORDS, make_sentence
 from tests.fixtures.voices import TINY_CODEC
 
@@ -97,7 +98,8 @@ def answer(folder: Path) -> None:
 
 def complete(name: str) -> Callable[[Path], None]:
     def run(folder: Path) -> None:
-        model, tokenizer = load_demo(name, folder)
+        open_model = {"recall": partial(load_demo, "recall"), "stdlib": open_stdlib}[name]
+        model, tokenizer = open_model(folder)
         inputs = tokenizer("k17" if name == "recall" else TEXTS[0], return_tensors="pt")
         assert model(**inputs).logits.shape[-1] >= len(tokenizer) > max(inputs["input_ids"][0])
 

@@ -111,6 +111,7 @@ def test_hooks_that_cannot_all_be_made_are_none(monkeypatch: pytest.MonkeyPatch)
     assert count_hooks(model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [mmaccel.ToMe(keep=0.4), mmaccel.VisionZip(keep=0.4)], ids=repr)
 def test_a_tower_that_was_compiled_without_the_hooks_is_refused(method: Any) -> None:
     model = build_looking("llava")

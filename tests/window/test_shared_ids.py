@@ -17,7 +17,7 @@ from mmaccel import CausalLMWindow, DraftModel, Eagle, Jacobi, Speculative
 from mmaccel.contracts import Pass
 from mmaccel.samplers.drafting import shared_ids
 from mmaccel.samplers.window import fresh_drafts
-from scripts.training.stdlib import make_prompts
+from scripts.training.stdlib import make_prompts, open_stdlib
 from tests.fixtures.heads import make_head
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_distribution import SETTINGS, assert_exact, assert_rejected
@@ -152,7 +152,7 @@ def test_ids_come_from_a_file(name: str, tmp_path: Path) -> None:
 
 
 def test_a_quarter_of_the_ids_drafts_most_of_what_all_do() -> None:
-    model, tokenizer = mmaccel.load_demo("stdlib")
+    model, tokenizer = open_stdlib()
     texts = make_prompts(tokenizer, 24, 512)
     prompts = [text[:128] for text in texts[:3]]
     ids = mmaccel.frequent_ids(texts[4:], 512)

@@ -74,17 +74,7 @@ class Answers:
         draw: Callable[[], list[Question]],
         **facts: Any,
     ) -> None:
-        """Ask every side what the file lacks, write after every round, and print.
-
-        Args:
-            open_model: on a device, of a dtype.
-            draw: questions where no file has any.
-            **facts: further ones of the report.
-
-        Raises:
-            OptionError: a wrong option; a file of other questions, settings or weights.
-            Stopped: by a signal; what was measured is in the file.
-        """
+        """Ask every side what the file lacks, write after every round, and print."""
         from mmaccel.commands.files import check_file, new_report, write_json
         from mmaccel.evaluation.answers import (
             digest_weights,
@@ -182,11 +172,7 @@ class Answers:
 def _read_records(
     file: Path | None, kind: type[AskedModel], report: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The records and runs of an earlier report; empty where there is no file.
-
-    Raises:
-        OptionError: a report of other questions, settings or weights, or no report.
-    """
+    """The records and runs of an earlier report, of the same questions, settings and weights."""
     from mmaccel.checks import show
     from mmaccel.limits import parse_json, read_whole
 
@@ -245,7 +231,6 @@ class VisualTokens(Answers):
     seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0  # type: ignore[misc]
 
     def run(self) -> None:
-        """Ask every side."""
         from mmaccel.evaluation import visual_tokens as topic
 
         open_model = partial(topic.open_model, self.model)
@@ -272,7 +257,6 @@ class Cache(Answers):
     revision: str | None = option(None, "of a download")
 
     def run(self) -> None:
-        """Ask every side."""
         from mmaccel.checks import check_int
         from mmaccel.demo.recall.documents import SHORTEST
         from mmaccel.evaluation import cache as topic

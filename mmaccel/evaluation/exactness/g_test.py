@@ -60,16 +60,10 @@ def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
 
 
 def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest:
-    """Compare counts with a distribution (Sokal and Rohlf, chapter 17).
+    """Compare counts with a distribution (Sokal and Rohlf, chapter 17), `[K]` both.
 
     Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
-
-    Args:
-        counts: `[K]` int64.
-        distribution: `[K]` float, summing to 1.
-
-    Returns:
-        The test; `p_value` is 0 if a cell of probability 0 was hit.
+    `p_value` is 0 if a cell of probability 0 was hit.
     """
     distribution, n = distribution.double(), int(counts.sum())
     distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
@@ -88,11 +82,8 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
 
 
 def compare_counts(first: Tensor, second: Tensor) -> GTest:
-    """Compare two samplers by how often each came into every cell (Sokal and Rohlf, section 17.4,
-    with Williams' correction for tables).
-
-    Args:
-        first, second: `[K]` int64, no cell empty in both.
+    """Compare two samplers by how often each came into every cell, `[K]`, no cell empty in both
+    (Sokal and Rohlf, section 17.4, with Williams' correction for tables).
     """
     table = torch.stack([first, second]).double()  # [2, K]
     rows, columns, n = table.sum(1), table.sum(0), float(table.sum())
@@ -159,7 +150,6 @@ def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
 
 
 def total_variation(first: Tensor, second: Tensor) -> float:
-    """Half the sum of absolute differences of two distributions of the same shape, in 0..1."""
     return float((first.double() - second.double()).abs().sum() / 2)
 
 
@@ -200,11 +190,6 @@ def power(total_variation: float, n_samples: float, degrees: int, level: float) 
 
 
 def import_stats() -> Any:
-    """`scipy.stats`.
-
-    Raises:
-        MissingBackendError: scipy is not installed.
-    """
     with importing(
         "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
         "or leave the test out with --samples 0"

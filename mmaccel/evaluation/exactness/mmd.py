@@ -43,7 +43,6 @@ class PermutationTest:
         statistic: squared discrepancy of the observed labels.
         p_value: share of labellings, the observed one included, with one as large.
         n_first, n_second: items.
-        permutations: labellings drawn.
         least: below which no p-value of these sizes and groups can be; a test at a level under it
             cannot reject.
     """
@@ -64,16 +63,8 @@ def permutation_test(
     permutations: int = 999,
     seed: int = 0,
 ) -> PermutationTest:
-    """Test whether two sets have one distribution.
-
-    Args:
-        first, second: `[N, D]` and `[M, D]`, at least 2 items each, all independent.
-        groups: see `Groups`; None: one group.
-        permutations: labellings to draw; fewer than 19 cannot reject at 5 %.
-
-    Raises:
-        ShapeError, NumericsError: as `check_pair`.
-        OptionError: groups that leave nothing to permute.
+    """Test whether two sets `[N, D]` and `[M, D]` have one distribution, of at least 2 items each,
+    all independent. Fewer than 19 permutations cannot reject at 5 %.
 
     Cost: O((N + M)^2 (D + permutations)).
     """
@@ -104,9 +95,6 @@ def permutation_test(
 def gaussian_kernel(items: Array) -> Array:
     """exp(-|x - y|^2 / (2 m^2)) of all pairs of `[N, D]`, `[N, N]`; m is the median distance of
     different items (1 where that is 0).
-
-    Raises:
-        NumericsError: features so large that their distances are not finite.
     """
     items = items - items.mean(0)  # distances stay, and keep their digits far from 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -168,12 +156,8 @@ def measure_power(
     """How often a test of these sizes rejects, were one set shifted.
 
     Both sets of every trial are drawn from `features` `[K, D]` with replacement; the second is
-    moved along their first principal direction. Shifts are tested in rising order up to one that is
-    seen.
-
-    Args:
-        level: p-value at which the test rejects; 1 / (permutations + 1) or more.
-        shifts: in standard deviations of that direction, rising.
+    moved along their first principal direction, by rising shifts in its standard deviations up to
+    one that is seen. A `level` is 1 / (permutations + 1) or more.
     """
     pool, rng = check_features(features), np.random.default_rng(seed)
     _, spread, axes = np.linalg.svd(pool - pool.mean(0), full_matrices=False)

@@ -45,12 +45,7 @@ _BLOCK = 2048  # rows of a block of the kernel's matrix
 
 
 def check_features(features: npt.ArrayLike, name: str = "features", least: int = 2) -> Array:
-    """Features as `[N, D]` float64, of at least `least` items.
-
-    Raises:
-        ShapeError: other dimensions, or too few items.
-        NumericsError: NaN or infinity.
-    """
+    """Features as `[N, D]` float64, of at least `least` items; ShapeError or NumericsError."""
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] < least or array.shape[1] < 1:
         raise ShapeError(
@@ -67,11 +62,7 @@ def check_features(features: npt.ArrayLike, name: str = "features", least: int =
 
 
 def check_pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Array]:
-    """Two sets of features, `[N, D]` and `[M, D]` float64, of at least 2 items each.
-
-    Raises:
-        ShapeError, NumericsError: as `check_features`, or unlike widths.
-    """
+    """Two sets of features, `[N, D]` and `[M, D]` float64, of at least 2 items each."""
     one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ShapeError(
@@ -89,9 +80,6 @@ def measure_distances(
 
     Cost: two symmetric eigenvalue problems and one singular value problem of D by D, six times; and
     O((N + M)^2 D), in blocks of 2048 rows.
-
-    Raises:
-        ShapeError, NumericsError: as `check_pair`, or features too large to be cubed.
     """
     one, other = check_pair(first, second)
     width = one.shape[1]
@@ -104,7 +92,6 @@ def measure_distances(
 
 
 def frechet_distance(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Of `[N, D]` and `[M, D]`."""
     one, other = check_pair(first, second)
     apart = one.mean(0) - other.mean(0)
     covariances = [np.atleast_2d(np.cov(items, rowvar=False)) for items in (one, other)]
@@ -149,11 +136,6 @@ def measure_kid(
 
 
 def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Unbiased estimate over all pairs.
-
-    Raises:
-        NumericsError: features too large to be cubed.
-    """
     one, other = check_pair(first, second)
     n, m = len(one), len(other)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -27,15 +27,7 @@ Extract = Callable[..., Tensor]
 
 
 def open_extractor(name: str, own: str = "scenes") -> Extract:
-    """An extractor by name.
-
-    Args:
-        name: `own` or "module:function".
-        own: the network that ships: "scenes", "moving-scenes" or "voices".
-
-    Raises:
-        OptionError: another name.
-    """
+    """An extractor by name: `own`, a network that ships, or "module:function"."""
     if name == own:
         return hear if own == "voices" else load_features(own).extract
     return load_callable(name, "features", f"{own} or module:function")
@@ -44,18 +36,8 @@ def open_extractor(name: str, own: str = "scenes") -> Extract:
 def load_callable(
     name: str, option: str, wanted: str = "module:function", items: str = "items"
 ) -> Callable[..., Any]:
-    """Import a callable of the user's; see `mmaccel.own_code.import_named`.
-
-    Args:
-        option: begins the messages.
-        wanted: what is expected, in messages.
-        items: what the first argument has, in messages.
-
-    Returns:
-        A function that calls it, and raises OptionError where it raises anything.
-
-    Raises:
-        OptionError: no such module or name, no callable, or a module that raises when imported.
+    """A function of the user's, which raises OptionError where it raises anything. `items` is what
+    its first argument has, in messages.
     """
     found = import_named(name, option, wanted)
     if not callable(found):
@@ -75,12 +57,7 @@ def load_callable(
 
 @torch.no_grad()
 def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
-    """Features `[N, D]` float64 of all images, clips or windows of sound.
-
-    Raises:
-        ShapeError: what the extractor returns is not `[B, D]`.
-        NumericsError: features that are not finite.
-    """
+    """Features `[N, D]` float64 of all images, clips or windows of sound."""
     parts = []
     for batch in batches:
         found = extract(*batch) if isinstance(batch, tuple) else extract(batch)

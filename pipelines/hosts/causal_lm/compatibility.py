@@ -47,34 +47,22 @@ _found: WeakKeyDictionary[nn.Module, tuple[Any, ModelFacts]] = WeakKeyDictionary
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What all calls of a model have in common, wherever its weights are.
+    """What all calls of a model have in common, wherever its weights are."""
 
-    Attributes:
-        config: the part of the configuration that describes the decoder.
-        windows: sliding window of every layer, in positions; None where it sees everything.
-        n_ids: V, of the whole head.
-        max_positions: see `find_position_limit`.
-        cache_argument: how the model's forward names its cache.
-        last_only: arguments with which a forward computes the logits of the last position alone;
-            empty where it has no such option.
-    """
-
-    config: Any
-    windows: Sequence[int | None]
-    n_ids: int
+    config: Any  # the part of the configuration that describes the decoder
+    windows: Sequence[int | None]  # positions that each layer sees; None: all
+    n_ids: int  # V, of the whole head
     max_positions: int | None = None
-    cache_argument: str = CACHE
+    cache_argument: str = CACHE  # how the model's forward names its cache
+    # arguments by which a forward computes the last position's logits alone; empty without any
     last_only: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_facts(model: Any) -> ModelFacts:
-    """The facts of a decoder-only language model with ordinary attention in every layer.
+    """The facts of a decoder-only transformers model with ordinary attention in every layer.
 
     They are found again where its head or a field of its configuration has changed that they are
     read from.
-
-    Args:
-        model: a transformers model.
 
     Raises:
         UnsupportedModelError: another model, with the reason.
@@ -92,8 +80,8 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     config = text_config(model)
     n_ids = 0 if find_linear(head) is None else count_ids(head)
-    read = [repr(getattr(config, name, None)) for name in _READ]
-    state = (type(head), n_ids, own_attention(config), *read)
+    fields = [repr(getattr(config, name, None)) for name in _READ]
+    state = (type(head), n_ids, own_attention(config), *fields)
     known = _found.get(model)
     if known is not None and known[0] == state:
         return known[1]
@@ -164,36 +152,30 @@ def find_position_limit(model: Any) -> int | None:
 
 
 def find_layer_sizes(config: Any) -> LayerSizes:
-    """The sizes of a decoder's layers by its configuration."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return LayerSizes(config.num_hidden_layers, heads, config.hidden_size)
 
 
 def find_device(model: Any) -> torch.device:
-    """Where a model takes its tokens and gives its logits.
-
-    That is where accelerate's hook runs it, if it has one: parameters that are kept in another
-    memory or on a disk are on the "meta" device between two passes. Else where its first parameter
-    is.
+    """Where a model takes its tokens and gives its logits: where accelerate's hook runs it, whose
+    parameters may be on the "meta" device between two passes, else where its first parameter is.
     """
     hook = vars(model).get("_hf_hook")
-    for one in getattr(hook, "hooks", (hook,)):
-        if getattr(one, "execution_device", None) is not None:
-            return torch.device(one.execution_device)
+    for each in getattr(hook, "hooks", (hook,)):
+        if getattr(each, "execution_device", None) is not None:
+            return torch.device(each.execution_device)
     device: torch.device | None = getattr(model, "device", None)
     return next(model.parameters()).device if device is None else device
 
 
 def find_linear(head: Any) -> Any:
-    """The linear layer of a language-modelling head; None where there is none.
-
-    peft puts layers of its own around it, and `torch.ao.quantization` exchanges it for one that is
-    no `nn.Linear`.
-    """
+    """The linear layer of a language-modelling head; None where there is none."""
     for name in ("base_layer", "original_module"):  # peft: an adapter, a layer that is trained
         head = getattr(head, name, head)
-    dynamic = type(head).__module__.startswith("torch.ao.nn.quantized.dynamic")
-    return head if isinstance(head, nn.Linear) or (dynamic and hasattr(head, "weight")) else None
+    if isinstance(head, nn.Linear):
+        return head
+    is_dynamic = type(head).__module__.startswith("torch.ao.nn.quantized.dynamic")
+    return head if is_dynamic and hasattr(head, "weight") else None
 
 
 def count_ids(head: Any) -> int:
@@ -227,14 +209,13 @@ def take_rows(model: Any, name: str, rows: Any) -> dict[str, Tensor]:
     if not name:
         return {}
     head = model.get_submodule(name)
-    found = {f"{name}.weight": head.weight[rows]}
+    taken = {f"{name}.weight": head.weight[rows]}
     if head.bias is not None:
-        found[f"{name}.bias"] = head.bias[rows]
-    return found
+        taken[f"{name}.bias"] = head.bias[rows]
+    return taken
 
 
 def forward_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a model's forward, by name."""
     return _parameters(type(model).forward)
 
 
@@ -259,15 +240,14 @@ def find_training_effect(model: nn.Module) -> str | None:
 
 
 def _in_training(model: nn.Module) -> list[nn.Module]:
-    """Modules in training mode. `model.modules()` also builds their names, at every call."""
-    found = []
-    left = [model]
-    while left:
-        module = left.pop()
-        left += [child for child in module._modules.values() if child is not None]
+    training = []
+    unvisited = [model]  # `model.modules()` also builds names, at every call
+    while unvisited:
+        module = unvisited.pop()
+        unvisited += [child for child in module._modules.values() if child is not None]
         if module.training:
-            found.append(module)
-    return found
+            training.append(module)
+    return training
 
 
 def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] | None:
@@ -322,7 +302,6 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
 
 
 def _layers(model: Any) -> list[Any]:
-    """The layers transformers itself would put into a cache for this model."""
     from transformers.cache_utils import DynamicCache
 
     return DynamicCache(config=text_config(model)).layers
@@ -335,9 +314,8 @@ def _windows(layers: list[Any]) -> list[int | None]:
 
 @cache
 def _source_has(decoder: Any, words: str) -> bool:
-    """Whether the source of a decoder's forward has these words.
-
-    No signature says which masks a decoder makes and takes; transformers' own sources say it alike.
+    """Whether the source of a decoder's forward has these words: no signature says which masks a
+    decoder makes and takes, and transformers' own sources say it alike.
     """
     try:
         return words in inspect.getsource(decoder.forward)
@@ -350,7 +328,6 @@ def _has_two_sided_attention(model: nn.Module) -> bool:
 
 
 def check_options(vocab_size: int | None, full: int, stride: Any, attention: str) -> None:
-    """Raise OptionError unless these are options of a window whose head has `full` ids."""
     if vocab_size is not None:
         check_int("vocab_size", vocab_size, 1, full, hint=f"None keeps all {full} ids")
     if stride not in ("auto", None):
@@ -359,7 +336,6 @@ def check_options(vocab_size: int | None, full: int, stride: Any, attention: str
 
 
 def check_mode(model: nn.Module) -> None:
-    """Raise OptionError for a model in training mode whose passes differ from evaluation mode."""
     received = find_training_effect(model)
     if received is not None:
         raise OptionError(
@@ -369,7 +345,6 @@ def check_mode(model: nn.Module) -> None:
 
 
 def check_capacity(rows: int, positions: int, max_positions: int | None) -> None:
-    """Raise OptionError for a cache of no row or position, or of more positions than supported."""
     if rows < 1 or positions < 1:
         raise OptionError(
             f"reserve: expected at least 1 row and 1 position, received {rows} and "

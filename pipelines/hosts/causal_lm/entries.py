@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_pass(window: CausalLMWindow, entries: Pass, indices: Tensor, **fields: Any) -> WindowPass:
-    """A pass with `indices` `[R, W]` whose layers attend by themselves; fields of `WindowPass`."""
+    """A pass with `indices` `[R, W]` whose layers attend by a function of ours."""
     stores = window.run_caches()
     prefix = stores.prefix
     if prefix is not None and stores.layout.selected_rows is not None:
@@ -54,9 +54,10 @@ def make_pass_masks(window: CausalLMWindow, entries: Pass, indices: Tensor) -> A
 
 
 def find_positions(entries: Pass, indices: Tensor, this: WindowPass | None) -> Tensor:
-    """`[R, W]` int64, positions of the entries of a pass with `indices` `[R, W]`."""
+    """Positions `[R, W]` int64 of entries with `indices` `[R, W]`."""
     if entries.positions is not None:
         return entries.positions
-    if this is not None and this.tree is not None:  # entries of one depth share a position
+    if this is not None and this.tree is not None:
+        # an entry stands as far behind the first as it has ancestors: those of one depth share
         return this.start[:, None] + this.tree.sum(-1) - 1
     return indices

@@ -34,36 +34,22 @@ _OWN = ("_sample", _PREPARE, "_update_model_kwargs_for_generation")
 
 
 class CausalLM:
-    """How a kind of model is decoded in windows.
-
-    Attributes:
-        name: of the family.
-        arguments: what becomes of each argument for the model's forward.
-        known: methods of `GenerationMixin` that models of this family may override.
-        takes_own_prompt: whether its windows go on from the model's own prefill, see
-            `mmaccel.pipelines.hosts.causal_lm.own_prompt`.
-        gives_cache: whether a call that returns transformers' cache gets it from a window.
-        of_tokens: outputs of steps that follow from the tokens, and that no pass has to record.
-        repeats_calls: whether calls are parts of one work, such as the frames of speech: each then
-            has noise of its own under one seed.
-    """
+    """How a kind of model is decoded in windows."""
 
     name: ClassVar[str] = "causal_lm"
-    arguments: ClassVar[Table] = SAMPLE
-    known: ClassVar[frozenset[str]] = frozenset()
-    takes_own_prompt: ClassVar[bool] = True
-    gives_cache: ClassVar[bool] = True
-    of_tokens: ClassVar[frozenset[str]] = frozenset()
+    arguments: ClassVar[Table] = SAMPLE  # what becomes of each argument of the model's forward
+    known: ClassVar[frozenset[str]] = frozenset()  # methods of `GenerationMixin` it may override
+    takes_own_prompt: ClassVar[bool] = True  # whether windows go on from the model's own prefill
+    gives_cache: ClassVar[bool] = True  # whether transformers' cache can come from a window
+    of_tokens: ClassVar[frozenset[str]] = frozenset()  # outputs of steps that tokens tell
+    # whether calls are parts of one work, as frames of speech: each then has noise of its own
     repeats_calls: ClassVar[bool] = False
 
     def check(self, model: Any) -> ModelFacts:
         """The facts of a model; refuses one whose `generate` no policy can serve.
 
-        Raises:
-            UnsupportedModelError: with the reason.
-
-        Cost: the first call runs a self-check of a few tokens; later calls run no pass, and look at
-        nothing but whether the model has changed.
+        Cost: the first call runs a self-check of a few tokens; later ones look at nothing but
+        whether the model has changed.
         """
         facts = find_facts(model)
         self._check_loop(model)
@@ -92,19 +78,18 @@ class CausalLM:
         return frozenset()
 
     def wrap(self, model: Any) -> CausalLMWindow:
-        """A window over the model, for a prompt of text alone."""
+        """A window for a prompt of text alone."""
         return CausalLMWindow(model)
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
-        """A window over the model, for one call."""
+        """A window for one call."""
         return self.wrap(call.model)
 
     def layout(self, model: Any) -> Layout | None:
-        """What is known about the slots of every call where the caller says nothing."""
+        """What is known of the slots of every call where the caller says nothing."""
         return None
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """The prompt of one call."""
         return call.prompt()
 
     def own_loop(self, model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Task | None:
@@ -116,13 +101,11 @@ class CausalLM:
         return None
 
     def make_steps(self, model: Any, tokens: Tensor) -> dict[str, tuple[Any, ...]]:
-        """What transformers' loop returns of each step, by the names of `of_tokens`.
-
-        Args:
-            tokens: `[B, L]` int64, that were generated.
+        """What transformers' loop returns of each step for tokens `[B, L]` int64, by
+        `of_tokens`.
         """
         return {}
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """Reasons of this family why only the original can serve a call."""
+        """Why only the original can serve a call."""
         yield from ()

@@ -30,9 +30,6 @@ class ImageTokenWindow(CausalLMWindow):
         model: a transformers model that has its body in `model` and a head on top.
         ids: N ids of image tokens in the model's vocabulary, ascending.
         structural: S ids of tokens that a layout forces; their logits are 0.
-
-    Attributes:
-        ids: `[N + S]` int64, the model's id of every image token.
     """
 
     own_vocabulary = True
@@ -57,34 +54,31 @@ class ImageTokenWindow(CausalLMWindow):
         self._read_head()
 
     def _read_head(self) -> None:
-        """Take the rows of image tokens from the head; a view where the ids follow each other."""
+        """Take the rows of image tokens from the head."""
         head = self.model.get_output_embeddings()
-        self.ids = torch.tensor(self._every_id, device=self.device, dtype=torch.int64)
-        n_ids = self.vocab_size - self._n_structural
-        first = self._every_id[0]
-        ids = self._every_id[:n_ids]
-        is_run = ids == list(range(first, first + n_ids))
-        rows: Any = slice(first, first + n_ids) if is_run else ids
-        # where a device map has the head elsewhere, a copy
+        self.ids = torch.tensor(self._every_id, device=self.device, dtype=torch.int64)  # [N + S]
+        n_images = self.vocab_size - self._n_structural
+        rows: Any = self._every_id[:n_images]
+        first = rows[0]
+        if rows == list(range(first, first + n_images)):
+            rows = slice(first, first + n_images)  # a view
+        # a copy where a device map has the head elsewhere
         self._weight: Tensor | None = read_weight(head)[rows].to(self.device)
         self._bias = None if head.bias is None else head.bias[rows].to(self.device)
         self._matrix: Tensor | None = None
 
     def moved(self) -> None:
-        """As in `StaticModelBuffers`; `begin` takes the rows of the head anew."""
         super().moved()
         self.ids = self.ids.to(self.device)
-        self._weight = self._bias = self._matrix = None
+        self._weight = self._bias = self._matrix = None  # `begin` takes the rows anew
 
     def output_matrix(self) -> Tensor:
-        """As in `CausalLMWindow`: rows of image tokens, and zeros for structural ones."""
         if self._matrix is None:
             assert self._weight is not None, "begin comes first"
-            self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
+            self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))  # structural: zeros
         return self._matrix
 
     def vectors(self, kind: str) -> Tensor | None:
-        """As in `CausalLMWindow`, of image tokens and structural ones."""
         if kind == "codes":
             return self.codes
         weight: Tensor = self.model.get_input_embeddings().weight
@@ -98,13 +92,12 @@ class ImageTokenWindow(CausalLMWindow):
         return prompt
 
     def compute(self, **inputs: Any) -> Any:
-        """As in `CausalLMWindow`, of image tokens."""
         assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens = inputs["input_ids"]
         kept = inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths.view(len(tokens), -1)  # [R, W]
-        known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
-        inputs["input_ids"] = torch.where(is_text, tokens, known)
+        images = self.ids[tokens.clamp(max=self.vocab_size - 1)]  # ids of text may be larger
+        inputs["input_ids"] = torch.where(is_text, tokens, images)
         hidden = select_kept(run_body(self, self.model.model, inputs), kept)
         hidden = hidden.to(self.ids.device)
         if self.keeps_states:

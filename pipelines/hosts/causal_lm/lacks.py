@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def find_lack(window: CausalLMWindow, word: str, part: Any) -> str:
-    """See `mmaccel.capabilities.Capable.lack`.
-
-    Cost: at a model's first time, a self-check of a few short passes.
-    """
+    """As `Capable.lack`. Cost: at a model's first time, a self-check of a few short passes."""
     own = window.own_prompt
     if own is not None:
         if word == "captured steps" and own.capture_obstacle:

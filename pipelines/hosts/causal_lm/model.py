@@ -1,8 +1,8 @@
 """A Hugging Face causal LM as a `TokenModel`: windows of tokens, each row at its own positions.
 
 It serves every decoder-only model of transformers whose layers use ordinary attention, full or with
-a sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and the
-cache of `mmaccel.pipelines.hosts.layers.store`.
+a sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and a
+cache of ours.
 
 The class tells the life of a window in its order: what is known of the model, what a run reserves
 and by which forward it runs, its prompt, its windows, and the one pass that all of these are.
@@ -11,7 +11,7 @@ and by which forward it runs, its prompt, its windows, and the one pass that all
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -66,40 +66,25 @@ from mmaccel.pipelines.hosts.runner.static_buffers import StaticModelBuffers
 
 _CPU_STRIDE = 64
 _CAUSAL_FROM = 128  # entries of a prompt that is attended to without a mask; a short one's is cheap
-_RUN = ("forwards", "tables", "prompt_logits", "_prompts", "_steps")  # what a run alone has
+_OF_RUN = ("forwards", "tables", "prompt_logits", "_prompts", "_steps")
 
 
 class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
-    """Wraps a causal LM.
+    """A transformers model with a language-modelling head, decoded in windows.
 
     Args:
-        model: a transformers model with a language-modelling head.
         vocab_size: V, if only the first V ids count; the rest of the head is not computed.
-        stride: the attended length is rounded up to a multiple of this many positions; None attends
-            to all reserved positions at every pass, so that shapes are static for a given (R, W).
-            "auto" is 64 on a CPU, where the length is known without waiting, and None elsewhere.
-        attention: of `forward`. "model" runs the layers' own attention under a mask, "kernel" runs
-            `mmaccel.kernels.window_attention` in the layers where it can, and "auto" does so where
-            that is a Triton kernel. A prompt is always prefilled under the model's own attention.
-        fused, compile: see `pipelines.hosts.runner.engine.Engine`, which sets what callers ask
-            for. The fused decoder packs the model's weights, and a window does not unpack them.
-        facts: of the model; None: those of `find_facts`.
-
-    Attributes:
-        facts: see `ModelFacts`.
-        forwards: the forward of the run.
-        codes: `[V, D]`, see `TokenModel.vectors`; None where no token is a code.
-        choices: collects (layer, version of the kernel) of every attention call, unless None.
-        pass_options: arguments of every forward call, such as `output_hidden_states`.
-        own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
-        prompt_logits: `[R, V]` behind a prompt that was processed whole, until the first pass hands
-            them over.
-        n_reserved: positions of each row of the run.
-        tables: angles of the fused decoder for these; None: it computes them itself.
+        stride: the attended length is rounded up to a multiple of so many positions. None attends
+            to all reserved ones at every pass, so that shapes are static for a given (R, W). "auto"
+            is 64 on a CPU, where the length is known without waiting, and None elsewhere.
+        attention: of windows. "model" runs the layers' own attention under a mask, "kernel" runs
+            `window_attention` in the layers where it can, and "auto" does so where that is a Triton
+            kernel. A prompt is prefilled under the model's own attention.
+        fused, compile: as of `Engine`, which sets what callers ask for. The fused decoder packs the
+            model's weights, and a window does not unpack them.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
-        OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
     offers = frozenset(GLOSSARY)
@@ -128,26 +113,27 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self.attention = attention
         self.setup.fused = fused
         self.setup.compile = compile
-        self.codes: Tensor | None = None
-        self.choices: Choices | None = None
-        self.pass_options: dict[str, Any] = {}
-        self.own_prompt: OwnPrompt | None = None
+        self.codes: Tensor | None = None  # [V, D], of each id; None where no token is a code
+        self.choices: Choices | None = None  # collects which version of the kernel a layer ran
+        self.pass_options: dict[str, Any] = {}  # of every forward, as output_hidden_states=True
+        self.own_prompt: OwnPrompt | None = None  # that the model's own prefill processes
         self._narrow_head = name_head(model, self.vocab_size, self.facts.n_ids)
         self._forget_run()
 
     def _forget_run(self) -> None:
-        """Be as before `reserve`."""
         self.attention_reason = "nothing is reserved"
         self.forwards = ForwardRoute()
-        self.n_reserved = 0
-        self.tables: Any = None
-        self.prompt_logits: Tensor | None = None
+        self.n_reserved = 0  # positions of each row
+        self.tables: Any = None  # of the fused decoder's angles at these; None: it computes them
+        self.prompt_logits: Tensor | None = None  # [R, V], behind whole prompts, for the first pass
         self._prompts: LayerStores | None = None  # until prompts that rows share are processed
-        self._steps: Any = None  # what passes after an own prompt's do in their layers
+        self._steps: Any = None  # what passes behind an own prompt do in the model's layers
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies have no cache, no runner and no decoder, which is of this very model."""
-        return {name: value for name, value in super().__getstate__().items() if name not in _RUN}
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in _OF_RUN
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -173,27 +159,24 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return None if self.own_vocabulary else self.input_matrix()
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`.
-
-        Cost: at a model's first time, a self-check of a few short passes.
-        """
+        """Cost: at a model's first time, a self-check of a few short passes."""
         return find_lack(self, word, part) or super().lack(word, part)
 
     def plain(self) -> CausalLMWindow:
-        """A window over the same model for self-checks: text under the model's own attention."""
+        """A window over the same model for self-checks: text, the model's own attention."""
         return CausalLMWindow(self.model, attention="model")
 
     # ------------------------------------------------------------------ a run
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Reset the cache to this size; see `mmaccel.contracts.TokenModel.reserve`.
+        """Empty stores for a run.
 
         Passes may go beyond `positions`, as finished rows do: what they write there is lost, and
         the logits of those positions mean nothing.
 
         Raises:
-            OptionError: more positions than the model supports, or a model in training mode
-                with dropout or gradient checkpointing.
+            OptionError: more positions than the model supports, or a model in training mode with
+                dropout or gradient checkpointing.
         """
         positions += self.methods.repeated
         check_capacity(rows, positions, self.max_positions)
@@ -210,7 +193,6 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             self._prompts = open_stores(self, len(prefixes.rows), positions)
 
     def choose_route(self) -> None:
-        """Choose the forward of the next run."""
         self.forwards = choose_forward(self)
 
     def weights_state(self) -> Hashable:
@@ -232,8 +214,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
 
     @property
     def takes_whole_prompts(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`: where entries are evicted or chosen behind a prompt,
-        whose last token sees all of it, and votes.
+        """Where entries are evicted, or chosen behind a prompt, its last token sees all
+        and votes.
         """
         attention = self.methods.attention
         is_chosen = attention is not None and not attention.chooses_prompts
@@ -241,7 +223,6 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
 
     @torch.no_grad()
     def process_prompt(self) -> PromptCost | None:
-        """Process the window's own prompt; see `mmaccel.contracts.TokenModel.process_prompt`."""
         own = self.own_prompt
         if own is None:
             return None
@@ -253,19 +234,19 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return PromptCost(states.n_processed, states.n_passes)
 
     def prompt_width(self, width: int) -> int:
-        """The width at which a prompt is processed: on an accelerator a multiple of 64, so that
-        libraries plan a few shapes and not one a prompt.
+        """On an accelerator a multiple of 64: libraries then plan a few shapes, not one a
+        prompt.
         """
         if self.device.type == "cpu" or self.own_prompt is not None or describe_sharing(self.model):
             return width
         return -(-width // self.prompt_step) * self.prompt_step
 
     def prefill(self, entries: Pass) -> None:
-        """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
+        """One pass without logits, or with those of one position.
 
-        Cost: as `forward`, without logits or with those of one position, and with one row's mask
-        for all if `start` is one number expanded. What surplus tokens of `prompt_width` write is
-        overwritten before a query sees it. Where rows share prompts a pass of one row a group.
+        Cost: one row's mask for all if `start` is one number expanded. What surplus tokens of
+        `prompt_width` write is overwritten before a query sees it. Where rows share prompts, a pass
+        of one row a group.
         """
         groups = self.setup.prefixes
         if groups is None or self._prompts is None:
@@ -276,53 +257,48 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
     # ------------------------------------------------------------------ its windows
 
     def forward(self, entries: Pass) -> Tensor:
-        """One pass; see `mmaccel.contracts.TokenModel.forward`.
+        """Logits `[R, W, V]` of a window.
 
         Cost: one pass, no host synchronisation on an accelerator. Under the model's own attention
         one mask `[R, 1, W, S]`, two if only some layers slide; sliding layers cache all positions.
-
-        Raises:
-            ShapeError: before `reserve`, or for another number of rows than reserved.
         """
-        tokens = entries.tokens
         if self.prompt_logits is None:
             return self._score(entries)
-        known = self.prompt_logits[:, None]
+        # the window begins with the prompt's last token, whose entry and logits are there already
+        first = self.prompt_logits[:, None]  # [R, 1, V]
         self.prompt_logits = None
+        tokens = entries.tokens
         if tokens.shape[1] == 1:
-            if self.keeps_states:  # unknown
+            if self.keeps_states:  # what the head has read is unknown
                 n_channels = self.output_matrix().shape[1] * max(1, len(self.kept_layers))
-                self.last_states = known.new_zeros(*tokens.shape, n_channels)
-            return known
-        # the prompt's last token is in the cache
+                self.last_states = first.new_zeros(*tokens.shape, n_channels)
+            return first
         assert entries.start is not None
         parents = None if entries.parents is None else entries.parents[:, 1:] - 1
         rest = Pass(tokens[:, 1:], entries.start + 1, parents=parents)
-        logits = torch.cat([known, self._score(rest, skipped=1)], 1)
-        if self.last_states is not None:  # unknown for the first entry
-            self.last_states = pad(self.last_states, (0, 0, 1, 0))
+        logits = torch.cat([first, self._score(rest, skipped=1)], 1)
+        if self.last_states is not None:
+            self.last_states = pad(self.last_states, (0, 0, 1, 0))  # zeros for the first entry
         return logits
 
     def _score(self, entries: Pass, skipped: int = 0) -> Tensor:
-        """Logits `[R, W, V]` of a window, or of what follows its first `skipped` entries."""
+        """Logits `[R, W, V]` of a window without its first `skipped` entries."""
         chooser = self.run_caches().find_chooser()
         output = self.run_pass(entries, sparse=chooser, **self.pass_options)
-        recorder = self.setup.recorder
-        for option in self.pass_options:  # what else the model gives out
-            assert recorder is not None
+        for option in self.pass_options:
+            assert self.setup.recorder is not None
             name = option.removeprefix("output_")
-            recorder.record(name, getattr(output, name), skipped)
+            self.setup.recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits
-        is_whole = logits.shape[-1] >= self.facts.n_ids
-        logits = logits[..., : self.vocab_size] if is_whole else logits
+        if logits.shape[-1] >= self.facts.n_ids:  # the whole head was computed
+            logits = logits[..., : self.vocab_size]
         if entries.queries is None:
             return logits
         return logits.gather(1, entries.queries[..., None].expand(-1, -1, logits.shape[-1]))
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        known = self.prompt_logits
-        if known is not None and index == 0:  # the prompt's last token is in the cache, and stays
-            return known[:, None]
+        if self.prompt_logits is not None and index == 0:  # these stay for the pass that verifies
+            return self.prompt_logits[:, None]
         chooser = self.run_caches().find_chooser(index)
         logits: Tensor = self.run_pass(entries, sparse=chooser).logits
         return logits[..., : self.vocab_size]
@@ -340,11 +316,11 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self, entries: Pass, *, is_prompt: bool = False, sparse: BlockChooser | None = None,
         watcher: Watcher | None = None, prompt: Tensor | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the model's forward.
+        """The output of the model's forward for entries whose keys and values are stored.
 
         Args:
             is_prompt: whether the model's own attention serves, as long as it can.
-            sparse, watcher, prompt: see `WindowPass`.
+            sparse, watcher, prompt: as of `WindowPass`.
             **options: further arguments of the forward.
         """
         stores = self.run_caches()
@@ -356,25 +332,31 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
                 f"{list(tokens.shape)}; call reserve(rows, positions)"
             )
         stores.prepare(indices, entries.reads, self.find_stride(indices.device))
-        this: WindowPass | None = None  # where the layers attend by themselves, under masks
+        # layers attend by a function of ours where a mask is slower, or cannot say what is read
         decoder = self.forwards.decoder
         by_kernel = not self.attention_reason and (is_exact(self) or not is_prompt)
-        is_own = by_kernel or (stores.is_reduced and not is_prompt)
-        opens = entries.opens and decoder is not None and decoder.takes_causal
-        opens = opens and tokens.shape[1] >= _CAUSAL_FROM
-        asked = (entries.reads, entries.parents, watcher, sparse, stores.prefix)
-        if self._steps is None and (is_own or opens or any(each is not None for each in asked)):
+        is_reduced = stores.is_reduced and not is_prompt
+        opens = entries.opens and tokens.shape[1] >= _CAUSAL_FROM
+        opens = opens and decoder is not None and decoder.takes_causal
+        beyond_masks = (entries.reads, entries.parents, watcher, sparse, stores.prefix)
+        is_ours = by_kernel or is_reduced or opens or any(x is not None for x in beyond_masks)
+        this: WindowPass | None = None
+        masks = None
+        if is_ours and self._steps is None:
             this = open_pass(
                 self, entries, indices, sparse=sparse, watcher=watcher, prompt=prompt, opens=opens
             )
+        else:
+            masks = make_pass_masks(self, entries, indices)
         if self.own_prompt is not None:
-            given = self.own_prompt.inputs
-            options |= {name: value.expand(-1, tokens.shape[1]) for name, value in given.items()}
+            for name, value in self.own_prompt.inputs.items():  # [R, 1]
+                options[name] = value.expand(-1, tokens.shape[1])
+        # entries stand at cache indices; their positions differ where entries were evicted
         positions = stores.to_positions(find_positions(entries, indices, this))
-        masks = make_pass_masks(self, entries, indices) if this is None else None
-        with ExitStack() as stack:
-            if self._steps is not None:
-                stack.enter_context(self._steps.passing(indices, stores.layout))
+        steps = nullcontext()
+        if self._steps is not None:
+            steps = self._steps.passing(indices, stores.layout)
+        with steps:
             return self.run_forward(
                 tokens, self.position_ids(positions), masks, this, is_prompt=is_prompt, **options
             )
@@ -389,26 +371,27 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return self.stride
 
     def position_ids(self, positions: Tensor) -> Tensor:
-        """The model's position ids of cache positions `[R, W]` int64; surplus ones are clamped."""
-        positions = positions.clamp(max=self.n_reserved - 1)
+        """The model's position ids of cache positions `[R, W]` int64."""
+        positions = positions.clamp(max=self.n_reserved - 1)  # of surplus and of finished rows
         own = self.own_prompt
         if own is None or own.is_plain:
             return positions
-        return positions + (own.next_position - own.lengths)[:, None]
+        return positions + (own.next_position - own.lengths)[:, None]  # a shift for each row
 
     def run_forward(
         self, tokens: Tensor, position_ids: Tensor, masks: Any, this: WindowPass | None, *,
         is_prompt: bool = False, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the model's forward for tokens and positions `[R, W]`, under masks or as a
-        pass says.
+        """The output of the forward for tokens (or embeddings) at position ids `[R, W]`: under
+        masks, or as a pass says.
         """
         from transformers.cache_utils import Cache
 
         if masks is None:  # one zero: given no mask, some models synchronise to look for padding
             masks = tokens.new_zeros(len(tokens), 1, 1, 1, dtype=self.model.dtype)
         layers: Any = self.run_caches().layers
-        hands_out = self.forwards.decoder is not None and self.needs_head  # see `run_body`
+        entries = "input_ids" if tokens.ndim == 2 else "inputs_embeds"
+        hands_out = self.forwards.decoder is not None and self.needs_head  # `run_body` keeps states
         with ExitStack() as stack:
             if self.keeps_states and not hands_out:
                 stack.enter_context(self.keeping_states(is_prompt))
@@ -416,29 +399,28 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             if this is not None:
                 stack.enter_context(self.forwards.attending(self.model, this))
             return self.compute(
-                **{"input_ids" if tokens.ndim == 2 else "inputs_embeds": tokens},
                 attention_mask=masks,
                 position_ids=position_ids,
-                **{self.facts.cache_argument: Cache(layers=layers)},
+                **{entries: tokens, self.facts.cache_argument: Cache(layers=layers)},
                 use_cache=True,
                 return_dict=True,
                 **options,
             )
 
     def compute(self, **inputs: Any) -> Any:
-        """The output of a forward with these arguments of the model's, by the run's route."""
+        """The output of a forward, by the run's route."""
         decoder = self.forwards.decoder
         if decoder is None:
             return run_model(self, inputs)
         kept = inputs.pop("logits_to_keep", 0)
         hidden = run_body(self, None, inputs)
-        if isinstance(kept, int) and kept:  # of a prompt, behind which nothing is read
+        if isinstance(kept, int) and kept:  # of a prompt whose logits nobody reads
             return SimpleNamespace(logits=None)
         return SimpleNamespace(logits=decoder.logits(select_kept(hidden, kept), self.vocab_size))
 
     def replaced_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the model that a pass uses in another form, by full name: of
-        the head `[V, D]` alone where the rest is not computed.
+        """Tensors that stand for parameters of the model in a pass, by full name: of the head `[V,
+        D]` alone where the rest is not computed.
         """
         return take_rows(self.model, self._narrow_head, slice(self.vocab_size))
 

@@ -1,8 +1,8 @@
 """A model's layer for multi-token prediction, opened by transformers, as a head that drafts.
 
-See `mmaccel.samplers.drafting.heads.mtp`. The layer is one of the model's own class, called with a
-mask and a cache of ours: entries stand at the columns of their rows, so that rows proceed each at
-its own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
+The drafter is `samplers/drafting/heads/mtp.py`. The layer is one of the model's own class, called
+with a mask and a cache of ours: entries stand at the columns of their rows, so that rows proceed
+each at its own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
 """
 
 from __future__ import annotations
@@ -19,39 +19,31 @@ from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
 
 
 class ColumnCache:
-    """What a layer writes its keys and values to during one pass.
-
-    Args:
-        held: the cache of a run; None holds what one pass writes.
-        columns: `[B, K]` int64, where the entries of the pass are written.
+    """What a layer writes its keys and values to during one pass, at columns `[B, K]` int64 of the
+    cache of a run; without one it holds what the pass writes.
     """
 
-    def __init__(self, held: HeadCache | None, columns: Tensor) -> None:
-        self.held = held
+    def __init__(self, cache: HeadCache | None, columns: Tensor) -> None:
+        self.cache = cache
         self._columns = columns
 
     def update(
         self, keys: Tensor, values: Tensor, *others: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """All keys and values `[B, H, S, d]`, with new ones `[B, H, K, d]` among them."""
-        new = keys.transpose(1, 2), values.transpose(1, 2)
-        if self.held is None:
-            self.held = HeadCache(*new, self._columns[:, 0])
+        new = keys.transpose(1, 2), values.transpose(1, 2)  # [B, K, H, d], as `HeadCache` has them
+        if self.cache is None:
+            self.cache = HeadCache(*new, self._columns[:, 0])
             return keys, values
-        held = self.held.keys, self.held.values
-        for whole, part in zip(held, new, strict=True):
-            index = self._columns[..., None, None].expand_as(part)
-            whole.scatter_(1, index, part.to(whole.dtype))
-        return self.held.keys.transpose(1, 2), self.held.values.transpose(1, 2)
+        stored = self.cache.keys, self.cache.values
+        for states, written in zip(stored, new, strict=True):
+            index = self._columns[..., None, None].expand_as(written)
+            states.scatter_(1, index, written.to(states.dtype))
+        return self.cache.keys.transpose(1, 2), self.cache.values.transpose(1, 2)
 
 
 class MtpHead:
-    """The layer, which does what an `EagleModel` does.
-
-    Args:
-        layers: transformers' `MtpModel` of the model.
-        vocab_size: V, ids that count; the head may have more.
-    """
+    """The layer of transformers' `MtpModel`, which does what an `EagleModel` does."""
 
     aux_layers: tuple[int, ...] = ()
 
@@ -65,20 +57,15 @@ class MtpHead:
         is_sliding = self._kind == "sliding_attention"
         self._span = layers.config.sliding_window if is_sliding else None
         self._dtype: torch.dtype = self._layer.eh_proj.weight.dtype
-        line = torch.zeros(1, 1, dtype=torch.int64, device=self._layer.eh_proj.weight.device)
-        probe = ColumnCache(None, line)
-        self._run(
-            line,
-            torch.zeros(1, 1, self.width, dtype=torch.float32).to(line.device),
-            line,
-            probe,
-            None,
-        )
-        assert probe.held is not None
-        self._sizes = probe.held.keys.shape[2:], probe.held.values.shape[2:]
+        # a pass over one entry tells how many heads of which width the layer stores
+        entry = torch.zeros(1, 1, dtype=torch.int64, device=self._layer.eh_proj.weight.device)
+        states = torch.zeros(1, 1, self.width, dtype=torch.float32, device=entry.device)
+        probe = ColumnCache(None, entry)
+        self._run(entry, states, entry, probe, None)
+        assert probe.cache is not None
+        self._sizes = probe.cache.keys.shape[2:], probe.cache.values.shape[2:]
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
-        """See `EagleModel`."""
         keys, values = (
             self._layer.eh_proj.weight.new_zeros(rows, columns, *size) for size in self._sizes
         )
@@ -86,26 +73,23 @@ class MtpHead:
         return HeadCache(keys, values, first)
 
     def enter(self, features: Tensor) -> Tensor:
-        """See `EagleModel`."""
         return features.to(self._dtype)
 
     def __call__(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """See `EagleModel`."""
-        at = torch.arange(cache.keys.shape[1], device=tokens.device)
-        own = columns[..., None]  # [B, K, 1]
-        sees = (at >= cache.first[:, None, None]) & (at <= own)
+        column = torch.arange(cache.keys.shape[1], device=tokens.device)  # [S]
+        query = columns[..., None]  # [B, K, 1]
+        sees = (column >= cache.first[:, None, None]) & (column <= query)  # [B, K, S]
         if self._span is not None:
-            sees = sees & (at > own - self._span)
-        sees = sees | (at == own)
+            sees = sees & (column > query - self._span)
+        sees = sees | (column == query)  # a softmax over nothing would be NaN
         mask = torch.zeros(sees.shape, dtype=self._dtype, device=tokens.device)
         mask = mask.masked_fill(~sees, torch.finfo(self._dtype).min)
         return self._run(tokens, states, columns, ColumnCache(cache, columns), mask[:, None])
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """See `EagleModel`."""
-        found: Tensor = self._layers._project_to_logits(states).float()
-        return found[..., : self._vocab_size]
+        logits: Tensor = self._layers._project_to_logits(states).float()
+        return logits[..., : self._vocab_size]
 
     @torch.no_grad()
     def _run(
@@ -121,7 +105,7 @@ class MtpHead:
         embedded = layers.embed_tokens(tokens).to(self._dtype)
         options = {"layer_type": self._kind} if layers.has_per_layer_rope else {}
         angles = layers.rotary_emb(embedded, position_ids=columns, **options)
-        found = self._layer(
+        states = self._layer(
             embedded,
             states.to(self._dtype),
             position_embeddings=angles,
@@ -129,15 +113,13 @@ class MtpHead:
             position_ids=columns,
             **{CACHE: cache},
         )
-        after: Tensor = layers.shared_post_norm(found) if layers.use_shared_post_norm else found
-        return after
+        if layers.use_shared_post_norm:
+            states = layers.shared_post_norm(states)
+        return states
 
 
 def open_mtp(model: Any, vocab_size: int) -> MtpHead:
     """The layer of a model, from the checkpoint that the model was opened from.
-
-    Args:
-        vocab_size: see `MtpHead`.
 
     Raises:
         OptionError: a model whose configuration names no such layer, or that was not opened from a

@@ -1,6 +1,4 @@
-"""Passes of a causal LM that are no plain windows: canvases of drafts, and pieces of prompts beside
-windows.
-"""
+"""Passes of a causal LM that are no plain windows: canvases of drafts; prompts beside windows."""
 
 from __future__ import annotations
 
@@ -23,13 +21,12 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiece]) -> Tensor:
-    """Logits `[R, W, V]` of the windows.
+    """Logits `[R, W, V]` of the windows, in a pass that also processes pieces of prompts.
 
     Windows and pieces attend apart, all else sees one row of all entries. `row_inputs` are those of
     each entry's row. An entry that is not wanted is not computed, and has the logits of its row's
     first one.
     """
-    wanted = entries.wanted
     if window.prompt_logits is not None and not pieces:  # known for the first entries
         return window.forward(replace(entries, wanted=None))
     stores = window.run_caches()
@@ -38,63 +35,62 @@ def run_mixed(window: CausalLMWindow, entries: Pass, pieces: Sequence[PromptPiec
     stores.prepare(indices, None, window.find_stride(indices.device))
     whole = open_pass(window, entries, indices, sparse=stores.find_chooser())
     row_of_entry = torch.arange(rows, device=indices.device)[:, None].expand_as(indices)
-    at = stores.to_positions(find_positions(entries, indices, whole))
-    each = entries.tokens, at, row_of_entry
-    columns = [[states.flatten()] for states in each]
-    place: Tensor | None = None  # [R W], of each entry or the first of its row
+    positions = stores.to_positions(find_positions(entries, indices, whole))
+    columns = [[states.flatten()] for states in (entries.tokens, positions, row_of_entry)]
+    wanted = entries.wanted  # of the R W entries, row by row; None: all
+    place: Tensor | None = None  # [R W], of each entry among the wanted ones, or its row's first
     if wanted is not None:
         for layout in stores.layouts:
             layout.choose_entries(wanted)
-        columns = [[states.flatten()[wanted]] for states in each]
+        columns = [[states[wanted]] for (states,) in columns]
         order = torch.arange(len(wanted), device=wanted.device)
-        found = torch.full_like(indices, -1).view(-1).scatter(0, wanted, order)
-        found = found.view(rows, width)
-        place = found.where(found >= 0, found[:, :1]).flatten()
-    parts: list[tuple[PromptPiece, WindowPass]] = []
+        places = torch.full_like(indices, -1).view(-1).scatter(0, wanted, order).view(rows, width)
+        place = places.where(places >= 0, places[:, :1]).flatten()
+    piece_passes: list[tuple[PromptPiece, WindowPass]] = []
     for piece in pieces:
         end = piece.start + len(piece.tokens)
         index = torch.arange(piece.start, end, device=indices.device)
-        added = stores.add_row(piece.row, piece.start, end)
         prefix = stores.prefix
         if prefix is not None:
             prefix = prefix.select(index.new_tensor([piece.row]))
-        by_kernel = whole.by_kernel
-        own = WindowPass(index[:1], whole.windows, added, by_kernel=by_kernel, prefix=prefix)
+        piece_pass = WindowPass(
+            index[:1],
+            whole.windows,
+            stores.add_row(piece.row, piece.start, end),
+            by_kernel=whole.by_kernel,
+            prefix=prefix,
+        )
+        piece_passes.append((piece, piece_pass))
         of_row = torch.full_like(piece.tokens, piece.row)
-        for column, own_column in zip(columns, (piece.tokens, index, of_row), strict=True):
-            column.append(own_column)
-        parts.append((piece, own))
+        for column, of_piece in zip(columns, (piece.tokens, index, of_row), strict=True):
+            column.append(of_piece)
     this = MixedPass(
-        whole.start, whole.windows, whole.stores, whole=whole, pieces=parts, wanted=wanted,
+        whole.start, whole.windows, whole.stores, whole=whole, pieces=piece_passes, wanted=wanted,
         place=place,
     )  # fmt: skip
-    n_windows = len(columns[0][0])
-    kept: dict[str, Any] = {}
-    if pieces:
-        kept = dict.fromkeys(window.facts.last_only, torch.arange(n_windows))
-    tokens, positions, of_rows = (torch.cat(column) for column in columns)
+    n_of_windows = len(columns[0][0])
+    options: dict[str, Any] = {}
+    if pieces:  # whose logits nobody reads
+        options = dict.fromkeys(window.facts.last_only, torch.arange(n_of_windows))
+    tokens, at, of_rows = (torch.cat(column) for column in columns)
     with window.select_inputs(of_rows):
-        output = window.run_forward(
-            tokens[None],
-            window.position_ids(positions[:, None]).mT,
-            None,
-            this,
-            **kept,
-        )
-    logits: Tensor = output.logits[:, :n_windows, : window.vocab_size]
-    logits = logits if place is None else logits[:, place.to(logits.device)]
+        position_ids = window.position_ids(at[:, None]).mT
+        output = window.run_forward(tokens[None], position_ids, None, this, **options)
+    logits: Tensor = output.logits[:, :n_of_windows, : window.vocab_size]
     states = window.last_states
+    if place is not None:
+        logits = logits[:, place.to(logits.device)]
+        states = None if states is None else states[:, place.to(states.device)]
     if states is not None:
-        states = states if place is None else states[:, place.to(states.device)]
         window.last_states = states[:, : rows * width].view(rows, width, -1)
     return logits.view(rows, width, -1)
 
 
 @torch.no_grad()
 def run_canvas(window: CausalLMWindow, entries: Pass) -> Tensor:
-    """See `CanvasDrafts`. Cost: a host synchronisation."""
-    known = window.prompt_logits
-    if known is not None:  # the prompt's last token is in the cache, and stays
+    """Logits `[R, W, V]` of entries that see each other. Cost: a host synchronisation."""
+    first = window.prompt_logits  # of the prompt's last token, whose entry stays as it is
+    if first is not None:
         assert entries.start is not None
         entries = Pass(entries.tokens[:, 1:], entries.start + 1)
     end = entries.indices[:, -1:, None] + 1  # [R, 1, 1]
@@ -102,4 +98,4 @@ def run_canvas(window: CausalLMWindow, entries: Pass) -> Tensor:
     reads = torch.arange(n_read, device=end.device) < end
     logits: Tensor = window.run_pass(replace(entries, reads=reads)).logits
     logits = logits[..., : window.vocab_size]
-    return logits if known is None else torch.cat([known[:, None], logits], 1)
+    return logits if first is None else torch.cat([first[:, None], logits], 1)

@@ -19,34 +19,22 @@ _checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
 
 
 class OwnPasses(CausalLM):
-    """Such a family; its passes are compared with what a model's own loop or pass computes.
-
-    Attributes:
-        cause: why they may be others.
-    """
+    """Such a family; its passes are compared with what a model's own loop or pass computes."""
 
     takes_own_prompt: ClassVar[bool] = False
     gives_cache: ClassVar[bool] = False
-    cause: ClassVar[str] = ""
+    cause: ClassVar[str] = ""  # why the passes may be others
 
     @abstractmethod
     def facts(self, model: Any) -> ModelFacts:
-        """What is known of a model.
-
-        Raises:
-            UnsupportedModelError: it cannot be served, whatever it computes.
-        """
+        """What is known of a model; raises UnsupportedModelError for one that it cannot serve."""
 
     @abstractmethod
     def compared(self, model: Any) -> tuple[Tensor, Tensor]:
         """The model's own logits of a few entries, and those of the windows' passes over them."""
 
     def check(self, model: Any) -> ModelFacts:
-        """See `CausalLM.check`. Cost: once a model, the passes of `compared`.
-
-        Raises:
-            UnsupportedModelError: the passes of windows are not what the model computes.
-        """
+        """Cost: once a model, the passes of `compared`."""
         known = _checked.get(model)
         if known is not None:
             return known
@@ -63,11 +51,6 @@ class OwnPasses(CausalLM):
         return facts
 
     def refuse(self, model: Any, received: str) -> None:
-        """Refuse a model.
-
-        Raises:
-            UnsupportedModelError: always.
-        """
         raise UnsupportedModelError(
             f"model: expected a {type(model).__name__} that windows can serve, received {received}"
         )

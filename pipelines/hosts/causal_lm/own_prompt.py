@@ -25,27 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cut:
-    """From a layer on, the pass had fewer columns.
+    """From a layer on, the pass had fewer columns."""
 
-    Attributes:
-        first: the first such layer.
-        mask: `[R, T']` bool, columns that are attended to; the last ones of the prompt's order.
-        columns: `[R, T']` int64, which columns of the prompt these are.
-        has_holes: whether the layers have caches of the whole prompt, with holes, and not shorter
-            ones.
-    """
-
-    first: int
-    mask: Tensor
-    columns: Tensor
-    has_holes: bool = False
+    first: int  # layer
+    mask: Tensor  # [R, T'] bool, columns that are attended to, the prompt's last ones
+    columns: Tensor  # [R, T'] int64, which of the prompt's these are
+    has_holes: bool = False  # whether the layers' caches are the whole prompt's, not shorter ones
 
     def cache_indices(self, prompt: Tensor) -> Tensor:
-        """`[R, T']` int64; see `OwnPrompt.cache_indices`.
-
-        Args:
-            prompt: `[R, T]` bool, the prompt's columns that are attended to.
-        """
+        """The cache index `[R, T']` of each column, of a prompt whose mask is `[R, T]`."""
         if self.has_holes:  # what padding writes is written anew before it is read
             return count_columns(prompt).gather(1, self.columns)
         return count_columns(self.mask)
@@ -53,50 +41,31 @@ class Cut:
 
 @dataclass(frozen=True)
 class PromptStates:
-    """What a model's own pass over a prompt left.
+    """What a model's own pass over a prompt left."""
 
-    Attributes:
-        layers: keys and values `[R, H, n, D]` of each layer, of the last n columns: of all T, or of
-            those that a sliding window can see, or of those that a cut left.
-        logits: `[R, V]`, after the last column.
-        n_processed: tokens that were processed, over all rows.
-        n_passes: in so many passes.
-        cuts: by their layers, ascending.
-        steps: what later passes do in their layers; None: nothing.
-        observer: what an eviction will look at; None where nothing is evicted.
-    """
-
+    # keys and values [R, H, n, D] of each layer, of the last n columns: all T, or those that a
+    # sliding window sees, or that a cut left
     layers: Sequence[tuple[Tensor, Tensor]]
-    logits: Tensor
-    n_processed: int
+    logits: Tensor  # [R, V], after the last column
+    n_processed: int  # tokens, over all rows
     n_passes: int = 1
-    cuts: Sequence[Cut] = ()
-    steps: RevivingCuts | None = None
-    observer: Observer | None = None
+    cuts: Sequence[Cut] = ()  # by their layers, ascending
+    steps: RevivingCuts | None = None  # what later passes do in their layers
+    observer: Observer | None = None  # what an eviction will look at
 
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """A prompt of R rows and T columns.
+    """A prompt of R rows and T columns."""
 
-    Attributes:
-        mask: `[R, T]` bool, columns that are attended to, at least one in every row.
-        next_position: `[R]` int64, position id of the first generated token.
-        process: runs the pass, of which a selector for prompts may choose the blocks, or passes of
-            so many tokens at most.
-        inputs: by name, `[R, 1]`, what every generated token is processed with.
-        is_cut: whether some layers may cache fewer columns than others.
-        has_steps: whether later passes do something in their layers, see `RevivingCuts`.
-        whole_reason: why it cannot come in chunks; empty where it can.
-    """
-
-    mask: Tensor
-    next_position: Tensor
+    mask: Tensor  # [R, T] bool, columns that are attended to, at least one in every row
+    next_position: Tensor  # [R] int64, position id of the first generated token
+    # runs the pass, of which a selector may choose the blocks; or passes of so many tokens at most
     process: Callable[[SparseBlocks | None, int | None], PromptStates]
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    is_cut: bool = False
-    has_steps: bool = False
-    whole_reason: str = ""
+    inputs: dict[str, Tensor] = field(default_factory=dict)  # [R, 1], of every generated token
+    is_cut: bool = False  # whether some layers may cache fewer columns than others
+    has_steps: bool = False  # whether later passes do something in the model's layers
+    whole_reason: str = ""  # why it cannot come in chunks
 
     @cached_property
     def is_plain(self) -> bool:
@@ -123,10 +92,7 @@ class OwnPrompt:
         return self.mask.sum(1)
 
     def cache_indices(self) -> Tensor:
-        """`[R, T]` int64, the window's cache index of every column.
-
-        See `count_columns`.
-        """
+        """The cache index `[R, T]` int64 of every column."""
         return count_columns(self.mask)
 
 
@@ -141,8 +107,8 @@ def count_columns(mask: Tensor) -> Tensor:
 
 def read_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     """`PromptStates.layers` of transformers' `DynamicCache` or `StaticCache`."""
-    found = []
+    layers = []
     for layer in cache.layers:
         length = int(layer.get_seq_length())  # a static layer has room for more, a sliding one less
-        found.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
-    return found
+        layers.append((layer.keys[:, :, :length], layer.values[:, :, :length]))
+    return layers

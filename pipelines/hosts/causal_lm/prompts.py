@@ -28,19 +28,19 @@ def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
     observer = stores.observe_part(lengths, width)
     surplus = window.prompt_width(width) - width
     if surplus and entries.reads is None:
-        sides = (0, 0) * (entries.tokens.ndim - 2)
-        entries = replace(entries, tokens=pad(entries.tokens, (*sides, 0, surplus)))
+        of_channels = (0, 0) * (entries.tokens.ndim - 2)  # of embeddings
+        entries = replace(entries, tokens=pad(entries.tokens, (*of_channels, 0, surplus)))
     attention = window.methods.attention
     chooses = False
     if attention is not None and entries.lengths is not None and entries.reads is None:
         chooses = attention.chooses_prompts and not attention.is_whole
-    ends = lengths - 1
-    is_here = (ends >= 0) & (ends < width)
+    ends = lengths - 1  # [R], columns of the prompts' last tokens, which may be in another part
+    ends_here = (ends >= 0) & (ends < width)
     options = dict(window.facts.last_only)
-    wanted = ends[is_here].unique() if window.takes_whole_prompts else ends[:0]
-    if len(wanted) and options:
-        options = dict.fromkeys(options, wanted.cpu())  # the head may be on another device
-        ends = torch.searchsorted(wanted, ends)
+    scored = ends[ends_here].unique() if window.takes_whole_prompts else ends[:0]
+    if len(scored) and options:
+        options = dict.fromkeys(options, scored.cpu())  # the head may be on another device
+        ends = torch.searchsorted(scored, ends)  # among the columns that have logits
     output = window.run_pass(
         entries,
         is_prompt=True,
@@ -49,8 +49,8 @@ def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
         prompt=lengths if chooses else None,
         **options,
     )
-    if len(wanted):
-        _keep_logits(window, output.logits, ends, is_here)
+    if len(scored):
+        _keep_logits(window, output.logits, ends, ends_here)
     if window.read_prompt is not None and window.setup.prefixes is None:
         assert window.last_states is not None
         window.read_prompt(entries, window.last_states)
@@ -59,19 +59,20 @@ def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
     stores.end_part()
 
 
-def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, is_here: Tensor) -> None:
+def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, ends_here: Tensor) -> None:
     """Keep the logits behind prompts for the first pass over windows.
 
     Args:
         logits: `[R, n, V]`, of the pass.
         ends: `[R]` int64, which of the n are behind a row's prompt.
-        is_here: `[R]` bool, whether a row's prompt ends in the pass.
+        ends_here: `[R]` bool, whether a row's prompt ends in the pass.
     """
     at = ends.clamp(0, logits.shape[1] - 1).to(logits.device)[:, None, None]
-    found = logits.gather(1, at.expand(-1, -1, logits.shape[2]))[:, 0, : window.vocab_size]
-    before = window.prompt_logits
-    is_new = is_here.to(found.device)[:, None]
-    window.prompt_logits = found if before is None else torch.where(is_new, found, before)
+    behind = logits.gather(1, at.expand(-1, -1, logits.shape[2]))[:, 0, : window.vocab_size]
+    if window.prompt_logits is not None:  # of rows whose prompts ended in an earlier part
+        is_new = ends_here.to(behind.device)[:, None]
+        behind = torch.where(is_new, behind, window.prompt_logits)
+    window.prompt_logits = behind
 
 
 def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
@@ -92,21 +93,19 @@ def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: O
 def prefill_shared(
     window: CausalLMWindow, entries: Pass, groups: PrefixGroups, prompts: LayerStores
 ) -> bool:
-    """A pass over the prompts of one row a group; whether they end with it, and all rows read them.
-
-    Args:
-        prompts: stores of one row a group.
+    """A pass over the prompts of one row a group, in stores of theirs; whether they end with it,
+    and all rows read them.
     """
-    whole = window.run_caches()
+    of_rows = window.run_caches()
     first = entries.tokens.new_tensor(groups.first)
-    own = entries.select(first)
+    of_groups = entries.select(first)
     try:
         window.caches = prompts
         with window.select_inputs(first):
-            run_prompt(window, own)
+            run_prompt(window, of_groups)
     finally:
-        window.caches = whole
-    if int(own.indices[0, -1]) + 1 < max(groups.lengths):
+        window.caches = of_rows
+    if int(of_groups.indices[0, -1]) + 1 < max(groups.lengths):
         return False
-    share_prompts(whole, groups, prompts)
+    share_prompts(of_rows, groups, prompts)
     return True

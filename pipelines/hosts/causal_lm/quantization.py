@@ -26,18 +26,12 @@ _QUANTIZERS = ("bitsandbytes.", "torchao.", "torch.ao.nn.quantized", "compressed
 
 @dataclass(frozen=True)
 class Activations:
-    """How a model rounds what goes into its matrix products.
+    """How a model rounds what goes into its matrix products."""
 
-    Attributes:
-        method: who does, such as "torchao's Int8Tensor".
-        format: the number format, such as "int8".
-        is_shared: whether tokens of a pass share a scale or a choice of columns, so that the logits
-            of one depend on the others.
-        remedy: how to load the model without that; empty if `is_shared` is False.
-    """
-
-    method: str
-    format: str
+    method: str  # who does, such as "torchao's Int8Tensor"
+    format: str  # of numbers, such as "int8"
+    # whether tokens of a pass share a scale or a choice of columns: the logits of one then depend
+    # on the others, and the remedy says how to load the model without that
     is_shared: bool = False
     remedy: str = ""
 
@@ -46,19 +40,16 @@ class Activations:
 
 
 def find_activations(model: nn.Module) -> Activations | None:
-    """How a model's activations are quantised; None where its products keep the model's dtype.
-
-    Of several kinds, one with a shared scale.
-
-    Cost: one visit of each module.
+    """How a model's activations are quantised; None where its products keep the model's dtype. Of
+    several kinds, one with a shared scale. Cost: one visit of each module.
     """
-    found = list(dict.fromkeys(_find_kinds(model)))
-    if not found:
-        config = getattr(getattr(model, "config", None), "quantization_config", None)
-        method = _read(config, "quant_method")
-        name = str(getattr(method, "value", method) or "")
-        return Activations(name, name) if name and name not in _WEIGHTS_ALONE else None
-    return max(found, key=lambda one: (one.is_shared, one.format.endswith("8")))
+    kinds = list(dict.fromkeys(_find_kinds(model)))
+    if kinds:
+        return max(kinds, key=lambda kind: (kind.is_shared, kind.format.endswith("8")))
+    config = getattr(getattr(model, "config", None), "quantization_config", None)
+    method = _read(config, "quant_method")
+    name = str(getattr(method, "value", method) or "")
+    return Activations(name, name) if name and name not in _WEIGHTS_ALONE else None
 
 
 def find_quantization(model: nn.Module) -> str:
@@ -77,12 +68,12 @@ def find_quantization(model: nn.Module) -> str:
 
 def describe_sharing(model: nn.Module) -> str:
     """What to tell the caller of a model whose tokens share a scale; empty for others."""
-    found = find_activations(model)
-    if found is None or not found.is_shared:
+    activations = find_activations(model)
+    if activations is None or not activations.is_shared:
         return ""
     return (
-        f"{found}: tokens of a pass share its rounding, so that the logits of one depend on the "
-        f"others, in plain generate on the other rows; {found.remedy}"
+        f"{activations}: tokens of a pass share its rounding, so that the logits of one depend on "
+        f"the others, in plain generate on the other rows; {activations.remedy}"
     )
 
 
@@ -134,12 +125,12 @@ def _of_torchao(weight: Any) -> Iterator[Activations]:
 
 
 def _of_compressed_tensors(scheme: Any) -> Activations:
-    given = scheme.input_activations
-    strategy = str(getattr(given.strategy, "value", given.strategy))
-    kind = str(getattr(given.type, "value", given.type))
-    is_shared = bool(given.dynamic) and strategy == "tensor"
+    inputs = scheme.input_activations
+    strategy = str(getattr(inputs.strategy, "value", inputs.strategy))
+    number = str(getattr(inputs.type, "value", inputs.type))
+    is_shared = bool(inputs.dynamic) and strategy == "tensor"
     remedy = "the strategy 'token' gives each its own scale" if is_shared else ""
-    return Activations("compressed-tensors", f"{kind}{given.num_bits}", is_shared, remedy)
+    return Activations("compressed-tensors", f"{number}{inputs.num_bits}", is_shared, remedy)
 
 
 def _read(config: Any, name: str) -> Any:

@@ -35,25 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForwardRoute:
-    """What a run has chosen.
+    """What a run has chosen."""
 
-    Attributes:
-        decoder: the fused decoder; None: the model's own forward.
-        name: "fused", "compiled" since a pass of the fused decoder ran compiled, or "model".
-        reason: why not another one.
-        same_bits: whether the passes of the run so far had the same bits at any width and batch.
-        own: products of the model's own forward; None: as they are.
-        compiled: which passes of the decoder run compiled; None: it has none.
-        this: the pass that runs now, of the decoder's layers; None: under masks.
-    """
-
-    decoder: FusedDecoder | None = None
-    name: str = "model"
-    reason: str = "no run has begun"
-    same_bits: bool = False
-    own: OwnProducts | None = None
-    compiled: CompiledRun | None = None
-    this: WindowPass | None = None
+    decoder: FusedDecoder | None = None  # None: the model's own forward
+    name: str = "model"  # or "fused", or "compiled" since a pass of the fused decoder ran compiled
+    reason: str = "no run has begun"  # why not another one
+    same_bits: bool = False  # whether passes so far had the same bits at any width and batch
+    own: OwnProducts | None = None  # products of the model's own forward; None: as they are
+    compiled: CompiledRun | None = None  # which passes of the decoder run compiled
+    this: WindowPass | None = None  # that the decoder's layers run now; None: under masks
     _configs: list[Any] = field(default_factory=list)  # in which layers look up their attention
     _attending: list[nn.Module] = field(default_factory=list)  # where hidden states are read
 
@@ -75,9 +65,8 @@ class ForwardRoute:
 
 
 def choose_forward(window: CausalLMWindow) -> ForwardRoute:
-    """The forward of a window's next run: the fused decoder or the model's own.
-
-    A model that changed since the last run is recognised, packed and checked again.
+    """The forward of a window's next run. A model that changed since the last run is recognised,
+    packed and checked again.
 
     Raises:
         UnsupportedModelError: `fused=True` or `compile=True`, and the fused decoder does not serve
@@ -94,7 +83,8 @@ def choose_forward(window: CausalLMWindow) -> ForwardRoute:
     elif not chosen.reason:
         chosen.decoder, chosen.reason = _open_decoder(window)
         option, value = ("compile", True) if compile is True else ("fused", fused)
-        if value in (True, "exact") and chosen.decoder is None:
+        is_demanded = value in (True, "exact")
+        if is_demanded and chosen.decoder is None:
             raise UnsupportedModelError(
                 f"{option}={value!r}: expected a model that the fused decoder serves, received "
                 f"a {type(model).__name__} with {chosen.reason}; set {option}='auto'"
@@ -129,25 +119,24 @@ def _open_decoder(window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
     """The fused decoder of the model, or None and why not."""
     check_mode(window.model)  # a self-check needs it
     is_exact = window.setup.fused == "exact"
-    found, reason = open_fused(
+    decoder, reason = open_fused(
         window.model, window.facts.windows, lambda decoder: check_fused(window.plain(), decoder)
     )
-    if found is None:
+    if decoder is None:
         return None, reason
-    found.use_same_bits(is_exact)
+    decoder.use_same_bits(is_exact)
     if is_exact:
         plain = window.plain()
         plain.attention = window.attention
-        reason = find_other_bits(plain, found)
+        reason = find_other_bits(plain, decoder)
         if reason:
             return None, reason
-    if found.head is None and window.needs_head:
-        return None, found.head_reason
-    return found, reason
+    if decoder.head is None and window.needs_head:
+        return None, decoder.head_reason
+    return decoder, reason
 
 
 def run_model(window: CausalLMWindow, inputs: dict[str, Any]) -> Any:
-    """The output of the model's own forward."""
     replaced = window.replaced_tensors()
     if replaced:
         return functional_call(window.model, replaced, (), inputs, tie_weights=False)
@@ -157,8 +146,8 @@ def run_model(window: CausalLMWindow, inputs: dict[str, Any]) -> Any:
 def run_body(
     window: CausalLMWindow, body: Callable[..., Any] | None, inputs: dict[str, Any]
 ) -> Tensor:
-    """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else those of `body`,
-    the model without its head.
+    """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else those of `body`, the
+    model without its head.
     """
     chosen = window.forwards
     decoder = chosen.decoder
@@ -173,7 +162,7 @@ def run_body(
         embedded = decoder.embed(inputs["input_ids"])
     own = window.own_prompt
     tables = window.tables if own is None or own.is_plain else None
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}  # what these layers read, which the decoder fills in
     if window.keeps_states:
         kept = dict.fromkeys(window.kept_layers, torch.empty(0, dtype=torch.float32))
     hidden = decoder.forward(
@@ -209,7 +198,6 @@ def without_cudnn(device: torch.device) -> Iterator[None]:
 
 
 def describe_route(window: CausalLMWindow) -> Route:
-    """See `mmaccel.contracts.Model.route`."""
     chosen = window.forwards
     activations = find_activations(window.model)
     return Route(
@@ -223,6 +211,6 @@ def describe_route(window: CausalLMWindow) -> Route:
 
 
 def close_forwards(model: Any, *, forget: bool = True) -> None:
-    """Give a model's parameters storages of their own, and drop copies; see `close_fused`."""
+    """Give a model's parameters storages of their own, and drop copies."""
     close_own_products(model)
     close_fused(model, forget=forget)

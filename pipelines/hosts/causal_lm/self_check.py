@@ -52,7 +52,6 @@ _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary
 
 
 def has_passed(model: Any) -> bool:
-    """Whether a model passed `check_windows` with its present attention implementation."""
     return _passed.get(model) == own_attention(model.config)
 
 
@@ -64,10 +63,9 @@ def check_windows(model: Any, window: Any) -> None:
 
     Args:
         model: one that `find_facts` accepts, in evaluation mode.
-        window: over the model.
 
     Raises:
-        UnsupportedModelError: with the difference found.
+        UnsupportedModelError: with the difference.
         MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
         RuntimeError: the device failed.
 
@@ -132,29 +130,29 @@ def _process_alike(window: Any) -> list[Tensor]:
     window.reserve(2, LENGTH)  # position ids need it
     ids = _make_ids(window)
     cache = DynamicCache()
-    found = []
-    padding = ids.new_zeros(2, 1)
+    of_passes = []
+    padding = ids.new_zeros(2, 1)  # entries of each row's cache before its position 0
     for at in _iterate_positions(ids):
         start = at[:, :1]
-        n_held = int(start.max())
-        held = torch.arange(n_held, device=ids.device) - (n_held - start)  # positions [2, n_held]
-        index = (padding + held).clamp(min=0)[:, None, :, None]
+        n_kept = int(start.max())
+        kept = torch.arange(n_kept, device=ids.device) - (n_kept - start)  # positions [2, n_kept]
+        index = (padding + kept).clamp(min=0)[:, None, :, None]
         for layer in cache.layers:
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # [2, H, S, D]
                 chosen = index.to(states.device).expand(-1, states.shape[1], -1, states.shape[3])
                 setattr(layer, name, states.gather(2, chosen))
-        padding = n_held - start
+        padding = n_kept - start
         logits = window.model(
             input_ids=ids.gather(1, at),
-            attention_mask=torch.cat([(held >= 0).to(at), torch.ones_like(at)], 1),
+            attention_mask=torch.cat([(kept >= 0).to(at), torch.ones_like(at)], 1),
             position_ids=window.position_ids(at),
             **{window.facts.cache_argument: cache},
             use_cache=True,
             return_dict=True,
         ).logits
-        found.append(logits)
-    return found
+        of_passes.append(logits)
+    return of_passes
 
 
 def _run_windows(window: Any, choices: Choices | None = None) -> list[tuple[Tensor, Tensor]]:
@@ -200,29 +198,28 @@ def find_reason(window: Any) -> str:
     Raises:
         MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason other than `model`.
 
-    Cost: four short passes at a model's first call; none for `model`, nor for `auto` away from CUDA
-    devices or under `MMACCEL_KERNELS=torch`. The answer is cached until the model's attention,
-    dtype or device changes.
+    Cost: four short passes at a model's first call, until its attention, dtype or device changes;
+    none for `model`, nor for `auto` away from CUDA devices or under `MMACCEL_KERNELS=torch`.
     """
-    kind, mode, device = window.attention, dispatch.mode(), window.device
-    if kind == "model":
+    attention, mode, device = window.attention, dispatch.mode(), window.device
+    if attention == "model":
         return "attention='model'"
+    is_auto = attention == "auto"
     reason = ""
-    if kind == "auto" and mode == "torch":
+    if is_auto and mode == "torch":
         reason = f"{dispatch.VARIABLE}=torch"
-    elif kind == "auto" and device.type != "cuda" and mode != "triton":
+    elif is_auto and device.type != "cuda" and mode != "triton":
         reason = f"the model is on {device}"
-    elif kind == "auto":
+    elif is_auto:
         reason = dispatch.find_obstacle(device.type) or ""
-    reason = reason or _remember(window.model, window, kind, wants_triton=kind == "auto")
+    reason = reason or _remember(window.model, window, attention, wants_triton=is_auto)
     refuse_own_attention(window.model, reason)
     return reason
 
 
 def find_layer_obstacle(window: Any) -> str:
-    """Why a model's layers cannot attend by a function of ours; empty where they can.
-
-    Cost: four short passes at a model's first call; the answer is cached as in `find_reason`.
+    """Why a model's layers cannot attend by a function of ours; empty where they can. Cost: as
+    `find_reason`.
     """
     return _remember(window.model, window, "layers", wants_triton=False)
 
@@ -237,15 +234,14 @@ def refuse_own_attention(model: Any, reason: str) -> None:
 
 
 @in_turn
-def _remember(model: Any, window: Any, kind: str, wants_triton: bool) -> str:
-    """The reason of `_check_kernel`, asked once for each state of a model."""
+def _remember(model: Any, window: Any, question: str, wants_triton: bool) -> str:
     if getattr(model.config, "output_attentions", False):
         return "the model gives out its attention weights"
     if window.max_positions is not None and window.max_positions < LENGTH:
         return f"the model has {window.max_positions} positions; a self-check needs {LENGTH}"
     if window.device.type == "meta":
         return "the model has no weights (it is on the meta device)"
-    key = (own_attention(model.config), model.dtype, window.device, kind, dispatch.mode())
+    key = (own_attention(model.config), model.dtype, window.device, question, dispatch.mode())
     known = _reasons.setdefault(model, {})
     if key in known:
         return known[key]
@@ -265,17 +261,17 @@ def _check_kernel(plain: Any, wants_triton: bool) -> str | None:
         reason = same_logits(own, kernel, Tolerance.of(plain.model.dtype))
     except UnsupportedModelError as error:
         return str(error)
-    found = [f"under the kernel {reason}"] if reason else []
+    reasons = [f"under the kernel {reason}"] if reason else []
     called = [layer for layer, _ in choices]
     expected = list(range(len(plain.facts.windows))) * len(PASSES)
     if called != expected:
-        found.append(
+        reasons.append(
             f"{type(plain.model).__name__}: {len(called)} of {len(expected)} calls of attention "
             "asked transformers for a function by name"
         )
     if wants_triton:
-        found += [choice.reason for _, choice in choices if choice.backend != "triton"][:1]
-    return None if reason is None and not found else "; ".join(found)
+        reasons += [choice.reason for _, choice in choices if choice.backend != "triton"][:1]
+    return None if reason is None and not reasons else "; ".join(reasons)
 
 
 @torch.no_grad()
@@ -283,14 +279,10 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
     """Why a fused decoder does not serve a model; empty where it gives the model's own logits.
 
     In the same window passes, what attention and MLP of each layer read and answer is compared with
-    the model's own, and then replaced by it, so that no layer's rounding hides another's error.
-    In the mean it may be off by a unit in the last place of a short format (1e-5 otherwise) of its
+    the model's own, and then replaced by it, so that no layer's rounding hides another's error. In
+    the mean it may be off by a unit in the last place of a short format (1e-5 otherwise) of its
     size, or `TIMES` as far as the model's own answers get when its products are rounded another
     way, up to `MOST_ROUNDED`. Behind the layers, what the head reads and the logits are compared.
-
-    Args:
-        plain: a window over the model, by the model's own forward.
-        decoder: of the model.
 
     Cost: four short passes; six in short formats where rounding is more than a unit.
     """
@@ -299,14 +291,14 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
         return f"{plain.max_positions} positions; a self-check needs {LENGTH}"
     is_short = model.dtype not in (torch.float32, torch.float64)
     plain.keeps_states = True
-    met: list[Tensor] = []
+    met: list[Tensor] = []  # what the model's own layers read and answer
 
-    def meet(x: Tensor) -> Tensor:
+    def keep(x: Tensor) -> Tensor:
         met.append(x)
         return x
 
     try:
-        with decoder.meeting(meet):
+        with decoder.meeting(keep):
             own = _run_windows(plain)
         plain.setup.fused = decoder
         received, off = _follow(plain, decoder, met)
@@ -321,7 +313,7 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
             raise
         return f"layers that end the fused decoder in a {describe(error)}"
     at = int((off / limit).nan_to_num(torch.inf).argmax())
-    if not off[at] <= limit[at]:
+    if not off[at] <= limit[at]:  # NaN, too
         layer = at // len(FUSED_PARTS) % len(plain.facts.windows)
         return (
             f"layer {layer}, whose {FUSED_PARTS[at % len(FUSED_PARTS)]} is {off[at]:.2g} of its "
@@ -329,12 +321,10 @@ def check_fused(plain: Any, decoder: FusedDecoder) -> str:
         )
     # transformers computes norms in float32 in models of float64, too
     tolerance = Tolerance.of(model.dtype) if is_short else Tolerance.strict(torch.float32)
-    first = 1 if decoder.head is None else 0  # without a head its logits are states
-    reason = same_logits(
-        lambda: [each for pair in own for each in pair[first:]],
-        lambda: [each for pair in received for each in pair[first:]],
-        tolerance,
-    )
+    first = 1 if decoder.head is None else 0  # of (logits, states): without a head states alone
+    compared = [each for pair in own for each in pair[first:]]
+    answers = [each for pair in received for each in pair[first:]]
+    reason = same_logits(lambda: compared, lambda: answers, tolerance)
     if reason is None:
         return "logits that are NaN or all alike: nothing to compare"
     if reason:
@@ -352,18 +342,14 @@ def find_other_bits(plain: Any, decoder: FusedDecoder) -> str:
     """What of a fused decoder has other bits in passes of another width or batch; empty where all
     of a row has the same: what attention and MLP of each layer read and answer, and the logits.
 
-    Args:
-        plain: a window over the model.
-        decoder: of the model, which is told to have the same bits.
-
     Cost: some 30 short passes behind `HISTORY` tokens, once for a dtype and number of threads.
     """
     if decoder.head is None:
         return decoder.head_reason
-    kind = plain.device.type
+    format = find_product_format(plain.device.type)
     key = (
-        "bits", plain.model.dtype, find_product_format(kind), torch.get_num_threads(),
-        plain.attention, dispatch.mode(),
+        "bits", plain.model.dtype, format, torch.get_num_threads(), plain.attention,
+        dispatch.mode(),
     )  # fmt: skip
     known = _reasons.setdefault(plain.model, {})
     if key not in known:
@@ -381,15 +367,15 @@ def _find_other_bits(window: Any, decoder: FusedDecoder) -> str:
 
     def process(rows: int, width: int, n_tokens: int) -> list[Tensor]:
         """Row 0 of all that passes of a width compute, each `[n_tokens, …]`; others lag behind."""
-        found: list[list[Tensor]] = []
+        of_passes: list[list[Tensor]] = []
         for start in range(history, history + n_tokens, width):
             starts = torch.arange(start, start - rows, -1, device=ids.device).clamp(min=0)
             at = starts[:, None] + torch.arange(width, device=ids.device)
             met: list[Tensor] = []
             with decoder.meeting(partial(_keep, met, width)):
                 logits = window.forward(Pass(ids[:rows].gather(1, at), starts))
-            found.append([*met, logits[0]])
-        return [torch.cat(parts) for parts in zip(*found)]
+            of_passes.append([*met, logits[0]])
+        return [torch.cat(pieces) for pieces in zip(*of_passes)]
 
     expected: list[Tensor] = []
     for rows in (1, 2):
@@ -419,35 +405,35 @@ def _keep(kept: list[Tensor], count: int, x: Tensor) -> Tensor:
 def _follow(
     window: Any, decoder: FusedDecoder, own: list[Tensor]
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """`_run_windows` of layers that go on from the model's own numbers, and how far each made
-    another, in the mean and as a part of its size.
+    """`_run_windows` of layers that go on from the model's own numbers, and how far each was off,
+    in the mean and as a part of its size.
     """
-    left = iter(own)
+    expectations = iter(own)
     off = []
 
-    def meet(x: Tensor) -> Tensor:
-        expected = next(left).view_as(x)
+    def replace(x: Tensor) -> Tensor:
+        expected = next(expectations).view_as(x)
         size = expected.abs().mean(dtype=torch.float32).clamp(min=1e-30)  # of zeros, too
         off.append(((x - expected).abs().mean(dtype=torch.float32) / size).to(window.device))
         return expected
 
-    with decoder.meeting(meet):
-        found = _run_windows(window)
-    return found, torch.stack(off)
+    with decoder.meeting(replace):
+        outputs = _run_windows(window)
+    return outputs, torch.stack(off)
 
 
 @contextmanager
 def _rounded_otherwise(linears: list[Any]) -> Iterator[None]:
     """Linear layers answer what is by chance up to half a unit of the last place off."""
 
-    def shift(module: torch.nn.Module, given: Any, made: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(made.shape[-1])
-        shape = (made.shape[-1],)
-        parts = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
-        factor = 1 + parts.to(made.device) * torch.finfo(made.dtype).eps
-        return (made.to(torch.promote_types(made.dtype, torch.float32)) * factor).to(made.dtype)
+    def shift(module: torch.nn.Module, args: Any, y: Tensor) -> Tensor:
+        shape = (y.shape[-1],)
+        generator = torch.Generator().manual_seed(y.shape[-1])
+        units = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
+        factor = 1 + units.to(y.device) * torch.finfo(y.dtype).eps
+        return (y.to(torch.promote_types(y.dtype, torch.float32)) * factor).to(y.dtype)
 
-    hooks = [each.register_forward_hook(shift) for each in linears]
+    hooks = [linear.register_forward_hook(shift) for linear in linears]
     try:
         yield
     finally:

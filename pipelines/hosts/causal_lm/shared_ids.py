@@ -1,8 +1,8 @@
 """A draft model that has a part of the target's vocabulary, as a `TokenModel` over all of it.
 
-See `mmaccel.samplers.drafting.shared_ids` for the sources. `trim_vocabulary` computes some rows of
-the output matrix alone; the model still reads every id. `share_ids` serves a model whose own
-vocabulary is another one, all or some of whose ids stand for tokens of the target's.
+`trim_vocabulary` computes some rows of the output matrix alone; the model still reads every id.
+`share_ids` serves a model whose own vocabulary is another one, all or some of whose ids stand for
+tokens of the target's.
 
 Departures: an id that the draft model does not know is read as one that it knows.
 """
@@ -25,7 +25,6 @@ class SharedIdsWindow(CausalLMWindow):
     """A draft model over the target's ids.
 
     Args:
-        model: a causal LM.
         vocab_size: V, of the target.
         reads: `[V]` int64, the model's id of each of the target's; what stands behind are ids that
             the model alone has, such as that of a mask.
@@ -43,21 +42,19 @@ class SharedIdsWindow(CausalLMWindow):
         self._reads = reads.to(self.device)
         self._rows = rows.to(self.device)
         self._ids = ids.to(self.device)
-        self._cut: dict[str, Tensor] = {}  # weight and bias of these rows, of the run
+        self._head_rows: dict[str, Tensor] = {}  # weight and bias, by name, of the run
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
         if word == "fused decoder":
             return "the fused decoder has the whole head"
         return super().lack(word, part)
 
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`."""
         return len(self._reads)
 
     def reserve(self, rows: int, positions: int) -> None:
-        """See `CausalLMWindow.reserve`. Cost: a copy of the rows of the head."""
+        """Cost: a copy of the rows of the head."""
         super().reserve(rows, positions)
         device = self.device  # the model may have moved since
         self._reads = self._reads.to(device)
@@ -65,17 +62,17 @@ class SharedIdsWindow(CausalLMWindow):
         self._ids = self._ids.to(device)
         with torch.no_grad():
             name = name_head(self.model, len(self._rows), self.facts.n_ids)
-            self._cut = take_rows(self.model, name, self._rows)
+            self._head_rows = take_rows(self.model, name, self._rows)
 
     def replaced_tensors(self) -> dict[str, Tensor]:
-        return self._cut
+        return self._head_rows
 
     def compute(self, **inputs: Any) -> Any:
-        """See `CausalLMWindow.compute`; logits `[R, W, V]`."""
+        """Logits `[R, W, V]` over the target's ids."""
         if "input_ids" in inputs:
             inputs["input_ids"] = self._reads[inputs["input_ids"]]
         output = super().compute(**inputs)
-        known = output.logits if self._cut else output.logits[..., self._rows]
+        known = output.logits if self._head_rows else output.logits[..., self._rows]
         output.logits = spread_logits(known, self._ids, self.vocab_size)
         return output
 
@@ -88,7 +85,7 @@ def trim_vocabulary(model: Any, ids: Any) -> SharedIdsWindow:
 
     Args:
         model: a causal LM of transformers with the target's vocabulary.
-        ids: which ones, see `mmaccel.samplers.drafting.shared_ids.read_ids`.
+        ids: which ones: numbers, or a file of them.
 
     Raises:
         OptionError: ids outside the vocabulary, or an id twice.
@@ -105,26 +102,26 @@ def share_ids(model: Any, vocab_size: int, ids: Any = None, unknown: int = 0) ->
     Args:
         model: a causal LM of transformers.
         vocab_size: V, of the target; `model.config.vocab_size` of that model.
-        ids: the target's id of each of the draft model's, see `trim_vocabulary`. None: the ids that
-            both have are the same tokens, as in one family whose tables were padded differently.
+        ids: the target's id of each of the draft model's. None: the ids that both have are the same
+            tokens, as in one family whose tables were padded differently.
         unknown: the draft model's id that it reads in place of one that it does not know.
 
     Raises:
-        OptionError: a number of ids that is not the draft model's, ids outside the target's, an id
-            twice, or another value out of range.
+        OptionError: a number of ids that is not the draft model's, ids outside the target's, or an
+            id twice.
         UnsupportedModelError: no causal LM, or a file that cannot be read.
     """
-    n_own = CausalLMWindow(model).vocab_size
+    n_ids = CausalLMWindow(model).vocab_size
     check_int("vocab_size", vocab_size, 1, hint="it is the target's")
-    check_int("unknown", unknown, 0, n_own - 1, hint="it is an id of the draft model")
-    shared = torch.arange(min(n_own, vocab_size)) if ids is None else read_ids(ids, vocab_size)
-    if ids is not None and len(shared) != n_own:
+    check_int("unknown", unknown, 0, n_ids - 1, hint="it is an id of the draft model")
+    shared = torch.arange(min(n_ids, vocab_size)) if ids is None else read_ids(ids, vocab_size)
+    if ids is not None and len(shared) != n_ids:
         raise OptionError(
-            f"ids: expected one of each of the draft model's {n_own} ids, received {len(shared)}; "
+            f"ids: expected one of each of the draft model's {n_ids} ids, received {len(shared)}; "
             "take the map of this draft model"
         )
     rows = torch.arange(len(shared))
     reads = torch.full((vocab_size,), unknown, dtype=torch.int64).index_copy(0, shared, rows)
     if ids is None:
-        reads = torch.cat([reads, torch.arange(vocab_size, max(vocab_size, n_own))])
+        reads = torch.cat([reads, torch.arange(vocab_size, max(vocab_size, n_ids))])
     return SharedIdsWindow(model, vocab_size, reads=reads, rows=rows, ids=shared)

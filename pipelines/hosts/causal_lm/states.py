@@ -15,14 +15,9 @@ from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 
 
 class KeptStates(TokenModel, LayerStates):
-    """A mix-in of `CausalLMWindow`, which has the facts of its model.
+    """A mix-in of `CausalLMWindow`, which has the facts of its model."""
 
-    Attributes:
-        own_vocabulary: whether its tokens are others than the model's.
-        keeps_states, kept_layers, read_prompt: see `LayerStates.keep_states`.
-    """
-
-    own_vocabulary = False
+    own_vocabulary = False  # whether its tokens are others than the model's
     facts: ModelFacts
     keeps_states = False
     kept_layers: tuple[int, ...] = ()
@@ -44,7 +39,6 @@ class KeptStates(TokenModel, LayerStates):
         self.last_states = None
 
     def output_head(self) -> Any:
-        """The linear layer that computes the logits."""
         return self.model.get_output_embeddings()
 
     def output_matrix(self) -> Tensor:
@@ -56,20 +50,18 @@ class KeptStates(TokenModel, LayerStates):
 
     @contextmanager
     def keeping_states(self, is_prompt: bool) -> Iterator[None]:
-        """Inside the block the model's own forward leaves its states in `last_states`.
-
-        Args:
-            is_prompt: whether the head reads fewer states than there are entries.
+        """Inside the block the model's own forward leaves its states in `last_states`; of a prompt
+        the head reads fewer states than there are entries.
         """
         kept: dict[int, Tensor] = {}
 
         def keep_input(layer: int) -> Callable[..., None]:
-            def keep(module: Any, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-                kept[layer] = given[0] if given else named["hidden_states"]
+            def keep(module: Any, args: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
+                kept[layer] = args[0] if args else options["hidden_states"]
 
             return keep
 
-        def keep_output(decoder: Any, given: Any, output: Any) -> None:
+        def keep_output(decoder: Any, args: Any, output: Any) -> None:
             self.last_states = output.last_hidden_state
 
         decoder = self.model.get_decoder()
@@ -79,7 +71,7 @@ class KeptStates(TokenModel, LayerStates):
         ]
         if not hooks and is_prompt and self.read_prompt is not None:
             hooks.append(decoder.register_forward_hook(keep_output))
-        elif not hooks:
+        elif not hooks:  # what the head reads
             hooks.append(
                 self.output_head().register_forward_pre_hook(keep_input(0), with_kwargs=True)
             )

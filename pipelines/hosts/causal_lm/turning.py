@@ -24,50 +24,38 @@ from mmaccel.pipelines.hosts.runner.fused_structure import (
 
 @dataclass(frozen=True)
 class KeyTurner:
-    """Turns the keys and queries of a model's layers.
-
-    Args:
-        structure: of the model; see `find_obstacle`.
-    """
+    """Turns the keys and queries of a model's layers."""
 
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """States of a layer at later positions; see `CachedLayer.turn`.
-
-        Args:
-            layer: its number in the model.
-            states: `[R, H, n, D]`.
-            by: `[n]` int64, or `[R, n]` or `[R, 1]`.
+        """States `[R, H, n, D]` of a layer at positions that are later by `[n]`, `[R, n]` or `[R,
+        1]`.
         """
-        this = self.structure.layers[layer]
-        if not this.attention.turns:
+        read = self.structure.layers[layer]
+        if not read.attention.turns:
             return states
         by = torch.atleast_2d(by.to(states.device))
-        made_at = self._find_angles(torch.zeros_like(by), this.kind)
-        turned = self._turn(states, made_at, self._find_angles(by, this.kind))
-        return turned.to(states.dtype)
+        zero = self._find_angles(torch.zeros_like(by), read.kind)
+        return self._turn(states, zero, self._find_angles(by, read.kind)).to(states.dtype)
 
     @torch.no_grad()
     def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
-        """Turn the first K keys to the positions 0 … K - 1, in place.
+        """Turn the first K keys of `[R, H, S, D]` to the positions 0 … K - 1, in place.
 
-        Args:
-            layer: its number in the model.
-            keys: `[R, H, S, D]`.
-            keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
+        `keep` `[R, K]` int64 are the positions that they were made at; shorter lists end in -1.
         """
-        this = self.structure.layers[layer]
-        if not this.attention.turns:
+        read = self.structure.layers[layer]
+        if not read.attention.turns:
             return
         n = keep.shape[1]
-        held = keys[:, :, :n]
+        kept = keys[:, :, :n]
         to = torch.arange(n, device=keys.device)
         keep = keep.to(keys.device)
-        made_at = self._find_angles(keep.clamp(min=0), this.kind)  # [R, K, P]
-        turned = self._turn(held, made_at, self._find_angles(to[None], this.kind))
-        is_moved = (keep != to) & (keep >= 0)
-        held.copy_(turned.to(keys.dtype).where(is_moved[:, None, :, None], held))
+        made_at = self._find_angles(keep.clamp(min=0), read.kind)  # [R, K, P]
+        turned = self._turn(kept, made_at, self._find_angles(to[None], read.kind))
+        is_moved = (keep != to) & (keep >= 0)  # others keep their bits
+        kept.copy_(turned.to(keys.dtype).where(is_moved[:, None, :, None], kept))
 
     def _turn(
         self, states: Tensor, made_at: tuple[Tensor, Tensor], to: tuple[Tensor, Tensor]
@@ -75,14 +63,15 @@ class KeyTurner:
         """States `[R, H, K, D]` in float32, by the difference of angles `[R or 1, K, P]`."""
         cos, sin = made_at
         to_cos, to_sin = to
-        size = cos * cos + sin * sin  # scaled angles are longer than 1
+        # cos(a - b) and sin(a - b); scaled angles (YaRN) are longer than 1, by the same at both
+        size = cos * cos + sin * sin
         by_cos = (to_cos * cos + to_sin * sin) / size
         by_sin = (to_sin * cos - to_cos * sin) / size
         interleaved = self.structure.spec.interleaved
         return turn(states.float(), by_cos[:, None], by_sin[:, None], interleaved)
 
     def _find_angles(self, positions: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Cosines and sines `[R, K, P]` float32 of positions `[R, K]`, for a kind of layer."""
+        """Cosines and sines `[R, K, P]` float32 of positions `[R, K]`."""
         structure = self.structure
         assert structure.rotary is not None
         like = torch.empty(1, device=positions.device, dtype=torch.float32)
@@ -92,12 +81,7 @@ class KeyTurner:
 
 
 def open_turner(model: Any, windows: Sequence[int | None]) -> KeyTurner | str:
-    """What turns the keys of a model; or why they cannot be.
-
-    Args:
-        model: of transformers.
-        windows: sliding window of every layer; None where it sees everything.
-    """
+    """What turns the keys of a model whose layers have these windows; or why none can."""
     try:
         structure = read_structure(model, windows)
     except UnknownDecoderError as error:

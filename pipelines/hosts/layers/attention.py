@@ -44,11 +44,7 @@ TILE = 256  # queries of a prompt under a sliding window or a mask that attend t
 
 
 class Watcher(Protocol):
-    """Looks at layers while they attend, and changes nothing.
-
-    Attributes:
-        reads_hidden: whether it is given the hidden states of the layers.
-    """
+    """Looks at layers while they attend, and changes nothing."""
 
     @property
     def reads_hidden(self) -> bool: ...
@@ -60,12 +56,11 @@ class Watcher(Protocol):
         """Called in front of the attention of every layer that methods serve.
 
         Args:
-            layer: its number; see `number_served`.
+            layer: its number among those (`number_served`).
             query: `[R, Hq, T, D]`.
             key: `[R, Hkv, S, D]`.
             mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
                 columns see those before them, and in a `WindowPass`.
-            scale: of the scores.
             hidden: `[R, T, C]`, what the layer's attention reads, after the norm before it; None
                 unless the watcher `reads_hidden`.
         """
@@ -74,54 +69,36 @@ class Watcher(Protocol):
 
 @dataclass
 class WindowPass:
-    """What the layers need to know about a pass.
+    """What the layers need to know about a pass."""
 
-    Attributes:
-        start: `[R]` int64, cache index of each row's first query where nothing was evicted.
-        windows: sliding window of every layer, in positions; None where it sees everything.
-        stores: of every layer, prepared for the pass.
-        by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
-        ragged, num_splits: see `window_attention`.
-        choices: collects (layer, version of the kernel) of every call, unless None.
-        sparse: chooses the blocks that a layer attends to; None: all.
-        watcher: looks at the layers; None: nobody does.
-        tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
-        prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
-            index 0 on; None elsewhere.
-        prefix: what rows read together before what their stores hold; None where each row's store
-            holds all of it.
-        reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
-            evicted; the stores know where the entries are written. None: those up to itself.
-        opens: whether every row begins at cache index 0, and torch attends without a mask: half of
-            the products, and under a sliding window a few.
-        inputs: what modules of transformers are called with, where the pass `reads_hidden`.
-    """
-
-    start: Tensor
-    windows: Sequence[int | None]
-    stores: Sequence[WindowLayer]
-    by_kernel: bool = False
-    ragged: bool = False
+    start: Tensor  # [R] int64, cache index of each row's first query where nothing was evicted
+    windows: Sequence[int | None]  # positions that each layer sees; None: all
+    stores: Sequence[WindowLayer]  # of every layer, prepared for the pass
+    by_kernel: bool = False  # whether `window_attention` is dispatched; else torch attends
+    ragged: bool = False  # as of `window_attention`
     num_splits: int | None = None
-    choices: Choices | None = None
-    sparse: BlockChooser | None = None
+    choices: Choices | None = None  # collects (layer, version of the kernel) of every call
+    sparse: BlockChooser | None = None  # chooses the blocks that a layer attends to; None: all
     watcher: Watcher | None = None
-    tree: Tensor | None = None
-    prompt: Tensor | None = None
+    tree: Tensor | None = None  # [R, W, W] bool, what an entry sees of the pass; None: all before
+    prompt: Tensor | None = None  # [R] int64, lengths of whole prompts from cache index 0 on
+    # [R, 1 or W, P] bool, the cache indices that an entry sees, where nothing was evicted; None:
+    # those up to itself
     reads: Tensor | None = None
+    # whether every row begins at cache index 0: torch attends without a mask, in half of the
+    # products, and under a sliding window in a few
     opens: bool = False
-    prefix: SharedPrefix | None = None
+    prefix: SharedPrefix | None = None  # what rows read together before what their stores hold
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
     def served(self) -> dict[int, int]:
-        """The layers that methods serve; see `number_served`."""
         return number_served(self.windows)
 
     @cached_property
     def positions(self) -> Tensor:
-        """`[R, W]` int64, of its entries where nothing was evicted."""
+        """Positions `[R, W]` int64 of its entries where nothing was evicted."""
         indices = self.stores[0].layout.indices
         assert indices is not None
         return self.start[:, None] + torch.arange(indices.shape[1], device=self.start.device)
@@ -131,31 +108,26 @@ class WindowPass:
         """Whether an entry's attention has the same bits whatever entries are beside it: all before
         it are in one split of the kernel.
         """
-        others = (self.sparse, self.tree, self.reads, self.prefix)
-        is_one = self.by_kernel and self.num_splits == 1 and all(each is None for each in others)
-        return is_one and dispatch.uses_triton(self.start.device.type)
+        changes = (self.sparse, self.tree, self.reads, self.prefix)
+        is_plain = all(change is None for change in changes)
+        is_one_split = self.by_kernel and self.num_splits == 1
+        return is_plain and is_one_split and dispatch.uses_triton(self.start.device.type)
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether somebody looks at the hidden states of layers."""
         return self.watcher is not None and self.watcher.reads_hidden
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         scale: float, softcap: float | None = None, hidden: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention of a layer over its store, into which the pass has written.
+        """Attention `[R, Hq, W, D]` of a layer over its store, into which the pass has written.
 
         Args:
-            layer: its number.
             query: `[R, Hq, W, D]`.
             key, value: `[R, Hkv, S, D]`, views of what the pass reads of the store.
-            scale: of the scores.
-            softcap: see `window_attention`.
+            softcap: as of `window_attention`.
             hidden: `[R, W, C]`, what the layer's attention reads; None unless `reads_hidden`.
-
-        Returns:
-            `[R, Hq, W, D]`.
         """
         store = self.stores[layer]
         number = self.served.get(layer)  # as methods count
@@ -240,21 +212,21 @@ class WindowPass:
         """As `attend`, of a layer whose heads hold different numbers of entries."""
         heads = sum(part.layout.heads for part in store.parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
-        made = []
+        outputs = []
         for part in store.parts:
-            asking = part.take_heads(by_head)[:, 0]  # [R n, G, W, D]
+            queries = part.take_heads(by_head)[:, 0]  # [R n, G, W, D]
             start = part.layout.to_index(self.start).to(query.device)
             if self.tree is not None:
                 options["tree"] = part.layout.repeat(self.tree).to(query.device)
-            made.append(self._attend_to_store(part, asking, *part.visible(), start, **options))
-        return store.join_heads(made).flatten(1, 2)
+            outputs.append(self._attend_to_store(part, queries, *part.visible(), start, **options))
+        return store.join_heads(outputs).flatten(1, 2)
 
     def _choose(
         self, store: WindowLayer, number: int, query: Tensor, key: Tensor, start: Tensor, *,
         scale: float,
     ) -> dict[str, Any]:  # fmt: skip
-        """The blocks that a layer attends to, and of entries that say what they read also that, as
-        arguments of `gathered_attention`.
+        """Arguments of `gathered_attention`: the blocks that a layer attends to, and of entries
+        that say what they read also that.
         """
         sparse = self.sparse
         assert sparse is not None
@@ -268,10 +240,8 @@ class WindowPass:
         last = layout.to_index(torch.full_like(self.start[:, None], self.reads.shape[-1] - 1))
         entry = torch.arange(query.shape[2], device=key.device)
         entry = torch.where(indices == last.to(key.device), 0, entry)
-        asking = query.gather(2, entry[:, None, :, None].expand_as(query))
-        blocks = sparse.choose(
-            number, asking, key, start, scale=scale, indices=indices, reads=reads
-        )
+        query = query.gather(2, entry[:, None, :, None].expand_as(query))
+        blocks = sparse.choose(number, query, key, start, scale=scale, indices=indices, reads=reads)
         return {"blocks": blocks, "reads": reads}
 
     def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
@@ -292,19 +262,17 @@ class WindowPass:
 
 
 def find_ancestors(parents: Tensor) -> Tensor:
-    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool.
-
-    Args:
-        parents: `[R, W]` int64, smaller than an entry's own number; -1 for a root.
+    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool. `parents`
+    `[R, W]` int64 are smaller than an entry's own number, -1 for a root.
     """
     width = parents.shape[1]
     entry = torch.arange(width, device=parents.device)
-    found = (parents[..., None] == entry) | (entry[:, None] == entry)
+    follows = (parents[..., None] == entry) | (entry[:, None] == entry)  # parents and itself
     reach = 1
     while reach < width:  # the ancestors of ancestors
-        found = (found.float() @ found.float()) > 0
+        follows = (follows.float() @ follows.float()) > 0
         reach *= 2
-    return found
+    return follows
 
 
 def _hide_branches(
@@ -345,21 +313,19 @@ def attend_under(
 def _attend_in_tiles(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
 ) -> Tensor:
-    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most.
-
-    A tile of queries is multiplied by the keys that one of them sees, and not by all W.
+    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most: a tile of
+    queries is multiplied by the keys that one of them sees, and not by all W.
     """
     width = query.shape[2]
-    made = []
+    outputs = []
     for first in range(0, width, TILE):
         end = min(first + TILE, width)
-        begin = max(first - window + 1, 0)
-        asking = torch.arange(first, end, device=query.device)[:, None]
-        entry = torch.arange(begin, end, device=query.device)
-        seen = (entry <= asking) & (entry > asking - window)
+        begin = max(first - window + 1, 0)  # of the keys that the tile's first query sees
+        row = torch.arange(first, end, device=query.device)[:, None]
+        column = torch.arange(begin, end, device=query.device)
+        seen = (column <= row) & (column > row - window)
         tile = query[:, :, first:end]
         keys = key[:, :, begin:end]
-        made.append(
-            grouped_attention(tile, keys, value[:, :, begin:end], seen[None, None], scale=scale)
-        )
-    return torch.cat(made, 2)
+        values = value[:, :, begin:end]
+        outputs.append(grouped_attention(tile, keys, values, seen[None, None], scale=scale))
+    return torch.cat(outputs, 2)

@@ -45,24 +45,16 @@ _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_ma
 
 @dataclass(frozen=True)
 class WatchedPass:
-    """A pass of the model's own, under its own masks.
-
-    Attributes:
-        watchers: look at its layers.
-        tiles: chooses the blocks of its prompts; None: all.
-        served: the layers that these look at, as they count them; None: all.
-        inputs: see `WindowPass`.
-    """
+    """A pass of the model's own, under its own masks."""
 
     watchers: Sequence[Watcher]
-    tiles: PromptTiles | None = None
-    served: Mapping[int, int] | None = None
+    tiles: PromptTiles | None = None  # chooses the blocks of its prompts; None: all
+    served: Mapping[int, int] | None = None  # layers that these look at, as they count; None: all
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
     _spans: dict[int, tuple[Tensor, list[tuple[int, int]]]] = field(default_factory=dict)
 
     @property
     def reads_hidden(self) -> bool:
-        """See `WindowPass`."""
         return any(watcher.reads_hidden for watcher in self.watchers)
 
     def attend(
@@ -79,27 +71,25 @@ class WatchedPass:
             is_plain = _refuse(query, None, options, None) is None
             if self.tiles is not None and is_plain and getattr(module, "is_causal", True):
                 softcap = options.get("softcap")
-                made = self.tiles.attend(
+                out = self.tiles.attend(
                     number, query, key, value, mask=mask, scale=scale, softcap=softcap
                 )
-                if made is not None:
-                    return made.transpose(1, 2)
+                if out is not None:
+                    return out.transpose(1, 2)
         width = query.shape[2]
         if width <= TILE or mask is None or mask.shape[2:] != (width, key.shape[2]):
             return _attend_by_sdpa(module, query, key, value, mask, options)
-        found = []
+        outputs = []
         for index, (begin, end) in enumerate(self.find_spans(mask)):
-            own = slice(index * TILE, (index + 1) * TILE)
+            tile = slice(index * TILE, (index + 1) * TILE)
             keys, values = (states[:, :, begin:end] for states in (key, value))
-            shown = mask[:, :, own, begin:end]
-            found.append(_attend_by_sdpa(module, query[:, :, own], keys, values, shown, options))
-        return torch.cat(found, 1)
+            shown = mask[:, :, tile, begin:end]
+            outputs.append(_attend_by_sdpa(module, query[:, :, tile], keys, values, shown, options))
+        return torch.cat(outputs, 1)
 
     def find_spans(self, mask: Tensor) -> list[tuple[int, int]]:
-        """Of each tile of queries the keys from the first on that one of them sees, before another.
-
-        Args:
-            mask: `[R, 1 or Hq, T, S]` of bools, or of numbers that are added; layers share it.
+        """Of each tile of queries of a mask `[R, 1 or Hq, T, S]` the keys from the first on that
+        one of them sees, before another.
 
         Cost: a host synchronisation a mask; the last two are held, those of both kinds of layers.
         """
@@ -111,7 +101,6 @@ class WatchedPass:
 
 
 def _find_spans(mask: Tensor) -> list[tuple[int, int]]:
-    """See `WatchedPass.find_spans`."""
     seen = mask if mask.dtype == torch.bool else mask > HIDDEN
     seen = seen.flatten(0, 1).any(0)  # [T, S]
     surplus = -seen.shape[0] % TILE
@@ -132,12 +121,8 @@ def window_attention_in(
     this: WindowPass | WatchedPass,
     attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations attend by the function of this module.
-
-    Args:
-        configs: of `find_configs`.
-        this: what the layers need to know.
-        attending: of `find_attending`, for a pass that reads hidden states.
+    """Inside the block, layers with these configurations (`find_configs`) attend by the function of
+    this module; a pass that reads hidden states needs the modules of `find_attending`, too.
     """
     _register()
     token = _running.set(this)
@@ -161,7 +146,7 @@ def watched(
     """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
     attention, tile by tile where a prompt is long, or attend to the blocks that `tiles` chooses.
     Without both, layers that run another attention keep it, and so does a model that is compiled or
-    wrapped. `served` is that of `WatchedPass`.
+    wrapped.
     """
     configs = find_configs(model)
     if not watchers and tiles is None:
@@ -199,20 +184,17 @@ def _attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a layer, as transformers calls it.
+    """Attention `[R, W, Hq, D]` of a layer, as transformers calls it, and no weights.
 
     Args:
         module: the layer; its `layer_idx` is its number.
         query: `[R, Hq, W, D]`.
-        key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.hosts.layers.store`.
+        key, value: `[R, Hkv, S, D]`, views of our cache.
         attention_mask: must have no effect in a `WindowPass`, which gives a mask `[R, 1, 1, 1]`,
             because some models synchronise with the host to check for padding where they are given
             none.
         options: other arguments of the layer; `scaling` and `softcap` are used there, and what
             would have another effect is refused.
-
-    Returns:
-        `[R, W, Hq, D]`, and no weights.
 
     Raises:
         UnsupportedModelError: something that the kernel does not do.
@@ -263,7 +245,6 @@ def _attend_by_sdpa(
 
 
 def _find_scale(query: Tensor, options: dict[str, Any]) -> float:
-    """Of the scores, `D ** -0.5` where a layer does not say."""
     scaling = options.get("scaling")
     return query.shape[-1] ** -0.5 if scaling is None else float(scaling)
 

@@ -35,11 +35,7 @@ class AttentionInputs:
             yield
 
     def take(self, module: nn.Module) -> Tensor:
-        """The hidden states `[R, W, C]` of a module that attends now.
-
-        Raises:
-            UnsupportedModelError: the module was not called with hidden states.
-        """
+        """The hidden states `[R, W, C]` of a module that attends now."""
         if self._module is not module or self._hidden is None:
             raise UnsupportedModelError(
                 "kv_cache: expected attention modules with a layer_idx that take hidden states "
@@ -51,14 +47,16 @@ class AttentionInputs:
         self._hidden = None
         return hidden
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if get_ident() != self._thread:
             return
-        first = args[0] if args else given.get("hidden_states")
+        first = args[0] if args else options.get("hidden_states")
         self._module = module
         self._hidden = first if isinstance(first, Tensor) else None
 
 
 def find_attending(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that attend as a numbered layer, and maybe modules around them."""
-    return [one for one in model.modules() if isinstance(getattr(one, "layer_idx", None), int)]
+    return [
+        module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)
+    ]

@@ -19,12 +19,12 @@ _changing = Lock()
 
 def find_configs(model: nn.Module) -> list[Any]:
     """The configurations in which a model's modules look up their attention's name, each once."""
-    found = {}
+    by_id = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if _FIELD in getattr(config, "__dict__", ()):
-            found[id(config)] = config
-    return list(found.values())
+            by_id[id(config)] = config
+    return list(by_id.values())
 
 
 @contextmanager
@@ -53,5 +53,4 @@ def own_attention(config: Any) -> str | None:
     """The attention that a model's owner chose, whatever another thread's pass has put there."""
     with _changing:
         names = _names.get(id(config))
-        own = names[0][1] if names else getattr(config, "_attn_implementation", None)
-    return own
+        return names[0][1] if names else getattr(config, "_attn_implementation", None)

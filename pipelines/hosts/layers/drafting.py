@@ -1,4 +1,4 @@
-"""The blocks that a model's drafts for itself attend to (`mmaccel.samplers.drafting.self_draft`).
+"""The blocks that a model's drafts for itself attend to (`samplers/drafting/self_draft.py`).
 
 A round is the drafts of one window and the pass that verifies them. Blocks chosen once a round are
 *held*: its drafts read them, the first block, and the blocks that were written since.
@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class DraftBlocks:
-    """Chooses for the passes of one run whose model drafts for itself.
-
-    Args:
-        source: of the drafts.
-    """
+    """Chooses for the passes of one run whose model drafts for itself."""
 
     def __init__(self, source: SelfDrafting) -> None:
         attention = source.attention
@@ -60,13 +56,8 @@ class HeldBlocks(BlockChooser):
         self._held: dict[int, tuple[Blocks, Tensor]] = {}
 
     def hold(self, layer: int, chosen: Tensor, first: Tensor, size: int) -> None:
-        """Hold the chosen blocks of a layer.
-
-        Args:
-            layer: its number.
-            chosen: `[R, H, N]` bool.
-            first: `[R]` int64, the first block that may still be written; later ones are not held.
-            size: entries of a block.
+        """Hold the chosen blocks `[R, H, N]` bool of a layer, of `size` entries each, before
+        `first` `[R]`, the first block that may still be written.
         """
         block = torch.arange(chosen.shape[2], device=chosen.device)
         chosen = chosen & (block < first[:, None])[:, None]
@@ -80,34 +71,26 @@ class HeldBlocks(BlockChooser):
     ) -> Blocks | None:
         if layer not in self._held:
             return None
-        held, first = self._held[layer]
+        blocks, first = self._held[layer]
         if len(first) != len(start):  # rows have gone
             return None
         # a row that was cut goes on before what is held of it
-        begin = torch.minimum(first, start // held.size)
-        last = (start + query.shape[2] - 1) // held.size
+        begin = torch.minimum(first, start // blocks.size)
+        last = (start + query.shape[2] - 1) // blocks.size
         n_recent = int((last - begin).max()) + 1
         recent = begin[:, None] + torch.arange(n_recent, device=begin.device)  # [R, n]
-        recent = recent.int()[:, None].expand(-1, held.index.shape[1], -1)
-        return Blocks(torch.cat([recent, held.index], -1), held.count + n_recent, held.size)
+        recent = recent.int()[:, None].expand(-1, blocks.index.shape[1], -1)
+        return Blocks(torch.cat([recent, blocks.index], -1), blocks.count + n_recent, blocks.size)
 
 
 class MethodBlocks(BlockChooser):
-    """Blocks that a method chooses for a draft, which are held.
-
-    Args:
-        method: chooses them.
-        held: takes them.
-
-    Attributes:
-        is_first: whether the draft is the first of its round.
-    """
+    """Blocks that a method chooses for a draft, which are held."""
 
     def __init__(self, method: AttentionMethod, held: HeldBlocks) -> None:
         self._blocks = SparseBlocks(method)
         self._held = held
         self._rounds: dict[int, tuple[Tensor, Tensor]] = {}  # [R], where the last two began
-        self.is_first = True
+        self.is_first = True  # whether the draft is the first of its round
 
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
@@ -120,26 +103,20 @@ class MethodBlocks(BlockChooser):
             self._rounds[layer] = before, begin
         # the verifying pass has written since the round before began
         since = torch.minimum(before, start)
-        found = self._blocks.choose(layer, query, key, start, scale=scale, since=since)
-        if found is None:
+        blocks = self._blocks.choose(layer, query, key, start, scale=scale, since=since)
+        if blocks is None:
             return None
-        n_blocks = -(-key.shape[2] // found.size)
-        rank = torch.arange(found.index.shape[2], device=key.device)
-        is_listed = rank < found.count[..., None]
-        chosen = torch.zeros(*found.index.shape[:2], n_blocks, dtype=torch.bool, device=key.device)
-        chosen.scatter_(2, found.index.long(), is_listed)
-        self._held.hold(layer, chosen, start // found.size, found.size)
-        return found
+        n_blocks = -(-key.shape[2] // blocks.size)
+        rank = torch.arange(blocks.index.shape[2], device=key.device)
+        is_listed = rank < blocks.count[..., None]
+        chosen = torch.zeros(*blocks.index.shape[:2], n_blocks, dtype=torch.bool, device=key.device)
+        chosen.scatter_(2, blocks.index.long(), is_listed)
+        self._held.hold(layer, chosen, start // blocks.size, blocks.size)
+        return blocks
 
 
 class VerifiedBlocks(BlockChooser):
-    """Holds the blocks that a verifying pass attends to most.
-
-    Args:
-        held: takes the blocks.
-        budget: the fraction of a row's blocks.
-        size: entries of a block.
-    """
+    """Holds the blocks that a verifying pass attends to most, a fraction `budget` of a row's."""
 
     def __init__(self, held: HeldBlocks, budget: float, size: int) -> None:
         self._held = held
@@ -149,26 +126,22 @@ class VerifiedBlocks(BlockChooser):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> None:
-        """See `BlockChooser.choose`: None, as the pass attends to everything."""
+        """None, as the pass attends to everything."""
         mass = find_mass(query, key, start, scale)  # [R, H, S]
         n_blocks = -(-key.shape[2] // self._size)
         mass = pad(mass, (0, n_blocks * self._size - key.shape[2]))
         scores = mass.unflatten(2, (n_blocks, -1)).sum(-1)  # [R, H, N]
         scores[..., 0] = float("inf")  # the first block is read in any case
         first = start // self._size
-        wanted = (first * self._budget).ceil().long().clamp(min=1)[:, None, None]
+        n_chosen = (first * self._budget).ceil().long().clamp(min=1)[:, None, None]
         most = min(int(n_blocks * self._budget) + 1, n_blocks)
         block = torch.arange(n_blocks, device=key.device)
         scores = scores.masked_fill((block >= first[:, None])[:, None], -1.0)
-        self._held.hold(layer, choose_highest(scores, wanted, most), first, self._size)
+        self._held.hold(layer, choose_highest(scores, n_chosen, most), first, self._size)
 
 
 def find_mass(query: Tensor, key: Tensor, start: Tensor, scale: float) -> Tensor:
-    """`[R, H, S]` float32, the attention that each key receives from all queries of its head.
-
-    Args:
-        query, key, start, scale: see `BlockChooser.choose`.
-    """
+    """`[R, H, S]` float32, the attention that each key receives from all queries of its head."""
     heads = key.shape[1]
     packed = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
     scores = (packed.flatten(2, 3) @ key.mT).float().mul_(scale)  # [R, H, G W, S]

@@ -37,22 +37,17 @@ from mmaccel.pipelines.hosts.layers.observing import Observed, Observer
 from mmaccel.pipelines.hosts.layers.store import Going, KVCacheLayout, WindowLayer, fit
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
 
+# those that layers have got, by the entries that rows keep and by what they have room for
 Layouts: TypeAlias = dict[tuple[int, ...], KVCacheLayout]
-"""Those that layers have got, by the entries that rows keep and by what they have room for."""
 
 
 class Eviction:
-    """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts.
+    """What a method evicts of the caches of one run; a `Watcher` of the passes behind prompts. Its
+    `every` is n.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
-    mean of their scores: the branches then go on from the same context.
-
-    Args:
-        method: chooses; its `every` is n.
-        layers: of the cache, which share a layout; they get others.
-        branches: G, guidance branches of the rows.
-        reads_back: whether passes may read tensors on the host; heads of different lengths, which
-            have memory by what they hold, always do.
+    mean of their scores: the branches then go on from the same context. Heads of different lengths,
+    which have memory by what they hold, are always read on the host.
     """
 
     def __init__(
@@ -75,8 +70,8 @@ class Eviction:
         self._every = method.every or 0
         self._is_paired = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # [1, B, 1, 1], each item
         self._boundary: Tensor | None = None  # [R], of each row's next round
-        n_wanted = max(method.observed, self._every if self._remembers else 0)
-        self._size = n_wanted + self._every  # positions whose queries are kept
+        n_read = max(method.observed, self._every if self._remembers else 0)
+        self._size = n_read + self._every  # positions whose queries are kept
         self._seen: list[Observed] = []
         self._queries: list[Tensor] = []  # by layer, [R, Hq, size, D]; position modulo size
         self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n, 1]; position modulo 2 n
@@ -93,12 +88,10 @@ class Eviction:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether rounds go on."""
         return self._boundary is not None
 
     @property
     def reads_hidden(self) -> bool:
-        """See `Watcher`."""
         return self._method.reads_hidden
 
     def evict(
@@ -106,14 +99,12 @@ class Eviction:
     ) -> list[Tensor]:
         """Let every layer keep what the method chooses of the prompt.
 
+        Returns of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
+
         Args:
             lengths: `[R]` int64, entries of every row; branch-major.
-            observer: what the layers asked with.
             begins: `[R]` int64, the cache index that later passes count each row's first entry by;
                 it stands at 0 all the same. None: 0.
-
-        Returns:
-            Of each layer, `[R, 1 or H, K]` int64, the entries that stay; empty where all do.
 
         Cost: a host synchronisation a layer.
         """
@@ -154,7 +145,13 @@ class Eviction:
                 layer.hold(*merged)
         if method.every is None:
             self._seen = []
-        for index, seen in enumerate(self._seen):  # rounds begin
+        else:
+            self._begin_rounds(lengths, kept)
+        return kept
+
+    def _begin_rounds(self, lengths: Tensor, kept: Sequence[Tensor]) -> None:
+        """Keep what rounds look at, of the entries of the prompt that stay in each layer."""
+        for index, seen in enumerate(self._seen):
             rows, heads, _, width = seen.queries.shape
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
             _put(self._queries[index], seen.queries, lengths - self._method.observed)
@@ -162,11 +159,10 @@ class Eviction:
             if not self._reads_back:  # memory that stays
                 room = self._layers[index].held()[0].shape[2]
                 self._seen[index] = self._seen[index].fit(room)
-                chosen = kept[index - index % method.shared_layers]
+                chosen = kept[index - index % self._method.shared_layers]
                 going = chosen.new_zeros(*chosen.shape[:2], room, dtype=torch.bool)
                 assert self._boundary is not None
                 self._layers[index].hide(Going(going, self._boundary))
-        return kept
 
     def begin_pass(self, width: int) -> bool:
         """Say how many entries the next pass has; returns whether it carries out rounds, where that
@@ -179,10 +175,8 @@ class Eviction:
         return self._is_due and not self._reads_back
 
     def advance(self, start: Tensor) -> None:
-        """Carry out what has become due, before a pass.
-
-        Args:
-            start: `[R]` int64, position of each row's first query; those before are accepted.
+        """Carry out what has become due before a pass whose first queries stand at `start` `[R]`;
+        entries before them are accepted.
 
         Cost: a host synchronisation, and in a round a copy of the cache.
         """
@@ -229,11 +223,7 @@ class Eviction:
         self, layer: int, query: Tensor, key: Tensor, *,
         mask: Tensor | None, scale: float, hidden: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Keep what a pass asks with; see `Watcher.keep`.
-
-        Raises:
-            OptionError: a pass that is wider than a round.
-        """
+        """Keep what a pass asks with; raises OptionError for one that is wider than a round."""
         width = query.shape[2]
         if width > self._every:
             raise OptionError(
@@ -251,14 +241,12 @@ class Eviction:
 
     @property
     def _remembers(self) -> bool:
-        """Whether the method is asked what it remembers of a round."""
         return self._method.accumulates or self._method.remembers
 
     def _look(self, index: int, counts: Tensor, queries: Tensor | None = None) -> CachedLayer:
         """What the method may look at of a layer.
 
         Args:
-            index: the layer's number.
             counts: `[R, 1 or H]` int64, entries before the boundary; with one a head, each head is
                 a row of one head.
             queries: of the last entries; None: those of the prompt.
@@ -291,19 +279,17 @@ class Eviction:
         joined = torch.where(self._is_paired, each.mean(0, keepdim=True), each)
         return joined.reshape(scores.shape)
 
-    def _count(self, gone: Tensor) -> None:
-        """Count entries that heads drop, `[R, 1 or H]`."""
+    def _count(self, dropped: Tensor) -> None:
         assert self._counts is not None
-        n_dropped = gone.sum() * (self._n_heads // gone.shape[1])
+        n_dropped = dropped.sum() * (self._n_heads // dropped.shape[1])  # of `[R, 1 or H]`
         self._counts[1].add_(n_dropped.to(self._counts.device))
 
     def _know(self, index: int, seen: Observed) -> None:
-        """Go on with what is known of a layer's entries."""
         if self._reads_back:
             self._seen[index] = seen
             return
-        held = self._seen[index]
-        for known, new in ((held.total, seen.total), (held.rated, seen.rated)):
+        before = self._seen[index]  # in memory that graphs read
+        for known, new in ((before.total, seen.total), (before.rated, seen.rated)):
             if known is not None and new is not None:
                 known.copy_(new)
 
@@ -356,10 +342,8 @@ class Eviction:
         self, index: int, start: Tensor, due: Tensor, layouts: Layouts,
         dropped: dict[KVCacheLayout, Tensor],
     ) -> None:  # fmt: skip
-        """Free what a layer's rows were to drop next, where that is due.
-
-        Args:
-            dropped: gets what its layout counts from then on, where memory stays.
+        """Free what a layer's rows were to drop next, where that is due; where memory stays,
+        `dropped` gets what its layout counts from then on.
         """
         layer = self._layers[index]
         going = None if layer.going is None else layer.going.entries & due[:, None, None]
@@ -381,18 +365,14 @@ class Eviction:
         self._know(index, self._seen[index].fit(size).look(keep))
 
     def _decide(self, index: int, boundary: Tensor, due: Tensor) -> Tensor:
-        """Choose what a layer's rows drop next, `[R, 1 or H, S]` bool.
-
-        Args:
-            index: the layer's number.
-            boundary: `[R]` int64, positions before which entries are looked at.
-            due: `[R]` bool, the rows that choose; others keep their choice.
+        """Choose what a layer's rows drop next, `[R, 1 or H, S]` bool, of entries before `boundary`
+        `[R]`; rows that are not `due` `[R]` keep their choice.
         """
         method = self._method
         layer = self._layers[index]
         rows = due[:, None, None]
         counts = layer.count(boundary).where(due[:, None], 0)  # [R, 1 or H]
-        shape = (len(due), -1)  # of a head each, or of a row of heads
+        shape = (len(due), -1)  # where a head is a row to the method: of its row
         if method.reads_hidden:
             self._take_rated(index, counts, boundary, due)
         if self._remembers:
@@ -405,8 +385,8 @@ class Eviction:
                 context.total.reshape(*shape, context.keys.shape[2]),
             )
             self._know(index, replace(self._seen[index], total=total))
-        asking = _get(self._queries[index], boundary, method.observed)
-        context = self._look(index, counts, asking)
+        queries = _get(self._queries[index], boundary, method.observed)
+        context = self._look(index, counts, queries)
         keep = method.plan(context, self._score(context))
         keep = keep.reshape(*shape, keep.shape[2])
         size = self._find_size(index, counts)
@@ -422,11 +402,7 @@ class Eviction:
         return torch.where(rows, fit(going, longest), fit(before, longest))
 
     def _take_rated(self, index: int, counts: Tensor, boundary: Tensor, due: Tensor) -> None:
-        """Put what was said of the last round's entries behind that of those before.
-
-        Args:
-            counts: `[R, 1 or H]` int64, entries before the boundary.
-        """
+        """Put what was said of the last round's entries behind that of those before."""
         newest = _get(self._rated[index], boundary, self._every)[..., 0]  # [R, H, n]
         known = self._seen[index].rated
         assert known is not None
@@ -453,5 +429,4 @@ def _get(ring: Tensor, end: Tensor, n: int) -> Tensor:
 
 
 def _to_heads(known: Tensor | None) -> Tensor | None:
-    """`[R H, 1, S]` of `[R, H, S]`."""
-    return None if known is None else known.flatten(0, 1)[:, None]
+    return None if known is None else known.flatten(0, 1)[:, None]  # [R H, 1, S]

@@ -35,12 +35,8 @@ def gathered_attention(
         q: `[R, Hq, W, D]`.
         k, v: `[R, Hkv, S, D]`, any strides.
         start: `[R]` int64.
-        scale, softcap, window, blocks: as there.
-        reads: `[R, 1 or W, S]` bool, which keys a query sees, in place of those up to itself;
-            one that sees none (padding) gives some number.
-
-    Returns:
-        `[R, Hq, W, D]` of q's dtype.
+        reads: `[R, 1 or W, S]` bool, which keys a query sees, in place of those up to itself; one
+            that sees none (padding) gives some number.
 
     Cost: a copy of the listed keys and values, and scores `[R, Hq, W, NB * size]`.
     """
@@ -57,11 +53,11 @@ def gathered_attention(
     at = at.masked_fill(at < begin[..., None], _NOWHERE).flatten(2)  # [R, H, M]
 
     # a query sees listed keys up to its own position
-    own = start.int()[:, None] + torch.arange(width, device=k.device, dtype=torch.int32)
-    own = own[:, None, :, None]  # [R, 1, W, 1]
-    hidden = at[:, :, None] > own
+    position = start.int()[:, None] + torch.arange(width, device=k.device, dtype=torch.int32)
+    position = position[:, None, :, None]  # [R, 1, W, 1]
+    hidden = at[:, :, None] > position
     if window is not None:
-        hidden = hidden | (at[:, :, None] <= own - window)
+        hidden = hidden | (at[:, :, None] <= position - window)
     if reads is not None:
         index = (first[..., None] + offset).flatten(2).long()
         index = index[:, :, None].expand(-1, -1, reads.shape[1], -1)  # [R, H, 1 or W, M]
@@ -92,8 +88,8 @@ def _stand_together(states: Tensor) -> bool:
 
 
 def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The memory that a view is of, as pieces `[n, size D]` from each of its entries on, and which
-    of them begin at `index` `[R, H, M]` of `[R, H, S, D]`.
+    """The memory that a view `[R, H, S, D]` is of, as pieces `[n, size D]` from each of its entries
+    on, and which of them begin at `index` `[R, H, M]`.
     """
     rows, heads, length, width = states.shape
     row_step = states.stride(0) // width
@@ -106,15 +102,11 @@ def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tens
 
 
 def _gather(states: Tensor, first: Tensor, size: int) -> Tensor:
-    """The `size` entries from each of `first` `[R, H, NB]` on, `[R, H, NB size, D]`.
+    """The `size` entries of `[R, H, S, D]` from each of `first` `[R, H, NB]`, at most S - size, on:
+    `[R, H, NB size, D]`.
 
     Where a head's entries stand side by side, a block is copied in one piece by one `index_select`:
     many times as fast as an index of three tensors.
-
-    Args:
-        states: `[R, H, S, D]`, keys or values.
-        first: at most S - size.
-        size: entries of a block.
     """
     rows, heads, _, width = states.shape
     if _stand_together(states):
@@ -130,10 +122,10 @@ def _add_up(values: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     """Values `[R, H, S, D]` at `index` `[R, H, M]`, weighed and added up: `[R, H, 1, D]`."""
     entries, number = _view_pieces(values, index, 1)
     rows, heads, n_listed = index.shape
-    found = F.embedding_bag(
+    sums = F.embedding_bag(
         number.view(-1, n_listed),
         entries,
         mode="sum",
         per_sample_weights=weights.view(-1, n_listed),
     )
-    return found.view(rows, heads, 1, -1)
+    return sums.view(rows, heads, 1, -1)

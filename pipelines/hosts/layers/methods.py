@@ -21,10 +21,6 @@ from mmaccel.results import Stats
 class LayerMethods:
     """What is done to the caches and the attention of a model's layers; its truth value is whether
     there is something.
-
-    Attributes:
-        kv_cache: evicts cached entries, or holds them in fewer bits; None does neither.
-        attention: chooses which keys a pass attends to; None: all.
     """
 
     kv_cache: KVCacheMethod | None = None
@@ -52,9 +48,9 @@ class LayerMethods:
 
     @property
     def slots(self) -> str:
-        """The keywords of `attach` that were given."""
-        given = {"kv_cache": self.kv_cache, "attention": self.attention}
-        return " and ".join(name for name, method in given.items() if method is not None)
+        """The keywords of `attach` that have a method."""
+        slots = {"kv_cache": self.kv_cache, "attention": self.attention}
+        return " and ".join(name for name, method in slots.items() if method is not None)
 
     @property
     def repeated(self) -> int:
@@ -72,27 +68,25 @@ class LayerMethods:
         return self.evictor is not None and (self.evictor.rerotates or self.evictor.turns_queries)
 
     def describe(self, model: ReducedLayers) -> str:
-        """The model that a policy was exact with respect to; empty where nothing was reduced.
-
-        Args:
-            model: after the run.
+        """The model after a run, as a policy was exact with respect to it; empty if nothing was
+        reduced.
         """
-        parts = []
-        found = model.layer_counts
-        n_evicted, n_entries = found.n_evicted
+        inputs = []
+        counts = model.layer_counts
+        n_evicted, n_entries = counts.n_evicted
         evictor = self.evictor
         goes_on = self.quantizer is not None or (evictor is not None and evictor.every is not None)
-        if self.quantizer is not None and found.packed_bytes[0]:
-            parts.append(f"the cached entries as {self.quantizer!r} holds them")
+        if self.quantizer is not None and counts.packed_bytes[0]:
+            inputs.append(f"the cached entries as {self.quantizer!r} holds them")
         elif goes_on and n_evicted:
-            parts.append(f"the cached entries that {self.kv_cache!r} keeps")
+            inputs.append(f"the cached entries that {self.kv_cache!r} keeps")
         elif n_evicted:
             kept = n_entries - n_evicted
-            parts.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
-        counts = found.block_counts
-        if self.attention is not None and (counts is None or counts.left_out):
-            parts.append(f"the blocks that {self.attention!r} chooses")
-        return f"the model on {' and '.join(parts)}" if parts else ""
+            inputs.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
+        blocks = counts.block_counts
+        if self.attention is not None and (blocks is None or blocks.left_out):
+            inputs.append(f"the blocks that {self.attention!r} chooses")
+        return f"the model on {' and '.join(inputs)}" if inputs else ""
 
     def record(self, stats: Stats, model: Model) -> None:
         """Let the statistics of a run of a model say what it was exact with respect to."""
@@ -109,33 +103,30 @@ class LayerMethods:
         """Let the statistics say where a selector chose nothing, or had no effect on a prompt, and
         where a step reads more of weights than of the cache.
         """
-        found = model.layer_counts
-        n_held, n_whole = found.packed_bytes
-        if self.quantizer is not None and n_held:
+        counts = model.layer_counts
+        n_packed, n_whole = counts.packed_bytes
+        if self.quantizer is not None and n_packed:
             stats.notes.append(
                 f"kv_cache: {self.quantizer.name} held keys and values of {n_whole} bytes in "
-                f"{n_held}"
+                f"{n_packed}"
             )
-        step = found.step_bytes
+        step = counts.step_bytes
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
-        if (
-            (self.evictor is not None or is_chosen)
-            and step is not None
-            and step.cache < step.weights
-        ):
+        reads_less = self.evictor is not None or is_chosen
+        if reads_less and step is not None and step.cache < step.weights:
             stats.notes.append(
                 f"{self.slots}: weights dominate: a step reads {step.weights / 2**20:.3g} MiB of "
                 f"weights and {step.cache / 2**20:.3g} MiB of keys and values; where it takes as "
                 f"long as that, it is at most {step.speed_up:.2f} times as fast without these"
             )
-        counts = found.block_counts
-        if self.attention is None or counts is None:
+        blocks = counts.block_counts
+        if self.attention is None or blocks is None:
             return
-        if self.attention.chooses_prompts and not counts.left_out:
+        if self.attention.chooses_prompts and not blocks.left_out:
             stats.notes.append(f"attention: {self.attention.name} left out no block of the prompt")
-        if counts.empty:
+        if blocks.empty:
             stats.notes.append(
-                f"attention: {self.attention.name} chose no block {counts.empty} times; the newest "
+                f"attention: {self.attention.name} chose no block {blocks.empty} times; the newest "
                 "blocks were read"
             )
 

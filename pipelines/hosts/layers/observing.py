@@ -1,7 +1,4 @@
-"""What a method of eviction looks at of a prompt: queries, attention that is added up, states.
-
-`mmaccel.pipelines.hosts.layers.eviction` asks the method when the prompt is in the cache.
-"""
+"""What a method of eviction looks at of a prompt: queries, attention that is added up, states."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _PIECE = 64  # queries whose attention is added up at a time
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of a layer; see `CachedLayer`."""
+    """What was seen of a layer; fields are those of `CachedLayer`."""
 
     queries: Tensor
     scale: float
@@ -55,31 +52,25 @@ class Observer:
     """A `Watcher` that keeps what a method looks at of a prompt, by layer.
 
     Args:
-        method: looks.
         lengths: `[R]` int64, entries of each row.
         columns: `[R, T]` int64, columns of a row's entries in the prompt's pass, in order, and
             behind them those of padding. None: a row's entries are in its first columns, and the
             prompt may come in parts (`begin`).
-
-    Attributes:
-        lengths: see above.
-        layers: what was seen, by number.
     """
 
     def __init__(self, method: CacheMethod, lengths: Tensor, columns: Tensor | None = None) -> None:
         self._method = method
         self.lengths = lengths
-        self._columns = columns
+        self._columns = columns  # [R, T]
         self._first = 0  # column of the first entry of the pass
         self._end: int | None = None  # that behind its last one; None: the pass has all columns
         index = torch.arange(method.observed, device=lengths.device)
         last = (lengths[:, None] - method.observed + index).clamp(min=0)
-        self._last = last if columns is None else columns.gather(1, last)
-        self.layers: dict[int, Observed] = {}
+        self._last = last if columns is None else columns.gather(1, last)  # [R, observed]
+        self.layers: dict[int, Observed] = {}  # what was seen, by number
 
     @property
     def reads_hidden(self) -> bool:
-        """See `Watcher`."""
         return self._method.reads_hidden
 
     def begin(self, width: int) -> None:
@@ -91,14 +82,13 @@ class Observer:
         self, layer: int, query: Tensor, key: Tensor, *,
         mask: Tensor | None, scale: float, hidden: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Keep what a layer asks with; see `Watcher.keep`."""
         column = self._last.to(query.device) - self._first
         index = column.clamp(0, query.shape[2] - 1)[:, None, :, None]
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
         queries = query.gather(2, index)
         total = self._add_up(query, key, mask, scale) if self._method.accumulates else None
         rated = self._rate(layer, hidden, key) if self._method.reads_hidden else None
-        if self._first:  # of entries before this part
+        if self._first:  # the last queries may be in earlier parts
             before = self.layers[layer]
             queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
             if total is not None and before.total is not None:
@@ -123,42 +113,38 @@ class Observer:
         device = query.device
         lengths = self.lengths.to(device)
         column = self._first + torch.arange(query.shape[2], device=device)
-        is_own = column < lengths[:, None]  # [R, T]
+        is_entry = column < lengths[:, None]  # [R, T], neither padding nor surplus
         if self._end is not None:
-            is_own = is_own & (column < self._end)
-        counts = is_own.float()
+            is_entry = is_entry & (column < self._end)
+        counts = is_entry.float()
         if self._columns is not None:
             counts = torch.zeros_like(counts).scatter(1, self._columns.to(device), counts)
         key = key.to(query.dtype)
         total = query.new_zeros(key.shape[:3], dtype=torch.float32)
         for first in range(0, query.shape[2], _PIECE):
             piece = slice(first, first + _PIECE)
-            asking = query[:, :, piece]
+            queries = query[:, :, piece]
             weights = counts[:, piece]
             begin = self._first + first
             if mask is not None:
-                total += _mass_under(mask[:, :, piece], asking, key, weights, scale)
+                total += _mass_under(mask[:, :, piece], queries, key, weights, scale)
             elif dispatch.uses_triton(device.type):
                 start = torch.full_like(lengths, begin)
-                _, lse = dispatch.run(window_attention, asking, key, key, start, scale=scale)
+                _, lse = dispatch.run(window_attention, queries, key, key, start, scale=scale)
                 total += dispatch.run(
-                    column_mass, asking, key, lse, start, scale=scale, weights=weights
+                    column_mass, queries, key, lse, start, scale=scale, weights=weights
                 )
             else:
-                end = begin + asking.shape[2]  # behind it these queries see nothing
+                end = begin + queries.shape[2]  # behind it these queries see nothing
                 index = torch.arange(end, device=device)
                 seen = (index <= index[begin:, None])[None, None]
-                total[..., :end] += _mass_under(seen, asking, key[:, :, :end], weights, scale)
+                total[..., :end] += _mass_under(seen, queries, key[:, :, :end], weights, scale)
         return total
 
 
 class RepeatedPrompt:
-    """A `Watcher` that looks at a prompt which is fed a second time behind itself, in pieces.
-
-    Args:
-        observer: of the prompt; its totals become the most attention that each entry receives from
-            one of the repetition.
-        lengths: `[R]` int64, entries of each row.
+    """A `Watcher` that looks at a prompt which is fed a second time behind itself, in pieces: the
+    observer's totals become the most attention that each entry receives from one of the repetition.
     """
 
     reads_hidden: ClassVar[bool] = False
@@ -176,7 +162,6 @@ class RepeatedPrompt:
         self, layer: int, query: Tensor, key: Tensor, *,
         mask: Tensor | None, scale: float, hidden: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Look at what a layer asks with; see `Watcher.keep`."""
         seen = self._observer.layers[layer]
         longest = int(self._lengths.max())
         total = seen.total
@@ -187,10 +172,10 @@ class RepeatedPrompt:
         index = torch.arange(key.shape[2], device=query.device)
         is_entry = (index[:longest] < lengths[:, None])[:, None]  # [R, 1, P]
         for first in range(0, query.shape[2], _PIECE):
-            asking = query[:, :, first : first + _PIECE]
-            entry = first + torch.arange(asking.shape[2], device=query.device)
+            queries = query[:, :, first : first + _PIECE]
+            entry = first + torch.arange(queries.shape[2], device=query.device)
             later = index > (lengths[:, None] + entry)[..., None]  # [R, n, S]
-            packed = asking.unflatten(1, (heads, -1))  # [R, H, G, n, D]
+            packed = queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
             scores = (packed @ key.to(packed.dtype)[:, :, None].mT).float() * scale
             weights = scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
             counts = self._first + entry < lengths[:, None]  # [R, n]

@@ -30,42 +30,30 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """Memory in which the layers of a run are unpacked, one after the other.
-
-    A layer's keys and values are read before the next layer's are unpacked.
+    """Memory in which the layers of a run are unpacked, one after the other: a layer's keys and
+    values are read before the next layer's are unpacked.
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+        self._memory: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
 
-    def take(self, side: int, like: Tensor, length: int) -> Tensor:
-        """`[R, H, length, D]` for states like `[R, H, S, D]`, holding anything.
-
-        Args:
-            side: 0 for keys, 1 for values.
-            like: rows, heads and width, dtype and device.
-            length: of each head.
-        """
+    def take(self, number: int, like: Tensor, length: int) -> Tensor:
+        """`[R, H, length, D]` for keys (0) or values (1) like `[R, H, S, D]`, holding anything."""
         rows, heads, _, width = like.shape
-        name = side, like.device, like.dtype
+        name = number, like.device, like.dtype
         n_numbers = rows * heads * length * width
-        known = self._made.get(name)
-        if known is None or known.numel() < n_numbers:
-            known = self._made[name] = like.new_empty(n_numbers)
-        return known[:n_numbers].view(rows, heads, length, width)
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < n_numbers:
+            memory = self._memory[name] = like.new_empty(n_numbers)
+        return memory[:n_numbers].view(rows, heads, length, width)
 
 
 class PackedEntries:
     """The first entries of a layer's rows, in whole groups; rows may have fewer than others.
 
     Args:
-        quantizer: packs them.
-        workspace: of the run.
         keys, values: `[R, H, S, D]`, all entries of each row.
         n_groups: the most that a row packs now, of the `most` that there is memory for.
-
-    Attributes:
-        quantizer: see above.
     """
 
     def __init__(
@@ -80,29 +68,24 @@ class PackedEntries:
             for states in (keys, values)
         ]
         packed = quantizer.pack_keys(groups[0]), quantizer.pack_values(groups[1])
-        self._sides = [_reserve(codes, most) for codes in packed]  # [R, H, N, ...]
+        self._codes = [_reserve(codes, most) for codes in packed]  # keys, values: [R, H, N, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of codes and scales."""
-        return sum(part.nbytes for codes in self._sides for part in codes.parts())
+        return sum(part.nbytes for codes in self._codes for part in codes.parts())
 
     def for_kernels(self, counts: Tensor) -> Packed | None:
         """What kernels read, of which `counts` `[R]` entries count; None where none can."""
         quantizer = self.quantizer
         if quantizer.code_bits is None:
             return None
-        keys, values = self._sides
+        keys, values = self._codes
         counts = counts.to(keys.codes.device)
         return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
 
     def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
-        """Pack the group behind those that count.
-
-        Args:
-            keys, values: `[R, H, room, D]`, rings of what stands behind a row's packed entries;
-                entry n at `n % room`.
-            counts: `[R]` int64, how many those are.
+        """Pack the group behind the `counts` `[R]` entries that are packed, from rings `[R, H,
+        room, D]` of what stands there; entry n at `n % room`.
         """
         packed = self.for_kernels(counts)
         if packed is not None:
@@ -111,51 +94,47 @@ class PackedEntries:
         counts = counts.to(keys.device)
         quantizer = self.quantizer
         methods = quantizer.pack_keys, quantizer.pack_values
-        for states, held, pack in zip((keys, values), self._sides, methods, strict=True):
+        for states, codes, pack in zip((keys, values), self._codes, methods, strict=True):
             group = take_group(states, counts, quantizer.group)
-            put_group(held, pack(group), counts // quantizer.group)
+            put_group(codes, pack(group), counts // quantizer.group)
 
     def join(
         self, keys: Tensor, values: Tensor, counts: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined.
-
-        Args:
-            keys, values, counts: see `pack_next`.
-            length: cache indices that are wanted.
+        """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined;
+        arguments are as of `pack_next`.
         """
         size = self.quantizer.group
-        made = []
-        for side, (states, held) in enumerate(zip((keys, values), self._sides, strict=True)):
-            packed = Codes(*(part[:, :, : -(-length // size)] for part in held.parts()))
+        joined = []
+        for number, states in enumerate((keys, values)):
+            codes = self._codes[number].parts()
+            packed = Codes(*(numbers[:, :, : -(-length // size)] for numbers in codes))
             room = states.shape[2]
             n_groups = packed.codes.shape[2]
             n_packed = n_groups * size
-            both = self._workspace.take(side, states, max(length, n_packed + room))
-            self.quantizer.unpack(packed, both[:, :, :n_packed].unflatten(2, (n_groups, size)))
+            whole = self._workspace.take(number, states, max(length, n_packed + room))
+            self.quantizer.unpack(packed, whole[:, :, :n_packed].unflatten(2, (n_groups, size)))
             # what stands behind a row's entries is seen by no query; zeros, for NaN passes masks
-            both[:, :, n_packed:] = 0
+            whole[:, :, n_packed:] = 0
+            # the ring has entry n at n % room, of the `room` entries from a row's first one on
             first = counts.to(states.device)[:, None]
             at = first + (torch.arange(room, device=states.device) - first) % room
-            both.scatter_(2, at[:, None, :, None].expand_as(states), states)
-            made.append(both[:, :, :length])
-        return made[0], made[1]
+            whole.scatter_(2, at[:, None, :, None].expand_as(states), states)
+            joined.append(whole[:, :, :length])
+        return joined[0], joined[1]
 
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends.
-
-        Args:
-            counts: see `pack_next`.
-            is_behind: `[R, W]` bool, entries that read it in fewer bits.
+        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends,
+        which entries `is_behind` `[R, W]` bool read in fewer bits.
         """
         size = self.quantizer.group
         counts = counts.to(mask.device)
         row = torch.arange(len(counts), device=mask.device)
         unpacked = []
-        for states, held in zip((key, value), self._sides, strict=True):
-            next_group = (part[row, :, counts // size][:, :, None] for part in held.parts())
+        for states, codes in zip((key, value), self._codes, strict=True):
+            next_group = (part[row, :, counts // size][:, :, None] for part in codes.parts())
             group = states.new_empty(*states.shape[:2], 1, size, states.shape[3])
             self.quantizer.unpack(Codes(*next_group), group)
             unpacked.append(group[:, :, 0])
@@ -173,8 +152,8 @@ class PackedEntries:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
-        self._sides = [
-            Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._sides
+        self._codes = [
+            Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._codes
         ]
 
 
@@ -189,13 +168,8 @@ def _reserve(codes: Codes, most: int) -> Codes:
 
 
 class Packing:
-    """The packed entries of one run, whose prompt is in the cache.
-
-    Args:
-        quantizer: packs.
-        layers: of the cache, maybe after eviction, and all that share their layouts.
-        lengths: `[R]` int64, positions of the prompt.
-        reads_back: whether passes may read tensors on the host.
+    """The packed entries of one run, whose prompt is in the cache: `lengths` `[R]` int64 positions
+    of it. Layers, maybe after eviction, are all that share their layouts.
     """
 
     def __init__(
@@ -226,15 +200,12 @@ class Packing:
     @property
     def has_packed(self) -> bool:
         """Whether a row holds something in fewer bits. Cost: a host synchronisation."""
-        found = (layout.packed for layout in self._layouts)
-        return any(packed is not None and bool(packed.any()) for packed in found)
+        counts = (layout.packed for layout in self._layouts)
+        return any(packed is not None and bool(packed.any()) for packed in counts)
 
     def advance(self, indices: Tensor) -> None:
-        """Count what has become due, and pack what will be, before a pass.
-
-        Args:
-            indices: `[R, W]` int64, cache indices of the pass where nothing was evicted; those
-                before a row's first are accepted.
+        """Count what has become due, and pack what will be, before a pass at `indices` `[R, W]`
+        int64 (where nothing was evicted); entries before a row's first are accepted.
 
         Raises:
             OptionError: a pass that is wider than the quantiser allows.
@@ -267,5 +238,4 @@ class Packing:
                     layer.packed.pack_next(*layer.held(), layout.packed)
 
     def _served(self, layout: KVCacheLayout) -> list[WindowLayer]:
-        """The layers that have a layout."""
         return [layer for layer in self._layers if layer.layout is layout]

@@ -30,36 +30,26 @@ def attend_by_tiles(
     by_kernel: bool,
     **options: Any,
 ) -> Tensor:
-    """Attention `[R, Hq, T, D]` of prompts that begin at cache index 0.
-
-    Args:
-        tiles: what each tile sees.
-        query: `[R, Hq, T, D]`.
-        key, value: `[R, Hkv, S, D]`, S >= T.
-        by_kernel: whether `window_attention` is dispatched.
-        options: further arguments of it.
+    """Attention `[R, Hq, T, D]` of prompts that begin at cache index 0; a tile of queries sees
+    blocks of keys and values `[R, Hkv, S, D]`, S >= T. Options are of `window_attention`.
     """
-    found = []
-    start = torch.zeros(len(query), dtype=torch.int64, device=query.device)
+    outputs = []
+    zero = torch.zeros(len(query), dtype=torch.int64, device=query.device)
     for number, blocks in enumerate(tiles):
-        first = number * blocks.size
-        some = query[:, :, first : first + blocks.size]
-        given = options | {"blocks": blocks}
+        first = number * blocks.size  # a tile is as long as a block
+        inputs = query[:, :, first : first + blocks.size], key, value, zero + first
         if by_kernel:
-            made, _ = dispatch.run(window_attention, some, key, value, start + first, **given)
+            out, _ = dispatch.run(window_attention, *inputs, blocks=blocks, **options)
         else:
-            made = gathered_attention(some, key, value, start + first, **given)
-        found.append(made)
-    return torch.cat(found, 2)
+            out = gathered_attention(*inputs, blocks=blocks, **options)
+        outputs.append(out)
+    return torch.cat(outputs, 2)
 
 
 @dataclass(frozen=True)
 class PromptTiles:
-    """The selector of prompts that a model's own pass processes.
-
-    Attributes:
-        sparse: chooses.
-        mask: `[R, T]` bool, columns that are attended to.
+    """The selector of prompts that a model's own pass processes; `mask` `[R, T]` shows their
+    columns.
     """
 
     sparse: SparseBlocks
@@ -69,16 +59,9 @@ class PromptTiles:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         mask: Tensor | None, scale: float, softcap: float | None,
     ) -> Tensor | None:  # fmt: skip
-        """Attention `[R, Hq, T, D]` of a layer; None where it attends as it would.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, T, D]`.
-            key, value: `[R, Hkv, S, D]`.
-            mask: as in `Watcher.keep`. A layer under another one than a causal mask over the
-                columns that are attended to keeps its own attention.
-            scale: of the scores.
-            softcap: see `window_attention`.
+        """Attention `[R, Hq, T, D]` of a layer; None where it attends as it would: under another
+        mask than a causal one over the columns that are attended to. Arguments are as of
+        `Watcher.keep`.
 
         Cost: two host synchronisations.
         """

@@ -23,33 +23,19 @@ from mmaccel.kernels.window_attention import window_attention
 
 @dataclass(frozen=True)
 class _Prefix:
-    """One that some rows read, and nobody writes.
+    """One that some rows read, and nobody writes."""
 
-    Attributes:
-        rows: which read it.
-        key: rows that join under the same one read it, too.
-        layers: of every layer that methods serve (`number_served`; others hold what they see), keys
-            and values `[1, Hkv, P, D]`.
-    """
-
-    rows: tuple[int, ...]
-    key: Hashable
+    rows: tuple[int, ...]  # which read it
+    key: Hashable  # rows that join under the same one read it, too
+    # keys and values [1, Hkv, P, D] of every layer that methods serve; others hold what they see
     layers: tuple[tuple[Tensor, Tensor], ...]
 
 
 class SharedPrefix:
-    """The prefixes of a run's rows.
-
-    Args:
-        lengths: `[R]` int64, of each row's prefix; 0 where it reads none.
-        prefixes: each row that reads one is in one of them.
-
-    Attributes:
-        lengths: see above.
-    """
+    """The prefixes of a run's rows; each row that reads one is in one of them."""
 
     def __init__(self, lengths: Tensor, prefixes: Sequence[_Prefix] = ()) -> None:
-        self.lengths = lengths
+        self.lengths = lengths  # [R] int64, of each row's prefix; 0 where it reads none
         self._prefixes = [prefix for prefix in prefixes if prefix.rows]
         rows = [row for prefix in self._prefixes for row in prefix.rows]
         is_all = rows == [*range(len(lengths))]
@@ -57,59 +43,48 @@ class SharedPrefix:
 
     @property
     def is_read(self) -> bool:
-        """Whether any row reads a prefix."""
         return bool(self._prefixes)
 
     @property
     def n_bytes(self) -> int:
-        """Of all keys and values."""
         layers = [pair for prefix in self._prefixes for pair in prefix.layers]
         return sum(keys.nbytes + values.nbytes for keys, values in layers)
 
     def join(
         self, row: int, key: Hashable, layers: Sequence[tuple[Tensor, Tensor]]
     ) -> SharedPrefix:
-        """With a row that reads a prefix, together with the rows of the same key, and no other.
-
-        Args:
-            row: its number.
-            layers: of those of a `_Prefix`, keys and values `[Hkv, P, D]`.
+        """With a row that reads a prefix, together with the rows of the same key, and no other;
+        `layers` are keys and values `[Hkv, P, D]` of those of a `_Prefix`.
         """
-        left = self.leave(row)
-        lengths = left.lengths
+        without = self.leave(row)
+        lengths = without.lengths
         lengths[row] = layers[0][0].shape[1]
-        prefixes = list(left._prefixes)
+        prefixes = list(without._prefixes)
         for number, prefix in enumerate(prefixes):
             if prefix.key == key:
                 prefixes[number] = replace(prefix, rows=(*prefix.rows, row))
                 return SharedPrefix(lengths, prefixes)
-        held = tuple((keys[None], values[None]) for keys, values in layers)
-        return SharedPrefix(lengths, [*prefixes, _Prefix((row,), key, held)])
+        states = tuple((keys[None], values[None]) for keys, values in layers)
+        return SharedPrefix(lengths, [*prefixes, _Prefix((row,), key, states)])
 
     def leave(self, row: int) -> SharedPrefix:
         """With a row that reads nothing; a prefix that no row reads is freed."""
         lengths = self.lengths.clone()
         lengths[row] = 0
-        return SharedPrefix(
-            lengths,
-            [
-                replace(prefix, rows=tuple(own for own in prefix.rows if own != row))
-                for prefix in self._prefixes
-            ],
-        )
+        prefixes = []
+        for prefix in self._prefixes:
+            readers = tuple(reader for reader in prefix.rows if reader != row)
+            prefixes.append(replace(prefix, rows=readers))
+        return SharedPrefix(lengths, prefixes)
 
     def select(self, rows: Tensor) -> SharedPrefix:
         """What these rows read, `[n]` int64, in their order."""
         numbers = rows.tolist()
-        return SharedPrefix(
-            self.lengths[rows.to(self.lengths.device)],
-            [
-                replace(
-                    prefix, rows=tuple(new for new, old in enumerate(numbers) if old in prefix.rows)
-                )
-                for prefix in self._prefixes
-            ],
-        )
+        prefixes = []
+        for prefix in self._prefixes:
+            readers = tuple(new for new, old in enumerate(numbers) if old in prefix.rows)
+            prefixes.append(replace(prefix, rows=readers))
+        return SharedPrefix(self.lengths[rows.to(self.lengths.device)], prefixes)
 
     def read(self, row: int) -> Sequence[tuple[Tensor, Tensor]]:
         """Keys and values `[Hkv, P, D]` that a row reads, of each of those layers; empty where it
@@ -124,30 +99,23 @@ class SharedPrefix:
         self, layer: int, query: Tensor, own: Tensor, lse: Tensor, *,
         scale: float, softcap: float | None, by_kernel: bool,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` over the prefixes and what follows them.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            own: `[R, Hq, W, D]`, the attention over what follows.
-            lse: `[R, Hq, W]`, its log-sum-exps.
-            scale, softcap: of the scores.
-            by_kernel: whether `window_attention` is dispatched.
+        """Attention `[R, Hq, W, D]` of queries over the prefixes and what follows them, whose
+        attention is `own` `[R, Hq, W, D]` with log-sum-exps `lse` `[R, Hq, W]`.
         """
         if not self._prefixes:
             return own
-        rows = None if self._rows is None else self._rows.to(query.device)
-        asking = query if rows is None else query[rows]
-        made = []
+        rows = None if self._rows is None else self._rows.to(query.device)  # None: all, in order
+        queries = query if rows is None else query[rows]
+        outputs = []
         first = 0
         for prefix in self._prefixes:
             keys, values = prefix.layers[layer]
             end = first + len(prefix.rows)
-            some = asking if end - first == len(asking) else asking[first:end]
+            of_prefix = queries if end - first == len(queries) else queries[first:end]
             first = end
             # the queries of all rows, and of all heads that share a key head, follow each other
-            by_head = some.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)  # [Hkv, n, G, W, D]
-            packed = by_head.flatten(1, 3)[None]
+            by_head = of_prefix.unflatten(1, (keys.shape[1], -1)).transpose(0, 1)
+            packed = by_head.flatten(1, 3)[None]  # [1, Hkv, n G W, D] of [Hkv, n, G, W, D]
             if by_kernel:  # as heads of one position, the last of the prefix
                 last = torch.full((1,), keys.shape[2] - 1, dtype=torch.int64, device=keys.device)
                 out, out_lse = dispatch.run(
@@ -158,35 +126,27 @@ class SharedPrefix:
                 out, out_lse = attend_with_lse(
                     packed, keys, values, None, scale=scale, softcap=softcap
                 )
-            out = out.view(*by_head.shape[:-1], -1).transpose(0, 1).flatten(1, 2)
+            out = out.view(*by_head.shape[:-1], -1).transpose(0, 1).flatten(1, 2)  # [n, Hq, W, D]
             out_lse = out_lse.view(by_head.shape[:-1]).transpose(0, 1).flatten(1, 2)
-            made.append((out, out_lse))
-        found, found_lse = made[0]
-        if len(made) > 1:
-            found, found_lse = (torch.cat(parts) for parts in zip(*made, strict=True))
+            outputs.append((out, out_lse))
+        over_prefix, prefix_lse = outputs[0]
+        if len(outputs) > 1:
+            over_prefix, prefix_lse = (torch.cat(pieces) for pieces in zip(*outputs, strict=True))
         if rows is None:
-            return merge(own, lse, found, found_lse)
-        return own.index_copy(0, rows, merge(own[rows], lse[rows], found, found_lse))
+            return merge(own, lse, over_prefix, prefix_lse)
+        return own.index_copy(0, rows, merge(own[rows], lse[rows], over_prefix, prefix_lse))
 
 
 def attend_with_lse(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
     scale: float, softcap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Attention by torch, of query heads that share keys as queries of one head, and the
-    log-sum-exps of its scores.
+    """Attention `[R, Hq, W, D]` by torch, of query heads that share keys as queries of one head,
+    and the log-sum-exps `[R, Hq, W]` float32 of its scores, to which a mask `[R, 1 or Hkv, W, S]`
+    is added.
 
     Source of the operation on a CPU: `F.scaled_dot_product_attention`, which runs it and drops the
     log-sum-exps; torch 2.6 to 2.13.
-
-    Args:
-        query: `[R, Hq, W, D]`.
-        key, value: `[R, Hkv, S, D]`.
-        mask: `[R, 1 or Hkv, W, S]`, added to scores; None: all is seen.
-        scale, softcap: of the scores.
-
-    Returns:
-        `[R, Hq, W, D]` of query's dtype, and `[R, Hq, W]` float32.
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -211,11 +171,8 @@ def attend_with_lse(
 
 
 def merge(own: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
-    """One attention `[..., D]` of two, each over some of the keys.
-
-    Args:
-        own, other: `[..., D]`.
-        lse, other_lse: `[...]`, the log-sum-exps of their scores.
+    """One attention `[..., D]` of two, each over some of the keys, by the log-sum-exps of their
+    scores.
     """
     share = torch.sigmoid(other_lse - lse)[..., None]  # of the other's weights
     return torch.lerp(own.float(), other.float(), share).to(own.dtype)

@@ -131,7 +131,7 @@ class Structure:
         )
 
     def turn_angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """What `rotary` gives, as `mmaccel.kernels.rope_write` takes it."""
+        """What `rotary` gives, as `rope_write` takes it."""
         if self.spec.repeats:
             half = cos.shape[-1] // 2
             cos, sin = (a[..., :half].repeat_interleave(2, -1) for a in (cos, sin))
@@ -139,20 +139,12 @@ class Structure:
 
 
 def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
-    """The structure of a model that `find_facts` accepts.
-
-    Args:
-        model: of transformers.
-        windows: sliding window of every layer, in positions; None where it sees everything.
-
-    Raises:
-        UnknownDecoderError: names what the fused decoder does not know.
-
-    Cost: reads attributes.
+    """The structure of a model that `find_facts` accepts, whose layers have these sliding windows.
+    Reads attributes alone; raises UnknownDecoderError with what the fused decoder does not know.
     """
-    found = find_hook(model)
-    if found:
-        raise UnknownDecoderError(found)
+    obstacle = find_hook(model)
+    if obstacle:
+        raise UnknownDecoderError(obstacle)
     decoder = find_decoder(model)
     config = decoder.config
     prefix, stack, spec = _find_layers(decoder)
@@ -169,9 +161,9 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     named = {name: getattr(decoder, name) for name in names if name}
     parts = {name: part for name, part in named.items() if part is not None}
     _check_forwards(decoder, name_forward(stack[0]).partition(".")[0], parts)
-    found = find_unpackable(list(parts.values()))
-    if found:
-        raise UnknownDecoderError(found)
+    obstacle = find_unpackable(list(parts.values()))
+    if obstacle:
+        raise UnknownDecoderError(obstacle)
 
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     layers = [_read_layer(layer, spec, config, kind) for layer, kind in zip(stack, kinds)]
@@ -202,10 +194,7 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
 
 
 def find_hook(model: Any) -> str:
-    """The first module of a model's decoder or head that something watches or wraps; or empty.
-
-    Cost: one visit of each module.
-    """
+    """The first module of a model's decoder or head that something watches or wraps; or empty."""
     decoder = find_decoder(model)
     head = model.get_output_embeddings()
     parts = [(type(module).__name__, module) for module in (model, model.base_model)]
@@ -231,9 +220,8 @@ def find_decoder(model: Any) -> Any:
 
 
 def name_forward(module: nn.Module) -> str:
-    """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere.
-
-    A forward that is inherited is the base's. What transformers and torch wrap around it is none.
+    """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere:
+    of one that is inherited the base. What transformers and torch wrap around it is none.
     """
     forward: Any = type(module).forward
     path = forward.__globals__["__name__"]

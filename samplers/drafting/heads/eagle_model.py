@@ -45,16 +45,9 @@ _PUBLISHED = {  # the authors' prefix of our names
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSizes:
-    """Sizes of a head's layers.
+    """Sizes of a head's layers, named as in transformers."""
 
-    Attributes:
-        hidden_size: C, of the head.
-        intermediate_size: of its MLPs.
-        num_attention_heads, num_key_value_heads, head_dim: of its attention.
-        rms_norm_eps, rope_theta: as in transformers.
-    """
-
-    hidden_size: int = field(metadata={"domain": _WIDTH})
+    hidden_size: int = field(metadata={"domain": _WIDTH})  # C
     intermediate_size: int = field(metadata={"domain": _WIDTH})
     num_attention_heads: int = field(metadata={"domain": _HEADS})
     num_key_value_heads: int = field(metadata={"domain": _HEADS})
@@ -73,39 +66,25 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadSizes):
-    """Sizes of a head.
+    """Sizes of an EAGLE head."""
 
-    Attributes:
-        vocab_size: V, of the large model.
-        draft_vocab_size: tokens that the head scores.
-        features: F, width of the large model's states that an entry reads.
-        aux_layers: the layers whose inputs these are, side by side; empty: the last states.
-        norm_before_residual: whether the residual stream begins behind the norm of f.
-    """
-
-    vocab_size: int = field(metadata={"domain": _VOCABULARY})
-    draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})
-    features: int = 0
-    aux_layers: tuple[int, ...] = ()
-    norm_before_residual: bool = False
+    vocab_size: int = field(metadata={"domain": _VOCABULARY})  # V, of the large model
+    draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})  # tokens that the head scores
+    features: int = 0  # F, width of the large model's states that an entry reads
+    aux_layers: tuple[int, ...] = ()  # whose inputs these are, side by side; empty: the last states
+    norm_before_residual: bool = False  # the residual stream begins behind the norm of f
 
     @property
     def is_third(self) -> bool:
-        """Whether it is an EAGLE 3 head."""
         return bool(self.aux_layers)
 
 
 class HeadCache(NamedTuple):
-    """Keys and values of a head.
+    """Keys and values of a head; an entry stands at its column."""
 
-    Attributes:
-        keys, values: `[B, S, ..., Hkv, d]`; an entry stands at its column.
-        first: `[B]` int64, the first column that holds one.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [B, S, ..., Hkv, d]
     values: Tensor
-    first: Tensor
+    first: Tensor  # [B] int64, the first column that holds an entry
 
     @classmethod
     def empty(cls, weight: Tensor, rows: int, columns: int, *sizes: int) -> HeadCache:
@@ -116,23 +95,15 @@ class HeadCache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a head before they attend.
+    """Entries of a head before they attend."""
 
-    Attributes:
-        residual: `[B, K, C]`.
-        queries: `[B, K, H, d]`.
-        keys, values: `[B, K, Hkv, d]`.
-    """
-
-    residual: Tensor
-    queries: Tensor
-    keys: Tensor
+    residual: Tensor  # [B, K, C]
+    queries: Tensor  # [B, K, H, d]
+    keys: Tensor  # [B, K, Hkv, d]
     values: Tensor
 
 
 class DecoderLayer(nn.Module):
-    """What decoder layers of heads have in common."""
-
     def add_linears(self, config: HeadSizes, read: int) -> None:
         """Make attention and MLP; `read` is the width of what the attention reads."""
         width, inner = config.hidden_size, config.intermediate_size
@@ -156,12 +127,8 @@ class DecoderLayer(nn.Module):
 
 
 class EagleModel(DecoderLayer):
-    """A head over one large model.
-
-    Args:
-        config: sizes.
-        embedding: `[V, C]`, input embeddings of the large model; a head may have its own.
-        output: `[V, C]`, output matrix of the large model, which an EAGLE 1 head uses.
+    """A head over one large model, whose input embeddings (a head may have its own) and output
+    matrix (which an EAGLE 1 head uses) are `[V, C]`.
     """
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
@@ -183,21 +150,17 @@ class EagleModel(DecoderLayer):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
         return self.fc.weight.dtype
 
     @property
     def width(self) -> int:
-        """C, of its states."""
         return self.config.hidden_size
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """See `EagleConfig`."""
         return self.config.aux_layers
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
-        """A cache of `rows` rows without entries."""
         sizes = (self.config.num_key_value_heads, self.config.head_dim)
         return HeadCache.empty(self.fc.weight, rows, columns, *sizes)
 
@@ -212,11 +175,8 @@ class EagleModel(DecoderLayer):
     def forward(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
         """States `[B, K, C]` after the entries; their keys and values are written to the cache.
 
-        Args:
-            tokens: `[B, K]` int64, of the entries.
-            states: `[B, K, C]`, f: those of `enter`, or what this function has returned.
-            columns: `[B, K]` int64, ascending, where they are written.
-            cache: whose entries up to its own column each entry attends to.
+        `states` `[B, K, C]` are f: those of `enter`, or what this function has returned. `columns`
+        `[B, K]` int64 ascend, and an entry attends to the cache up to its own.
         """
         entry = self.project(tokens, states, columns)
         index = columns[..., None, None].expand_as(entry.keys)
@@ -224,13 +184,12 @@ class EagleModel(DecoderLayer):
         cache.values.scatter_(1, index, entry.values)
         at = torch.arange(cache.keys.shape[1], device=tokens.device)
         is_held = at >= cache.first[:, None, None]  # [B, 1, S]
-        own = columns[..., None]
-        mask = (is_held & (at <= own)) | (at == own)  # [B, K, S]
+        column = columns[..., None]
+        mask = (is_held & (at <= column)) | (at == column)  # [B, K, S]
         attended = attend(entry.queries, cache.keys, cache.values, mask)
         return self.add_mlp(entry.residual, attended)
 
     def project(self, tokens: Tensor, states: Tensor, columns: Tensor) -> Entries:
-        """What entries ask and hold; see `forward`."""
         config = self.config
         embedded = F.embedding(tokens, self.embedding).to(self.dtype)
         if config.is_third:
@@ -286,7 +245,6 @@ def turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The sizes of a head in a `config.json`, by their names here."""
     inner = read_value(content, "transformer_layer_config", dict | None, file, "drafts")
     sizes: dict[str, Any] = {**content, **(inner or {})}
     rope = read_value(sizes, "rope_parameters", dict | None, file, "drafts") or {}
@@ -326,12 +284,8 @@ FOLDER = Schema(
 
 
 def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write a head in the layout of its authors, float16.
-
-    Args:
-        model: an EAGLE 3 head, without embeddings of its own.
-        folder: made where missing.
-        card: what goes into `config.json` beside the sizes.
+    """Write an EAGLE 3 head without embeddings of its own in the layout of its authors, float16;
+    `card` goes into `config.json` beside the sizes.
     """
     sizes = asdict(model.config)
     layers = sizes.pop("aux_layers")
@@ -354,12 +308,8 @@ def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> N
 def load_eagle(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> EagleModel:
-    """Read a head.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors`.
-        embedding, output: `[V, D]`, input embeddings and output matrix of the large model.
-        n_layers: of the large model.
+    """Read a head for a large model of `n_layers`, whose input embeddings and output matrix are
+    `[V, D]`.
 
     Raises:
         OptionError: no such files, or a head of another model.
@@ -370,12 +320,12 @@ def load_eagle(
     with torch.device("meta"):
         outline = EagleModel(config, embedding, output)
     n_ids = config.draft_vocab_size
-    wanted = shapes_of(outline) | {"embed_tokens.weight": tuple(embedding.shape), "d2t": (n_ids,)}
+    shapes = shapes_of(outline) | {"embed_tokens.weight": tuple(embedding.shape), "d2t": (n_ids,)}
     optional = ["fc.bias", "embed_tokens.weight"]
     if n_ids == config.vocab_size:
         optional.append("d2t")
-    tensors = opened.weights.read(wanted, optional)
-    own = tensors.pop("embed_tokens.weight", None)
+    tensors = opened.weights.read(shapes, optional)
+    embedded = tensors.pop("embed_tokens.weight", None)  # a head may have its own
     targets = torch.arange(n_ids)
     if "d2t" in tensors:
         targets = targets + tensors.pop("d2t").long()
@@ -387,14 +337,15 @@ def load_eagle(
     if not config.is_third:
         tensors.setdefault("fc.bias", torch.zeros(config.hidden_size, dtype=torch.float32))
     with torch.device("meta"):
-        model = EagleModel(config, embedding if own is None else own.to(embedding), output)
+        if embedded is not None:
+            embedding = embedded.to(embedding)
+        model = EagleModel(config, embedding, output)
     model.load_state_dict(tensors, assign=True)
     model.targets = targets
     return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
 
 
 def _fit(opened: Opened[EagleConfig], embedding: Tensor, n_layers: int) -> EagleConfig:
-    """The configuration of a head for a large model, with the layout that its tensors have."""
     config, shapes = opened.settings, opened.weights.shapes
     layers: tuple[int, ...] = ()
     features = shapes.get("fc.weight", (0, 0))[-1]
@@ -408,12 +359,12 @@ def _fit(opened: Opened[EagleConfig], embedding: Tensor, n_layers: int) -> Eagle
     else:
         features -= config.hidden_size
     vocab_size, width = embedding.shape
-    wanted = width * max(1, len(layers))
-    is_fit = config.vocab_size == vocab_size and config.hidden_size == width
-    if not is_fit or features != wanted:
+    read_width = width * max(1, len(layers))
+    sizes = (config.vocab_size, config.hidden_size, features)
+    if sizes != (vocab_size, width, read_width):
         raise OptionError(
             f"drafts: expected a head of width {width} for {vocab_size} tokens and states of "
-            f"{wanted}, received one of width {config.hidden_size} for {config.vocab_size} and "
+            f"{read_width}, received one of width {config.hidden_size} for {config.vocab_size} and "
             f"{features} in {opened.weights.file.parent}; take the head of this model"
         )
     return replace(config, features=features, aux_layers=layers)

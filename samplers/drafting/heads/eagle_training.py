@@ -42,15 +42,9 @@ def make_head(
     work: Path | None = None,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train a head and write it; returns its card.
+    """Train a head for a causal LM on its device, write it into `out` and return its card.
 
-    Args:
-        model: a causal LM on its device.
-        texts: read one behind the other.
-        plan: of the training.
-        out: folder of the head.
-        work: folder of the state; None is `out/work`.
-        facts: of the card.
+    `facts` are of the card; the state of the training is kept in `work`, or else in `out/work`.
 
     Raises:
         OptionError: too few texts, a state of another head, or a layer, a number of tokens or a
@@ -77,7 +71,6 @@ def make_head(
 
 
 def _read_tokens(texts: Sequence[str], tokenizer: Any) -> Tensor:
-    """All texts, one behind the other, `[N]` int64."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = [[*tokenizer(text, verbose=False)["input_ids"], *end] for text in texts]
     return torch.tensor([id for each in ids for id in each], dtype=torch.int64)
@@ -134,7 +127,6 @@ def _train(
     *,
     work: Path,
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Train to the end of the plan; returns seconds and the validation by step."""
     state_file = work / "state.pt"
     optimizer = torch.optim.AdamW(head.parameters(), lr=plan.rate, betas=(0.9, 0.95))
     begin = 0
@@ -205,25 +197,17 @@ def _draw_pieces(tokens: Tensor, plan: HeadTraining, step: int) -> Tensor:
 
 
 def measure_rounds(model: Any, head: EagleModel, ids: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-    """Losses of all rounds, and how often the likeliest token is the model's.
-
-    Args:
-        model: the large model.
-        head: an EAGLE 3 head of it.
-        ids: `[B, T + 2]` int64.
-        ahead: rounds after the first.
-
-    Returns:
-        `[1 + ahead]` nats, and `[1 + ahead]` in 0..1.
+    """Losses in nats of all rounds of an EAGLE 3 head, and how often the likeliest token is the
+    model's, `[1 + ahead]` each; `ids` are `[B, T + 2]`.
     """
     with torch.no_grad():
         output = model(ids[:, :-1], output_hidden_states=True, use_cache=False)
     layers = head.config.aux_layers
     features = torch.cat([output.hidden_states[layer] for layer in layers], -1)[:, :-1]
     tokens = ids[:, 1:-1]  # entry t has token t + 1 and predicts token t + 2
-    wanted = output.logits[:, 1:].float()  # the model's scores of that
-    target = wanted.softmax(-1)[..., head.targets]
-    likeliest = wanted.argmax(-1)
+    scores = output.logits[:, 1:].float()  # the model's, of token t + 2
+    target = scores.softmax(-1)[..., head.targets]
+    likeliest = scores.argmax(-1)
     length = tokens.shape[1]
     columns = torch.arange(length, device=ids.device).expand_as(tokens)
     states = head.enter(features)
@@ -235,10 +219,10 @@ def measure_rounds(model: Any, head: EagleModel, ids: Tensor, ahead: int) -> tup
             states = F.pad(states, (0, 0, 1, 0))[:, :-1]
         rounds.append(head.project(tokens, states, columns))
         states = head.add_mlp(rounds[-1].residual, _attend(rounds))
-        found = head.lm_head(head.norm(states)).float()
-        nats = -(target * found.log_softmax(-1)).sum(-1)
+        logits = head.lm_head(head.norm(states)).float()
+        nats = -(target * logits.log_softmax(-1)).sum(-1)
         losses.append(nats[:, j:].mean())
-        guess = head.targets[found.argmax(-1)]
+        guess = head.targets[logits.argmax(-1)]
         right.append((guess == likeliest)[:, j:].float().mean())
     return torch.stack(losses), torch.stack(right)
 

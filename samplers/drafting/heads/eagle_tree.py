@@ -20,13 +20,11 @@ class HeadTree:
     """The paths that a head has read behind the last known token.
 
     Args:
-        head: the head.
         cache: of what is accepted; it stands before column `first`, and so does the last known
             token. The chain's drafts are written from there on.
         first: `[B, 1]` int64, the column of the chain's first draft as an entry.
         drafts: `[B, K]` int64, the chain without drafts that no draft follows.
         states: `[B, K + 1, C]`, of the last known token and of these drafts.
-        depth: the most drafts of a path.
     """
 
     def __init__(
@@ -58,21 +56,21 @@ class HeadTree:
         """States `[B, n, C]` of the head after paths, of each of which all but the last draft was
         read before.
         """
-        own = cut_paths(paths)
-        rows = torch.arange(len(own), device=own.device)[:, None]
+        drafts = cut_paths(paths)  # [B, n, depth]
+        rows = torch.arange(len(drafts), device=drafts.device)[:, None]
         last = (paths.depths - 1).clamp(min=0)[..., None]
-        tokens = own.gather(2, last)[..., 0].clamp(min=0)
-        above = find_paths(self._paths, own.scatter(2, last, -1)).at  # [B, n]
+        tokens = drafts.gather(2, last)[..., 0].clamp(min=0)
+        above = find_paths(self._paths, drafts.scatter(2, last, -1)).at  # [B, n], without the last
         columns = (self._first + paths.depths - 1).clamp(min=0)
         entry = self._head.project(tokens, self._states[rows, above], columns)
 
         # what an entry sees: all that is accepted, its path, itself
-        n = own.shape[1]
-        at = torch.arange(self._cache.keys.shape[1], device=own.device)
+        n = drafts.shape[1]
+        at = torch.arange(self._cache.keys.shape[1], device=drafts.device)
         is_accepted = (at >= self._cache.first[:, None]) & (at < self._first)  # [B, S]
-        own_sees = torch.eye(n, dtype=torch.bool, device=own.device).expand(len(own), -1, -1)
+        is_self = torch.eye(n, dtype=torch.bool, device=drafts.device).expand(len(drafts), -1, -1)
         before = self._sees[rows, above]  # [B, n, m]
-        mask = torch.cat([is_accepted[:, None].expand(-1, n, -1), before, own_sees], 2)
+        mask = torch.cat([is_accepted[:, None].expand(-1, n, -1), before, is_self], 2)
         keys = torch.cat([self._keys, entry.keys], 1)
         values = torch.cat([self._values, entry.values], 1)
         attended = attend(
@@ -87,7 +85,7 @@ class HeadTree:
         self._states = torch.cat([self._states, states], 1)
         self._keys = keys
         self._values = values
-        self._paths = torch.cat([self._paths, own], 1)
+        self._paths = torch.cat([self._paths, drafts], 1)
         wider = F.pad(self._sees, (0, n))
-        self._sees = torch.cat([wider, torch.cat([before, own_sees], 2)], 1)
+        self._sees = torch.cat([wider, torch.cat([before, is_self], 2)], 1)
         return states

@@ -20,15 +20,10 @@ from mmaccel.samplers.drafting.contract import OpenRun
 
 
 class Drafted(NamedTuple):
-    """What a draft model has drafted for a window so far, k drafts of each row.
+    """What a draft model has drafted for a window so far, k drafts of each row."""
 
-    Attributes:
-        last: `[B, V]`, from which the last of them was drawn.
-        confidences: `[B, k]`, the draft model's probability of each.
-    """
-
-    last: Tensor
-    confidences: Tensor
+    last: Tensor  # [B, V], from which the last of them was drawn
+    confidences: Tensor  # [B, k], the draft model's probability of each
 
     @property
     def entropy(self) -> Tensor:
@@ -41,38 +36,23 @@ class DraftLength(Checked):
     """Base of rules; a child implements `goes_on`, or `open` if it learns from passes."""
 
     def goes_on(self, drafted: Drafted) -> Tensor:
-        """`[B]` bool, the rows for which another draft is worth its pass.
-
-        Args:
-            drafted: one draft of each row, or more.
-        """
+        """`[B]` bool, the rows for which another draft is worth its pass, after one or more."""
         raise NotImplementedError
 
     def open(self, run: OpenRun) -> LengthJudge:
-        """What decides in one run.
-
-        Args:
-            run: before its first pass.
-        """
         return LengthJudge(self)
 
 
 @dataclass(eq=False)
 class LengthJudge:
-    """A rule in one run. A child has what passes teach it.
-
-    Args:
-        rule: that decides.
-    """
+    """A rule in one run. A child has what passes teach it."""
 
     rule: DraftLength
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
-        """See `DraftLength.goes_on`."""
         return self.rule.goes_on(drafted)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """Read how many tokens each row gained in the pass, `[B]` int64."""
+        """Read how many tokens each row gained, `[B]` int64."""
 
-    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """Forget the rows that stood in these batch slots, `[n]` int64."""
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None: ...

@@ -4,12 +4,10 @@ J. Mamou et al., "Dynamic Speculation Lookahead Accelerates Speculative Decoding
 Models", 2024 (arXiv 2405.04304): features of the draft model's distribution and the number of the
 draft go into a small classifier; drafting stops where its answer is below a threshold.
 
-Departures: the paper's classifier is trained beforehand on texts that both models have continued.
-Here it is a logistic regression on three features (the probability of the draft, the entropy, the
-number of the draft), begun at weights that trust the draft model, and taught by each pass which
-drafts were accepted. A row teaches its own classifier alone: a policy that is exact in distribution
-makes the same tokens for it in any batch. The answer is about the draft that was just made; the
-next one is worth its pass only if that is accepted.
+Departures: the paper's classifier is trained beforehand. Here it is a logistic regression on the
+draft's probability, the entropy and the number of the draft, begun at weights that trust the draft
+model and taught by each pass, by each row for itself. The answer is about the draft that was just
+made: the next one is worth its pass only if that is accepted.
 """
 
 from __future__ import annotations
@@ -37,6 +35,8 @@ class DISCO(DraftLength):
     Args:
         threshold: of the probability of acceptance.
         rate: step of the classifier's gradient descent; 0 teaches it nothing.
+
+    Loses: where drafts are nearly free, and in batches.
     """
 
     threshold: float = within(0.4, 0, 1, "0.4 is a start")
@@ -53,44 +53,36 @@ class DISCO(DraftLength):
 
 @dataclass(eq=False)
 class Classifier(LengthJudge):
-    """A logistic regression of each row in one run.
+    """A logistic regression of each row in one run."""
 
-    Args:
-        weights: `[B, 4]`.
-        threshold, rate: see `DISCO`.
-    """
-
-    weights: Held
+    weights: Held  # [B, 4]
     threshold: float
     rate: float
     _features: Tensor | None = None  # [B, k, 4] of the window's drafts
-    _made: Tensor | None = None  # [B, k] bool, which of them the row has drafted
+    _is_drafted: Tensor | None = None  # [B, k] bool, which of them the row has drafted
 
     def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
-        """See `DraftLength.goes_on`."""
         chance = drafted.confidences[:, -1]
         k = drafted.confidences.shape[1]
         number = torch.full_like(chance, k / 8)
-        seen = torch.stack([torch.ones_like(chance), chance, drafted.entropy, number], 1)
-        seen = seen.nan_to_num(0.0)  # of a draft model gone wrong, which teaches nothing
-        is_begun = k == 1 or self._features is None
-        made = torch.ones_like(chance, dtype=torch.bool)
-        if is_begun:
-            self._features = seen[:, None]
-            self._made = made[:, None]
+        features = torch.stack([torch.ones_like(chance), chance, drafted.entropy, number], 1)
+        features = features.nan_to_num(0.0)  # of a draft model gone wrong, which teaches nothing
+        if k == 1 or self._features is None:
+            self._features = features[:, None]
+            self._is_drafted = torch.ones_like(chance, dtype=torch.bool)[:, None]
         else:
-            assert self._features is not None and self._made is not None
-            made = self._made[:, -1] & self._answer(run, self._features[:, -1])
-            self._features = torch.cat([self._features, seen[:, None]], 1)
-            self._made = torch.cat([self._made, made[:, None]], 1)
-        return self._answer(run, seen)
+            assert self._is_drafted is not None
+            is_drafted = self._is_drafted[:, -1] & self._answer(run, self._features[:, -1])
+            self._features = torch.cat([self._features, features[:, None]], 1)
+            self._is_drafted = torch.cat([self._is_drafted, is_drafted[:, None]], 1)
+        return self._answer(run, features)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """Teach the drafts up to the first rejection; those behind it were not judged."""
-        if self._features is None or self._made is None or not self.rate:
+        if self._features is None or self._is_drafted is None or not self.rate:
             return
-        number = torch.arange(self._made.shape[1], device=n_new.device)
-        is_judged = self._made & (number < n_new[:, None]) & (n_new > 0)[:, None]
+        number = torch.arange(self._is_drafted.shape[1], device=n_new.device)
+        is_judged = self._is_drafted & (number < n_new[:, None]) & (n_new > 0)[:, None]
         is_right = number < n_new[:, None] - 1
         weights = self._weights(run, len(n_new))
         predicted = (self._features * weights[:, None]).sum(-1).sigmoid()
@@ -98,23 +90,19 @@ class Classifier(LengthJudge):
         step = (error[..., None] * self._features).sum(1)
         self.weights.hold(weights + self.rate * step)
         self._features = None
-        self._made = None
+        self._is_drafted = None
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `LengthJudge.begin_rows`."""
         if self.weights.value is not None:
             first = torch.tensor(_FIRST, device=batch_slots.device, dtype=torch.float32)
             self.weights.get()[batch_slots] = first
 
     def _answer(self, run: OpenRun, features: Tensor) -> Tensor:
-        """`[B]` bool, whether a draft with these features `[B, 4]` is expected to be accepted."""
         weights = self._weights(run, len(features))
         return (features * weights).sum(-1).sigmoid() >= self.threshold
 
     def _weights(self, run: OpenRun, rows: int) -> Tensor:
-        found = self.weights.value
-        if found is not None:
-            return found
-        return torch.tensor(_FIRST, device=run.prompt.tokens.device, dtype=torch.float32).repeat(
-            rows, 1
-        )
+        if self.weights.value is not None:
+            return self.weights.value
+        device = run.prompt.tokens.device
+        return torch.tensor(_FIRST, device=device, dtype=torch.float32).repeat(rows, 1)

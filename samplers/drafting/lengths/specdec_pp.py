@@ -26,11 +26,12 @@ class SpecDecPP(DraftLength):
         threshold: of the probability that at least one draft is rejected.
         power: of the draft model's probability, which then counts as that of acceptance; 0.5 for a
             draft model that is less sure than it could be.
+
+    Loses: as `SVIP`.
     """
 
     threshold: float = within(0.7, 0, 1, "the paper takes 0.7")
     power: float = within(1.0, 0, 16, "1 takes probabilities as they are")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
-        """`[B]` bool: whether all drafts of the window are likely accepted."""
         return 1 - (drafted.confidences**self.power).prod(1) <= self.threshold

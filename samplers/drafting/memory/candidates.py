@@ -38,30 +38,20 @@ _DOUBT = 0.5  # occurrences that say something else: one that agrees with itself
 
 
 class Texts(NamedTuple):
-    """Where each row looks for its last tokens.
+    """Where each row looks for its last tokens."""
 
-    Attributes:
-        tokens: `[B, T]` int64, one text after the other; negative for none.
-        columns: `[T]` int64, of each token in its text. A context lies within one text.
-        ranks: `[B, T]` int64, which of two occurrences is read first, the larger; all different.
-            -1: what stands there must not be read.
-    """
-
-    tokens: Tensor
-    columns: Tensor
+    tokens: Tensor  # [B, T] int64, one text after the other; negative for none
+    columns: Tensor  # [T] int64, of each token in its text. A context lies within one text.
+    # [B, T] int64, which of two occurrences is read first, the larger; all different. -1: what
+    # stands there must not be read.
     ranks: Tensor
 
 
 class Contexts(NamedTuple):
-    """What n candidates' slots of each row follow.
+    """What n candidates' slots of each row follow."""
 
-    Attributes:
-        last: `[B, n, L]` int64, the tokens before the slot, the nearest last; -1 for none.
-        depths: `[B, n]` int64, number of the draft slot.
-    """
-
-    last: Tensor
-    depths: Tensor
+    last: Tensor  # [B, n, L] int64, the tokens before the slot, the nearest last; -1 for none
+    depths: Tensor  # [B, n] int64, number of the draft slot
 
 
 def own_text(run: OpenRun) -> Texts:
@@ -79,68 +69,59 @@ def tokens_before(tokens: Tensor, first: Tensor, n: int) -> Tensor:
 
 
 def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """Where the longest suffix of each row stood before, the latest occurrence of it.
-
-    Args:
-        tokens: `[B, N]` int64.
-        filled: `[B, 1]` int64, the column behind the suffix.
-        reach: the most tokens of it.
+    """Where the longest suffix of up to `reach` tokens before column `filled` `[B, 1]` stood
+    before, the latest occurrence of it.
 
     Returns:
         The column `[B, 1]` of what followed, that of the last token where it never did; and how
-        many tokens agree, `[B]` int64.
+            many
+        tokens agree, `[B]` int64.
     """
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     texts = Texts(tokens, columns, columns.where(columns < filled, -1))
     last = tokens_before(tokens, filled, reach)
-    found, is_found, lengths = find_contexts(texts, last[:, None], 1)
-    return found[:, 0].where(is_found[:, 0], filled - 1), lengths[:, 0]
+    indices, is_there, lengths = find_contexts(texts, last[:, None], 1)
+    return indices[:, 0].where(is_there[:, 0], filled - 1), lengths[:, 0]
 
 
 def find_contexts(
     texts: Texts, last: Tensor, m: int, least: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the longest suffixes of contexts stood before, at most m occurrences of each.
+    """Where the longest suffixes of contexts `[B, n, L]` stood before, at most m occurrences each.
 
-    Args:
-        texts: that are looked through.
-        last: `[B, n, L]` int64, see `Contexts`.
-        m: occurrences.
-        least: tokens that have to agree.
+    At least `least` tokens have to agree.
 
     Returns:
         Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; which of
         them there are, `[B, n, m]` bool; and how many tokens agree, `[B, n]` int64.
     """
     reach = last.shape[2]
+    # of each place t: whether its tokens t - 1, t - 2, … agree with the context, and how many do
     agrees = (texts.ranks >= 0)[:, None]  # [B, 1, T]
     n_agree = torch.zeros_like(texts.ranks)[:, None]
     for back in range(reach):
-        wanted = last[..., reach - 1 - back, None]  # [B, n, 1]
+        sought = last[..., reach - 1 - back, None]  # [B, n, 1]
         before = texts.tokens.roll(1 + back, 1)[:, None]
-        agrees = agrees & (before == wanted) & (wanted >= 0) & (texts.columns > back)
+        agrees = agrees & (before == sought) & (sought >= 0) & (texts.columns > back)
         n_agree = n_agree + agrees.long()
     longest = n_agree.amax(-1, keepdim=True)
     is_best = (n_agree == longest) & (longest >= least)
     ranks = texts.ranks[:, None].where(is_best, -1)
-    found = ranks.topk(min(m, ranks.shape[2]), -1)
-    return found.indices, found.values >= 0, longest[..., 0]
+    best = ranks.topk(min(m, ranks.shape[2]), -1)
+    return best.indices, best.values >= 0, longest[..., 0]
 
 
 def vote(
     texts: Texts, contexts: Contexts, m: int, vocab_size: int, otherwise: Tensor | None = None
 ) -> Children:
-    """What followed the longest suffixes of contexts, the candidates that most occurrences say.
-
-    Args:
-        m: occurrences that count.
-        otherwise: as for `merge_votes`; None: the token before.
+    """What followed the longest suffixes of contexts, the candidates that most of up to m
+    occurrences say; `otherwise` `[B, n]` where there is none, or the token before.
     """
-    found, is_found, _ = find_contexts(texts, contexts.last, m)
-    tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
+    indices, is_there, _ = find_contexts(texts, contexts.last, m)
+    tokens = texts.tokens.gather(1, indices.flatten(1)).view_as(indices)
     if otherwise is None:
         otherwise = contexts.last[..., -1]
-    return merge_votes(tokens, is_found.float(), otherwise, vocab_size)
+    return merge_votes(tokens, is_there.float(), otherwise, vocab_size)
 
 
 def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: int) -> Children:
@@ -151,14 +132,13 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
         weights: `[B, n, m]` float32 of at least 0, multiples of a power of two, whose sums do not
             depend on their order.
         otherwise: `[B, n]` int64, the only candidate where there is no vote.
-        vocab_size: V.
     """
     tokens = tokens.clamp(0, vocab_size - 1)
     is_same = tokens[..., :, None] == tokens[..., None, :]  # [B, n, m, m]
     votes = (is_same * weights[..., None, :]).sum(-1)
     votes = votes.masked_fill(is_same.tril(-1).any(-1), 0.0)  # counted at the first of the same
     best = votes.sort(dim=-1, descending=True, stable=True)
-    found = tokens.gather(2, best.indices)[..., :RANKS]
+    candidates = tokens.gather(2, best.indices)[..., :RANKS]
     log_probs = (best.values / (best.values.sum(-1, keepdim=True) + _DOUBT)).log()[..., :RANKS]
 
     # without a vote, one token that may be any of V
@@ -166,30 +146,23 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
     otherwise = otherwise.clamp(0, vocab_size - 1)[..., None]
     guess = torch.full_like(log_probs, -math.inf)
     guess[..., 0] = -math.log(vocab_size)
-    return Children(found.where(is_known, otherwise), log_probs.where(is_known, guess))
+    return Children(candidates.where(is_known, otherwise), log_probs.where(is_known, guess))
 
 
-def order_by_noise(found: Children, noise: Tensor, depths: Tensor, k: int) -> Children:
-    """The k candidates that the noise of their slots prefers, and how likely each is then right.
-
-    Args:
-        found: candidates, with their probabilities before the noise is known.
-        noise: frozen noise of the draft slots, see `Drafter.correct`.
-        depths: `[B, n]` int64, numbers of their draft slots.
-        k: how many.
+def order_by_noise(candidates: Children, noise: Tensor, depths: Tensor, k: int) -> Children:
+    """The k candidates that the noise of their draft slots (`depths` `[B, n]`) prefers, and how
+    likely each is then right.
     """
-    values = found.log_probs + _take(noise, depths, found.tokens)
+    values = candidates.log_probs + _take(noise, depths, candidates.tokens)
     best = values.sort(dim=-1, descending=True, stable=True)
-    share = found.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
+    share = candidates.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
     share = share.clamp(max=0)  # kept in float16 they may add up to more
     log_probs = best.values.log_softmax(-1) + share
-    return Children(found.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
+    return Children(candidates.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
 
 
 @dataclass(frozen=True)
 class CandidateSource(DraftSource):
-    """Base of sources whose drafters are `CandidateDrafter`s."""
-
     is_capturable: ClassVar[bool] = True
     keeps_predictions: ClassVar[bool] = False
     reads_last_scores: ClassVar[bool] = False
@@ -199,25 +172,15 @@ class CandidateSource(DraftSource):
 
 @dataclass(eq=False)
 class CandidateDrafter(Drafter):
-    """Drafts out of candidates in one run.
+    """Drafts out of candidates in one run."""
 
-    Args:
-        reach: L, tokens of a context.
-    """
-
-    reach: int
+    reach: int  # L, tokens of a context
 
     @abstractmethod
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
-        """What may follow some contexts, `[B, n, k]`, one at least with a finite log-probability.
-
-        Args:
-            run: whose token buffer holds what was accepted, up to the window.
-            contexts: n of each row.
-        """
+        """What may follow contexts, `[B, n, k]`, one at least with a finite log-probability."""
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
         is_certain = run.policy.freezes_noise or run.params.temperature == 0
         noise = run.frozen_noise() if is_certain else None
         slots = run.rows.slots[:, :-1]
@@ -228,47 +191,49 @@ class CandidateDrafter(Drafter):
         chain = [last[:, :0]]
         for k in range(slots.shape[1]):
             depth = torch.full_like(last[:, :1], k)
-            found = self.candidates(run, Contexts(last[:, None], depth))
+            candidates = self.candidates(run, Contexts(last[:, None], depth))
             if noise is not None:
-                values = found.log_probs + _take(noise, depth, found.tokens)
+                values = candidates.log_probs + _take(noise, depth, candidates.tokens)
                 best = run.backend.run(argmax, values)  # [B, 1]
             else:
-                chances = found.log_probs.softmax(-1)
+                chances = candidates.log_probs.softmax(-1)
                 uniforms = run.noise.fresh(slots[:, k : k + 1], run.rows.passes).drafts
                 best = draw(chances, uniforms)
                 empty = torch.zeros(
                     len(last), 1, run.vocab_size, device=last.device, dtype=torch.float32
                 )
-                distributions.append(empty.scatter_add(2, found.tokens, chances))
-            token = found.tokens[:, 0].gather(1, best)
+                distributions.append(empty.scatter_add(2, candidates.tokens, chances))
+            token = candidates.tokens[:, 0].gather(1, best)
             chain.append(token)
             last = torch.cat([last, token], 1)[:, 1:]
         distribution = None if is_certain else torch.cat(distributions, 1)
         return Drafts(torch.cat(chain, 1), distribution=distribution)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
-        """See `Drafter.children`: the candidates, in the order in which noise prefers them."""
+        """The candidates, in the order in which noise prefers them."""
         known = self._known(run)[:, None].expand(-1, paths.tokens.shape[1], -1)
         texts = torch.cat([known, paths.tokens], 2)  # [B, n, L + W-1]
+        # an entry with d drafts on its path follows columns d … d + L - 1 of these
         index = paths.depths[..., None] + torch.arange(self.reach, device=texts.device)
-        found = self.candidates(run, Contexts(texts.gather(2, index), paths.depths))
-        return order_by_noise(found, noise, paths.depths, k)
+        candidates = self.candidates(run, Contexts(texts.gather(2, index), paths.depths))
+        return order_by_noise(candidates, noise, paths.depths, k)
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
-        """See `Drafter.branch`: all other candidates at the first draft, then at the next ones."""
+        """All other candidates at the first draft, then at the next ones."""
         number = torch.arange(n_branches, device=drafts.device)
         n_others = min(RANKS, run.vocab_size) - 1
         if n_others == 0:
             return None
+        # branch b leaves at draft b // (n - 1), by candidate b % (n - 1) of those but the draft
         forks = (number // n_others).clamp(max=drafts.shape[1] - length).expand(len(drafts), -1)
         path = drafts[:, None].repeat(1, n_branches, 1)  # [B, N, W-1]
-        found = self.children(run, Paths(path, forks), noise, k=RANKS)
-        is_draft = found.tokens == drafts.gather(1, forks)[..., None]
+        candidates = self.children(run, Paths(path, forks), noise, k=RANKS)
+        is_draft = candidates.tokens == drafts.gather(1, forks)[..., None]
         order = is_draft.long().argsort(dim=-1, stable=True)
         rank = (number % n_others).clamp(max=order.shape[2] - 1).expand(len(drafts), -1)
-        token = found.tokens.gather(2, order.gather(2, rank[..., None]))  # [B, N, 1]
+        token = candidates.tokens.gather(2, order.gather(2, rank[..., None]))  # [B, N, 1]
         tokens = [token]
         for step in range(1, length):
             path = path.scatter(2, forks[..., None] + step - 1, token)

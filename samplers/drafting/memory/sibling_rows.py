@@ -35,8 +35,8 @@ class SiblingRows(CandidateSource):
     Args:
         ngram: the most tokens that are looked for; the longest suffix that was found counts.
 
-    Raises:
-        OptionError: an n-gram of no token.
+    Loses: where rows have different prompts. Each draft compares `B * B * N` tokens; a row's passes
+    depend on its siblings.
     """
 
     ngram: int = within(3, 1, 64, "3 suits most texts")
@@ -53,10 +53,6 @@ class SiblingDrafter(CandidateDrafter):
     """Votes of sibling rows in one run; nothing is kept between passes."""
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
-        return vote(self._texts(run), contexts, _VOTES, run.vocab_size)
-
-    def _texts(self, run: OpenRun) -> Texts:
-        """All rows of the batch one after the other, those of other prompts closed."""
         rows = run.rows
         tokens = rows.tokens
         n_rows, n_columns = tokens.shape
@@ -66,6 +62,7 @@ class SiblingDrafter(CandidateDrafter):
         is_said = (column >= rows.origin) & (column < rows.columns[:, :1])  # [R, N]
         row = torch.arange(n_rows, device=tokens.device)[:, None]
         rank = column * n_rows + row  # the latest in its text, of equals the last row
+        # all rows of the batch one after the other, those of other prompts closed
         ranks = rank.where(is_sibling[..., None] & is_said, -1)  # [B, R, N]
-        texts = tokens.flatten().expand(n_rows, -1)
-        return Texts(texts, column.repeat(n_rows), ranks.flatten(1))
+        texts = Texts(tokens.flatten().expand(n_rows, -1), column.repeat(n_rows), ranks.flatten(1))
+        return vote(texts, contexts, _VOTES, run.vocab_size)

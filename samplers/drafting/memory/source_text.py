@@ -39,8 +39,7 @@ class SourceText(DraftSource):
         tokens: its ids, of the model's own vocabulary.
         ngram: how many of the last tokens must stand in it to realign.
 
-    Raises:
-        OptionError: no ids, negative ones, or an n-gram out of range.
+    Loses: on texts that are rearranged: a passage that moved is found only where its tokens are.
     """
 
     tokens: tuple[int, ...] = within(MISSING, hint=IDS, fewest=1, repr=False)
@@ -58,16 +57,10 @@ class SourceText(DraftSource):
 
 @dataclass(eq=False)
 class SourceDrafter(Drafter):
-    """A given text in one run.
-
-    Args:
-        ids: of the text.
-        position: `[B]` int64, where the row is in the text.
-        ngram: see `SourceText`.
-    """
+    """A given text in one run."""
 
     ids: GivenIds
-    position: Held
+    position: Held  # [B] int64, where the row is in the text
     ngram: int
 
     @property
@@ -85,10 +78,11 @@ class SourceDrafter(Drafter):
         last = rows.tokens.gather(1, columns.clamp(min=0)).where(columns >= rows.origin, -1)
         column = torch.arange(n_text, device=text.device)
         distance = (column - expected[:, None]).abs()
+        # the nearest to where the row is; of two as near the one behind it
         ranks = 2 * (n_text + expected[:, None] - distance) + (column >= expected[:, None])
         texts = Texts(text.expand(len(last), -1), column, ranks)
-        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
-        position = found[:, 0, 0].where(is_found[:, 0, 0], expected)
+        indices, is_there, _ = find_contexts(texts, last[:, None], 1, self.ngram)
+        position = indices[:, 0, 0].where(is_there[:, 0, 0], expected)
         self.position.hold(position)
 
         at = position[:, None] + torch.arange(run.width - 1, device=text.device)
@@ -96,28 +90,23 @@ class SourceDrafter(Drafter):
         return Drafts(tokens)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`: a token of the row for a token of the text."""
+        """A token of the row for a token of the text."""
         self.position.hold(self._position(run) + n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         if self.position.value is not None:
             self.position.get()[batch_slots] = 0
 
     def _position(self, run: OpenRun) -> Tensor:
-        found = self.position.value
-        return torch.zeros_like(run.rows.n_generated) if found is None else found
+        position = self.position.value
+        return torch.zeros_like(run.rows.n_generated) if position is None else position
 
 
 @dataclass(eq=False)
 class GivenIds:
-    """Ids on a device, which captured steps read.
+    """Ids on a device, which captured steps read."""
 
-    Args:
-        tensor: `[S]` int64.
-    """
-
-    tensor: Tensor
+    tensor: Tensor  # [S] int64
 
 
 @lru_cache(maxsize=8)

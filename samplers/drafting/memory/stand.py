@@ -5,12 +5,10 @@ W. Song, S. Dingliwal, S. M. Jayanthi, B. Ganesh, J. Shin, A. Galstyan, S. B. Bo
 where a text is sampled, what followed an n-gram is one draw of several, so that the likeliest
 tokens are kept with their probabilities, and drafts are sampled from them (Gumbel top-k).
 
-Departures: what is kept stands beside the row's own text, by column, and is found by the last
-tokens as the text has them; distributions of the latest four occurrences are added up. A row reads
-its own text alone, so that its passes are the same in any batch. The noise of Gumbel top-k is the
-run's: under a bitwise policy the candidate that the slot's noise prefers is the draft. Of a prompt
-only the tokens are known. The paper's trees are made from data; here any tree shape takes the
-candidates.
+Departures: what is kept stands beside the row's own text and is found by its last tokens;
+distributions of the latest four occurrences are added up. A row reads its own text alone. The noise
+of Gumbel top-k is the run's: under a bitwise policy the candidate that the slot's noise prefers is
+the draft. Of a prompt only the tokens are known. Any tree shape takes the candidates.
 """
 
 from __future__ import annotations
@@ -47,10 +45,10 @@ class STAND(CandidateSource):
     Args:
         ngram: the most tokens that are looked for; the longest suffix that was found counts.
 
-    Raises:
-        OptionError: an n-gram of no token.
-
     Memory: eight tokens of 4 bytes and as many probabilities of 2 for each token of a row.
+    Loses: on images, on short texts, on long ones (each draft is compared with the whole text), and
+    beside the fused sampling kernel of GPUs.
+    Figures: `stdlib`, window 6: 3.63 tokens a pass greedy, 1.31 at temperature 1.
     """
 
     ngram: int = within(3, 1, 64, "3 suits most texts")
@@ -69,35 +67,29 @@ class STAND(CandidateSource):
 
 @dataclass(eq=False)
 class StandDrafter(CandidateDrafter):
-    """STAND in one run.
+    """STAND in one run: by column of the token buffer its k likeliest tokens."""
 
-    Args:
-        tokens: `[B, N, k]` int32, the likeliest tokens in each column of the token buffer.
-        chances: `[B, N, k]` float16, their probabilities; 0 where rejected drafts had led to them.
-    """
-
-    tokens: Held
-    chances: Held
+    tokens: Held  # [B, N, k] int32
+    chances: Held  # [B, N, k] float16, their probabilities; 0 where rejected drafts led to them
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         texts = own_text(run)
-        found, is_found, _ = find_contexts(texts, contexts.last, _OCCURRENCES)  # [B, n, m]
+        columns, is_there, _ = find_contexts(texts, contexts.last, _OCCURRENCES)  # [B, n, m]
         seen, chances = self._tables(run)
         rows = torch.arange(len(seen), device=seen.device)[:, None, None]
-        tokens = seen[rows, found].long()  # [B, n, m, k]
-        weights = (chances[rows, found].float() * _UNIT).round() / _UNIT
+        tokens = seen[rows, columns].long()  # [B, n, m, k]
+        weights = (chances[rows, columns].float() * _UNIT).round() / _UNIT
 
         # in a prompt, the token that stands there
-        is_prompt = (found < run.rows.origin)[..., None]
+        is_prompt = (columns < run.rows.origin)[..., None]
         is_first = torch.arange(tokens.shape[3], device=tokens.device) == 0
-        tokens = torch.where(is_prompt, texts.tokens[rows, found][..., None], tokens)
-        weights = torch.where(is_prompt, is_first.float(), weights) * is_found[..., None]
+        tokens = torch.where(is_prompt, texts.tokens[rows, columns][..., None], tokens)
+        weights = torch.where(is_prompt, is_first.float(), weights) * is_there[..., None]
         return merge_votes(
             tokens.flatten(2), weights.flatten(2), contexts.last[..., -1], run.vocab_size
         )
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """See `Drafter.observe`: what the pass found likeliest in each slot of its window."""
         seen, chances = self._tables(run)
         best = scores.window.softmax(-1).nan_to_num(0.0).topk(seen.shape[2], -1)  # [B, W, k]
         at = run.rows.columns[..., None].expand_as(best.indices)
@@ -114,7 +106,7 @@ class StandDrafter(CandidateDrafter):
         self.chances.hold(chances.scatter_(1, at, kept))
 
     def _tables(self, run: OpenRun) -> tuple[Tensor, Tensor]:
-        """What is kept; zeros before the first pass."""
+        """Tokens and chances; zeros before the first pass."""
         if self.tokens.value is not None:
             return self.tokens.get(), self.chances.get()
         n_rows, n_columns = run.rows.tokens.shape

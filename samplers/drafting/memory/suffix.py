@@ -4,11 +4,10 @@ Y. Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024 (a
 section 3: the longest suffix of the text that stood before, prompt included, is gone on from; how
 long it is says how likely its continuation is right.
 
-Departures: a suffix counts up to eight tokens and is looked for anew in each pass. The paper drafts
-where a match is long enough. Here a pass covers the width with the most tokens for its cost:
-chances by the length of the match, begun at those of `_CHANCES` and corrected by what the call
-accepts, and costs as a `Tuner` measures them. Widths depend on all rows and the clock: the source
-goes with bitwise policies alone.
+Departures: a suffix counts up to eight tokens and is looked for anew in each pass. A pass covers
+the width with the most tokens for its cost: chances by the length of the match, begun at `_CHANCES`
+and corrected by what the call accepts, and costs as a `Tuner` measures them. Widths depend on all
+rows and the clock: bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -33,10 +32,14 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Suffix(DraftSource):
-    """The continuation of the longest suffix's most recent earlier occurrence.
+    """The continuation of the longest suffix's most recent earlier occurrence, in windows as wide
+    as that pays, one token where it does not: "auto" of text.
 
     Args:
         token_cost: see `BanditSpec`.
+
+    Figures: SmolLM2-135M and Gemma 3 270M: a draft behind a match of 1, 3 and 8 tokens is right in
+    22, 62 and 92 %.
     """
 
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
@@ -54,19 +57,14 @@ class Suffix(DraftSource):
         return SuffixDrafter(self, keep(run.model, kind, self.make_tuner))
 
     def make_tuner(self) -> Tuner:
-        """Of the widths of a model's passes."""
         return Tuner(_WIDTHS, self.token_cost, margin=1.1, risk=0.02, loan=4.0, stale=STALE)
 
 
 @dataclass(eq=False)
 class SuffixDrafter(Drafter):
-    """The source in one run.
+    """The source in one run."""
 
-    Args:
-        tuner: of the model's passes, from earlier runs too.
-    """
-
-    tuner: Tuner
+    tuner: Tuner  # of the model's passes, from earlier runs too
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _first: Tensor | None = field(default=None, init=False)  # [B, 1], what followed the matches
@@ -75,7 +73,6 @@ class SuffixDrafter(Drafter):
     _gain: float = field(default=1.0, init=False)  # tokens of a row in the last pass
 
     def choose_width(self, run: OpenRun, most: int) -> int:
-        """See `Drafter.choose_width`."""
         filled = run.rows.origin + run.rows.n_generated[:, None]  # [B, 1]
         tokens = run.rows.tokens[:, : int(filled.max())]
         self._first, lengths = find_suffix(tokens, filled, len(_CHANCES) - 1)
@@ -99,12 +96,11 @@ class SuffixDrafter(Drafter):
         return right / (_WEIGHT + self._judged[length])
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         assert self._first is not None
         return Drafts(copy_on(run.frontier(), self._first))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
-        """See `Drafter.accepted`: drafts up to the first wrong one are judged."""
+        """Drafts up to the first wrong one are judged."""
         self._gain = 1.0
         if self._width == 1:
             return

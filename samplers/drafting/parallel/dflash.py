@@ -33,10 +33,11 @@ class DFlash(FolderHead):
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
+
+    Loses: as `Pard`; a window is at most its `block_size`.
     """
 
     def load_head(self, model: LayerStates) -> DFlashModel:
-        """The network over a model; see `load_dflash`."""
         return load_dflash(
             self.folder,
             embedding=model.input_matrix(),
@@ -45,11 +46,6 @@ class DFlash(FolderHead):
         )
 
     def begin(self, run: OpenRun, head: DFlashModel) -> HeadDrafter:
-        """See `HeadSource.begin`.
-
-        Raises:
-            OptionError: a window wider than a block.
-        """
         window = run.policy.window
         size = head.config.block_size
         if not isinstance(window, int) or window > size:
@@ -83,6 +79,5 @@ class DFlashDrafter(HeadDrafter):
         self.accept(run, self._cache(run))
 
     def read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> None:
-        """See `HeadDrafter.read`."""
         last = run.rows.tokens.shape[1] - 1
         self.head.read(states, columns.clamp(max=last), cache)

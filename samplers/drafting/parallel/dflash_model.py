@@ -42,31 +42,20 @@ _LAYERS = Domain(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(HeadSizes):
-    """Sizes of a network.
+    """Sizes of a network."""
 
-    Attributes:
-        block_size: N, entries of a block, the last known token among them.
-        mask_token_id: its other entries.
-        num_hidden_layers: L.
-        target_layers: the layers of the large model behind which states are read.
-        spans: for each layer the farthest entry it attends to, None for all.
-        causal: for each layer whether an entry sees nothing behind itself.
-        embedding_scale, output_multiplier: factors of embeddings and of logits.
-    """
-
+    # N, entries of a block, the last known token among them; all others are masks
     block_size: int = field(metadata={"domain": Domain(2, 4096)})
     mask_token_id: int
-    num_hidden_layers: int = field(metadata={"domain": _LAYERS})
-    target_layers: tuple[int, ...] = ()
-    spans: tuple[int | None, ...] = ()
-    causal: tuple[bool, ...] = ()
+    num_hidden_layers: int = field(metadata={"domain": _LAYERS})  # L
+    target_layers: tuple[int, ...] = ()  # of the large model, behind which states are read
+    spans: tuple[int | None, ...] = ()  # by layer, the farthest entry it attends to; None: all
+    causal: tuple[bool, ...] = ()  # by layer, whether an entry sees nothing behind itself
     embedding_scale: float = 1.0
-    output_multiplier: float = 1.0
+    output_multiplier: float = 1.0  # of logits
 
 
 class DFlashLayer(DecoderLayer):
-    """A layer of the network."""
-
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
@@ -86,18 +75,13 @@ class DFlashLayer(DecoderLayer):
         """The next layer's `[B, N, C]`; `mask` is `[B, N, S + N]` bool over context and block."""
         x = self.input_layernorm(hidden)
         queries = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim))
-        own = self.hold(x, angles)
-        keys, values = (torch.cat(both, 1) for both in zip(context, own, strict=True))
+        block = self.hold(x, angles)
+        keys, values = (torch.cat(both, 1) for both in zip(context, block, strict=True))
         return self.add_mlp(hidden, attend(turn(queries, angles), keys, values, mask))
 
 
 class DFlashModel(nn.Module):
-    """A network over one large model.
-
-    Args:
-        config: sizes.
-        embedding, output: `[V, C]`, input embeddings and output matrix of the large model.
-    """
+    """A network over one large model, whose input embeddings and output matrix are `[V, C]`."""
 
     def __init__(self, config: DFlashConfig, embedding: Tensor, output: Tensor) -> None:
         super().__init__()
@@ -111,7 +95,7 @@ class DFlashModel(nn.Module):
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
 
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
-        """A cache of `rows` rows without entries; keys and values `[B, S, L, Hkv, d]`."""
+        """Keys and values `[B, S, L, Hkv, d]`."""
         config = self.config
         sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         return HeadCache.empty(self.fc.weight, rows, columns, *sizes)
@@ -120,21 +104,18 @@ class DFlashModel(nn.Module):
         """Write what the layers make of the large model's states `[B, K, F]` at their columns."""
         mixed = self.output_norm_enc(self.fc(features.to(self.fc.weight.dtype)))
         angles = self.config.find_angles(columns, self.fc.weight.dtype)
-        made = []
+        pairs = []
         for layer in self.layers:
             assert isinstance(layer, DFlashLayer)
-            made.append(layer.hold(mixed, angles))
-        for held, part in zip((cache.keys, cache.values), zip(*made, strict=True), strict=True):
-            new = torch.stack(part, 2)  # [B, K, L, Hkv, d]
-            held.scatter_(1, columns[..., None, None, None].expand_as(new), new)
+            pairs.append(layer.hold(mixed, angles))
+        for stored, of_layers in zip((cache.keys, cache.values), zip(*pairs)):
+            new = torch.stack(of_layers, 2)  # [B, K, L, Hkv, d]
+            stored.scatter_(1, columns[..., None, None, None].expand_as(new), new)
 
     def forward(self, last: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
-        """Logits `[B, N-1, V]` float32 of the tokens behind the last known one.
+        """Logits `[B, N-1, V]` float32 of the tokens behind the last known one, `[B]` int64.
 
-        Args:
-            last: `[B]` int64, that token.
-            columns: `[B]` int64, where it stands; states of all columns before it are context.
-            cache: the context.
+        It stands at `columns` `[B]` int64; states of all columns before it are context.
         """
         config = self.config
         n = config.block_size
@@ -158,14 +139,14 @@ class DFlashModel(nn.Module):
             context = cache.keys[:, :, index], cache.values[:, :, index]
             hidden = layer(hidden, context, mask, angles)
         states = self.norm(hidden)[:, 1:]
-        found = F.linear(states, self.output.to(states.dtype)).float()
-        return found * config.output_multiplier
+        logits = F.linear(states, self.output.to(states.dtype)).float()
+        return logits * config.output_multiplier
 
 
 def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
     """The sizes of a network in a `config.json` of either layout, by their names here."""
-    own = read_value(content, "dflash_config", dict | None, file, "drafts") or {}
-    sizes: dict[str, Any] = {**content, **own}
+    nested = read_value(content, "dflash_config", dict | None, file, "drafts") or {}
+    sizes: dict[str, Any] = {**content, **nested}
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         rope = read_value(sizes, name, dict | None, file, "drafts") or rope
@@ -210,7 +191,6 @@ def _find_sizes(content: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _rename(name: str) -> str:
-    """A tensor's name in `DFlashModel`."""
     if name.startswith("hidden_norm."):  # of the authors
         return name.replace("hidden_norm.", "output_norm_enc.")
     for part in ("encoder.", "self_attn.", "mlp."):
@@ -224,12 +204,8 @@ FOLDER = Schema("a DFlash network", DFlashConfig, "download it", find=_find_size
 def load_dflash(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> DFlashModel:
-    """Read a network.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors`.
-        embedding, output: `[V, C]`, input embeddings and output matrix of the large model.
-        n_layers: of the large model.
+    """Read a network for a large model of `n_layers`, whose input embeddings and output matrix are
+    `[V, C]`.
 
     Raises:
         OptionError: no such files, or a network of another model.

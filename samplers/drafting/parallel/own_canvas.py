@@ -38,6 +38,9 @@ class OwnCanvas(DraftSource):
         mask_token: id of an open slot, as the model was trained with.
         shift: 1 if the logits at a position are those of the next one (Fast-dLLM v2), 0 if they are
             its own (SDAR).
+
+    Loses: where fewer than two tokens a window are accepted, as a window costs two passes of the
+    large model.
     """
 
     mask_token: int = field(metadata={"domain": Domain(hint="it is an id of a mask")})
@@ -49,12 +52,6 @@ class OwnCanvas(DraftSource):
     needs_layers = True
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`.
-
-        Raises:
-            OptionError: a model whose passes see no mask in both directions, or do not read this
-                mask token.
-        """
         model = run.model
         if self.mask_token >= model.n_inputs:
             raise OptionError(

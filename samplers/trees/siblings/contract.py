@@ -24,42 +24,24 @@ from mmaccel.samplers.noise import Noise, Stream
 
 
 class Choice(NamedTuple):
-    """What follows an entry of each row.
+    """What follows an entry of each row."""
 
-    Attributes:
-        sibling: `[R]` int64, which of the siblings was accepted; -1 for none.
-        tokens: `[R]` int64, its token, or the one that was drawn instead.
-    """
-
-    sibling: Tensor
-    tokens: Tensor
+    sibling: Tensor  # [R] int64, which of the siblings was accepted; -1 for none
+    tokens: Tensor  # [R] int64, its token, or the one that was drawn instead
 
 
 class Uniforms(NamedTuple):
-    """Fresh numbers in (0, 1) for one slot of each row.
+    """Fresh numbers in (0, 1) for one slot of each row."""
 
-    Attributes:
-        coins: `[R, K]`, decide about the siblings.
-        redraws: `[R]`, draw a token where none is accepted.
-    """
-
-    coins: Tensor
-    redraws: Tensor
+    coins: Tensor  # [R, K], decide about the siblings
+    redraws: Tensor  # [R], draw a token where none is accepted
 
 
 @dataclass(frozen=True)
 class SlotNoise:
-    """Fresh noise of the siblings of one pass; entries that predict the same slot share it.
-
-    Args:
-        noise: of the rows.
-        slots: `[B, n]` int64, which the siblings predict.
-        step: `[B]` int64, passes of each row so far.
-    """
-
-    noise: Noise
-    slots: Tensor
-    step: Tensor
+    noise: Noise  # of the rows
+    slots: Tensor  # [B, n] int64, which the siblings predict
+    step: Tensor  # [B] int64, passes of each row so far
 
     def gumbel(self, vocab_size: int) -> Tensor:
         """`[B, n, V]`."""
@@ -78,16 +60,10 @@ class SiblingRule(Checked, ABC):
 
     @abstractmethod
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """Draw the siblings behind n entries, the first of which may be there already.
+        """Draw K siblings behind n entries, `[B, n, K]` int64; -1 for one that cannot be drawn.
 
-        Args:
-            p_draft: q `[B, n, V]`.
-            noise: of the slot behind each entry.
-            k: K, how many there are then.
-            first: `[B, n]` int64, x_1, drawn from q with other noise; None: it is drawn, too.
-
-        Returns:
-            `[B, n, K]` int64, x_1 first; -1 for one that cannot be drawn.
+        `p_draft` is q `[B, n, V]`, `first` `[B, n]` int64 is x_1, which was drawn from q with other
+        noise; None: it is drawn, too.
         """
 
     @abstractmethod
@@ -96,11 +72,8 @@ class SiblingRule(Checked, ABC):
     ) -> Choice:
         """Accept a sibling or draw another token.
 
-        Args:
-            p_target: p `[R, V]`.
-            p_draft: q `[R, V]`.
-            siblings: `[R, K]` int64, as `draw` has drawn them; -1 for those that are not there.
-            uniforms: fresh.
+        `p_target` is p `[R, V]`, `p_draft` q `[R, V]`; `siblings` `[R, K]` int64 are as `draw` has
+        drawn them; -1 for those that are not there.
         """
 
 
@@ -114,11 +87,8 @@ def choose_in_turn(
     """Recursive rejection: x_k is accepted with probability min(1, p_k(x_k) / q_k(x_k)).
 
     Where it is rejected, p_(k+1) is (p_k - q_k)+, normalised: the residual of the Leviathan rule
-    becomes the target of the next sibling. Where all are, a token is drawn from the last residual.
-
-    Args:
-        p_target, p_draft, siblings, uniforms: see `SiblingRule.choose`.
-        next_draft: (q_k `[R, V]`, x_k `[R, 1]`) -> q_(k+1).
+    becomes the target of the next sibling, and q_(k+1) is `next_draft(q_k [R, V], x_k [R, 1])`.
+    Where all are, a token is drawn from the last residual.
     """
     chosen = torch.full_like(siblings[:, 0], -1)
     for k in range(siblings.shape[1]):
@@ -138,14 +108,9 @@ def choose_in_turn(
 
 
 def take(chosen: Tensor, siblings: Tensor, rest: Tensor, redraws: Tensor) -> Choice:
-    """The chosen sibling of each row, or a token drawn from what is left.
-
-    Args:
-        chosen: `[R]` int64, -1 for none.
-        siblings: `[R, K]` int64.
-        rest: `[R, V]`, weights of the tokens where none is chosen.
-        redraws: `[R]`.
+    """The chosen (`[R]` int64, -1 for none) of siblings `[R, K]`, or a token drawn from the weights
+    `rest` `[R, V]`.
     """
     drawn = draw(rest[:, None], redraws[:, None])[:, 0]
-    own = siblings.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
-    return Choice(chosen, torch.where(chosen >= 0, own, drawn))
+    accepted = siblings.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
+    return Choice(chosen, torch.where(chosen >= 0, accepted, drawn))

@@ -28,12 +28,14 @@ from mmaccel.samplers.trees.siblings.contract import (
 
 @dataclass(frozen=True)
 class MCSD(SiblingRule):
-    """With replacement."""
+    """With replacement, verified in turn.
+
+    Loses: on peaked distributions, where a sibling is drawn twice.
+    """
 
     name = "mcsd"
 
     def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
-        """See `SiblingRule.draw`."""
         n_drawn = k if first is None else k - 1
         uniforms = noise.uniforms(n_drawn)  # [B, n, k]
         drawn = [draw(p_draft, uniforms[..., i]) for i in range(n_drawn)]
@@ -44,5 +46,4 @@ class MCSD(SiblingRule):
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """See `SiblingRule.choose`."""
         return choose_in_turn(p_target, p_draft, siblings, uniforms, lambda same, token: same)

@@ -29,14 +29,16 @@ _HALVINGS = 24  # of the interval that holds gamma; float32 knows no more
 
 @dataclass(frozen=True)
 class SpecTr(MCSD):
-    """With replacement, by k-sequential selection."""
+    """With replacement, by k-sequential selection.
+
+    Loses: against `RSD` where the draft's distribution is peaked or unlike the target's.
+    """
 
     name = "spectr"
 
     def choose(
         self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
     ) -> Choice:
-        """See `SiblingRule.choose`."""
         n = (siblings >= 0).sum(1, keepdim=True)  # K of each row, [R, 1]
         gamma = solve_gamma(p_target, p_draft, n)
         at = siblings.clamp(min=0)
@@ -55,12 +57,8 @@ class SpecTr(MCSD):
 
 
 def solve_gamma(p_target: Tensor, p_draft: Tensor, n: Tensor) -> Tensor:
-    """The least gamma that is allowed, `[R, 1]`; see above.
-
-    Args:
-        p_target: p `[R, V]`.
-        p_draft: q `[R, V]`.
-        n: K of each row, `[R, 1]` int64.
+    """The least gamma that is allowed, `[R, 1]`, for p and q `[R, V]` and each row's K `[R, 1]`;
+    see above.
     """
     low = torch.ones_like(p_target[:, :1])
     high = n.clamp(min=1).to(low.dtype)
