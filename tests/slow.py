@@ -16,7 +16,6 @@ FIXTURES = {"browser"}
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
 SLOW = (
     "tests/training",
-    "tests/window/test_memory.py",
 )
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
@@ -24,7 +23,6 @@ SLOW = (
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
-    "tests/logits/test_repetition.py": 3,
 }
 
 

@@ -50,20 +50,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["forced end", "guidance"])
-def test_greedy_is_that_of_prefix_allowed_tokens(case: str) -> None:
-    model, options = build_lm("qwen2"), SHORT | CASES[case]
-    plain = model.generate(**PROMPTS, **options, prefix_allowed_tokens_fn=allow)
-    assert not torch.equal(plain, model.generate(**PROMPTS, **options))
-    for policy in (
-        mmaccel.Jacobi(window=7, drafts="above"),
-        mmaccel.SpeculativeJacobi(window=5, drafts="previous-frame"),
-    ):
-        assert torch.equal(use(model, policy, FRAMES, **options)[0], plain)
-    loop = mmaccel.decoder(mmaccel.Jacobi(window=6, drafts="above"), strict=True, layout=FRAMES)
-    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), plain)
-
-
 @pytest.mark.parametrize("case", list(CASES))
 def test_sampled_tokens_are_those_of_prefix_allowed_tokens(case: str) -> None:
     """Same seed, same scores: one draw whether the layout masks or the library's processor."""

@@ -300,14 +300,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "fields"),
-    every(
-        3,
-        [
-            ("plain", {"coupling": "independent", "drafts": "random"}),
-            ("hot, top-k", {}),
-            ("top-p", {"coupling": "gumbel", "drafts": "left"}),
-        ],
-    ),
+    [
+        *every(
+            3,
+            [
+                ("plain", {"coupling": "independent", "drafts": "random"}),
+                ("hot, top-k", {}),
+                ("top-p", {"coupling": "gumbel", "drafts": "left"}),
+            ],
+        )
+    ],
 )
 def test_groups_are_drawn_as_the_model_says(
     name: str, fields: dict[str, Any], monkeypatch: Patch
@@ -431,14 +433,16 @@ class Loose(Vectors):
 
 @pytest.mark.parametrize(
     "policy",
-    every(
-        3,
-        [
-            AcousticGroups(4, radius=0.5),
-            AcousticGroups(3, radius=0.5, coupling="independent", drafts="random"),
-            AcousticGroups(8, radius=0.5, coupling="gumbel", drafts="left"),
-        ],
-    ),
+    [
+        *every(
+            3,
+            [
+                AcousticGroups(4, radius=0.5),
+                AcousticGroups(3, radius=0.5, coupling="independent", drafts="random"),
+                AcousticGroups(8, radius=0.5, coupling="gumbel", drafts="left"),
+            ],
+        )
+    ],
     ids=repr,
 )
 def test_sequences_of_groups_are_exact_where_groups_depend_on_groups(policy: Policy) -> None:

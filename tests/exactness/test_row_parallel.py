@@ -100,7 +100,7 @@ def spent_of(policy: RowParallel, rows: int = 4000) -> float:
     return made.stats.total_variation / rows
 
 
-@pytest.mark.parametrize("drafts", every(2, ["neighbour", "random"]))
+@pytest.mark.parametrize("drafts", [*every(2, ["neighbour", "random"])])
 def test_the_distribution_moves_by_no_more_than_is_reported(drafts: str) -> None:
     policy = RowParallel(6, 0, drafts)
     assert_rejected(policy, TWO_ROWS)  # so that there is something to report

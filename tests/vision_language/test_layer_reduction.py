@@ -20,8 +20,9 @@ from mmaccel.pipelines.hosts.attach import prompt_pass
 from mmaccel.pipelines.hosts.causal_lm.own_prompt import PromptStates
 from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
 from mmaccel.pipelines.hosts.prompt_cuts import layers
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
-from tests.vision_language.runs import GREEDY, N_NEW, answer, mostly_slow, reduces
+from tests.vision_language.runs import GREEDY, N_NEW, answer, reduces
 
 pytestmark = reduces
 

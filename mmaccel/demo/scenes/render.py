@@ -154,9 +154,7 @@ def _draw_ground(
 
 
 def _cover(things: Sequence[Thing], dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], `dx`, `dy` from the
-    objects' centres.
-    """
+    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], of objects at (0, 0)."""
     radius = _column([thing.radius for thing in things])
     angle = _column([thing.angle for thing in things])
     u = dx * angle.cos() + dy * angle.sin()

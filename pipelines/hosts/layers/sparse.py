@@ -37,8 +37,6 @@ from mmaccel.results import BlockCounts
 
 @dataclass(frozen=True)
 class _Written:
-    """What a pass has done to a layer's cache."""
-
     blocks: Tensor  # [R, n] int64, that it may have written in
     is_real: Tensor  # [R, S] bool, what holds something
     own: Tensor  # [R, N] bool, the blocks of the pass itself
@@ -53,15 +51,13 @@ class BlockChooser(ABC):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """The blocks of a window `[R, Hq, W, D]` in a layer that holds keys `[R, Hkv, S, D]`, its
-        own from `start` `[R]` int64 on; None for all.
+        """The blocks of a window `[R, Hq, W, D]` in a layer with keys `[R, Hkv, S, D]`, its own
+        from `start` `[R]` on; None for all.
         """
 
 
 class SparseBlocks(BlockChooser):
-    """The blocks that the layers of one run attend to; lists are as short as they can be where
-    passes may read tensors on the host.
-    """
+    """The blocks that the layers of one run attend to."""
 
     def __init__(self, method: AttentionMethod, reads_back: bool = True) -> None:
         self.method = method
@@ -151,14 +147,8 @@ class SparseBlocks(BlockChooser):
     def choose_prompt(
         self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
     ) -> list[Blocks] | None:
-        """Of each tile of a prompt's queries the blocks that it sees; None: all see all.
-
-        Args:
-            query: `[R, Hq, T, D]`, which begin at cache index 0.
-            key: `[R, Hkv, S, D]`, S >= T.
-            lengths: `[R]` int64, entries of each row's prompt.
-
-        Cost: a host synchronisation.
+        """Of each tile of a prompt's queries `[R, Hq, T, D]`, from cache index 0 on, the blocks
+        that it sees of `lengths` `[R]` entries; None: all see all. Cost: a host synchronisation.
         """
         method = self.method
         if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
@@ -238,7 +228,6 @@ class SparseBlocks(BlockChooser):
         return Blocks(index.int(), count.int(), size)
 
     def _is_scored(self, layer: int, start: Tensor) -> bool:
-        """Whether two kernels choose for a layer, whose prompt is summarised."""
         begins = self._begins.get(layer)
         is_begun = begins is not None and len(begins) == len(start)
         return is_begun and self.method.summary is not None and not self.method.reads_all(layer)
@@ -246,7 +235,6 @@ class SparseBlocks(BlockChooser):
     def _choose_by_scores(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
     ) -> Blocks | None:
-        """As `choose`, by two kernels."""
         method = self.method
         kind = method.summary
         assert kind is not None
@@ -280,9 +268,7 @@ class SparseBlocks(BlockChooser):
     def _ask(
         self, layer: int, query: Tensor, key: Tensor, written: _Written, scale: float, holds: Tensor
     ) -> Tensor:
-        """What the method chooses in a pass, `[R, H, N]` bool, of blocks that hold something, `[R,
-        1, N]`.
-        """
+        """What the method chooses, `[R, H, N]` bool, of blocks `[R, 1, N]` that hold something."""
         method = self.method
         begins = self._begins.get(layer)
         is_new = begins is None or len(begins) != len(written.start)
@@ -345,8 +331,8 @@ class SparseBlocks(BlockChooser):
     def _follow(
         self, layer: int, key: Tensor, written: Tensor | None, is_real: Tensor
     ) -> Tensor | None:
-        """Summaries `[R, H, N, C]` of what a layer holds, anew in the blocks `written` `[R, n]`
-        (None: all); None of methods that have none.
+        """Summaries `[R, H, N, C]` of a layer, anew in the blocks `written` `[R, n]`
+        (None: all).
         """
         method = self.method
         capacity = key.shape[2]

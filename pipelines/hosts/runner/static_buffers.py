@@ -69,7 +69,7 @@ class StaticModelBuffers(
         self.__dict__.update(state)
 
     def moved(self) -> None:
-        """Drop buffers and what was computed from the weights, which are on another device or in
+        """Drop buffers and what was computed from weights that have moved, or have
         another dtype.
         """
         state = self.__getstate__() | {"last_states": None} | dict.fromkeys(self.row_inputs)
@@ -79,9 +79,7 @@ class StaticModelBuffers(
 
     @property
     def reads_back(self) -> bool:
-        """Whether passes of the next run may read tensors on the host: on a CPU, where that costs
-        nothing, unless they are captured.
-        """
+        """Whether passes may read tensors on the host: on a CPU, unless they are captured."""
         return reads_back(self)
 
     @property
@@ -274,7 +272,6 @@ def model_state(model: nn.Module) -> Hashable:
 
 
 def find_address(tensor: Tensor | None) -> Hashable:
-    """Where a tensor is, its dtype and its shape; None for None."""
     if tensor is None:
         return None
     try:
