@@ -22,7 +22,6 @@ SLOW = (
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions
     "tests/evaluation/test_speed_baselines.py",
     "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
-    "tests/training",
     "tests/window/test_memory.py",
 )
 
