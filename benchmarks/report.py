@@ -7,29 +7,25 @@ shows, a sentence above, and columns with the format of a row's cell.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from benchmarks.method_pages import PAGES, link, method_sections
 from mmaccel.capabilities import GLOSSARY
-from mmaccel.catalog import METHODS, Entry, load, make
+from mmaccel.catalog import METHODS, load
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.measure import tabulate
-from mmaccel.evaluation.tables import (
-    CACHE_COLUMNS,
-    VISUAL_COLUMNS,
-    grid,
-    kind_cells,
-)
+from mmaccel.evaluation.tables import grid
 from mmaccel.pipelines.hosts.runner.engine import GRAPHS, SHARING, Engine, chunks_of
-from mmaccel.reduction.visual_tokens.contract import PromptReducer
-from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.pipelines.hosts.runner.fused_layers import LAYERS
+from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from scripts.size import make_table, read_budget
 
@@ -123,9 +119,9 @@ def read_reports(folder: Path) -> dict[str, Report]:
     return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
 
 
-def or_dash(cell: str, field: str, dash: str = "-") -> Cell:
+def or_dash(cell: str, field: str) -> Cell:
     """A cell where the field has a value."""
-    return lambda row: dash if row.get(field) is None else cell.format_map(row)
+    return lambda row: "–" if row.get(field) is None else cell.format_map(row)
 
 
 def code(field: str) -> Callable[[Row], str]:
@@ -186,40 +182,32 @@ def _policy(row: Row) -> str:
 
 
 _POLICY: Columns = {
-    "guidance": "{guidance:g}",
     "policy": _policy,
-    "passes": "{passes:.1f}",
     "tokens a pass": _tokens_a_pass,
     "s an image": "{seconds:.3f}",
     "speed-up": "{speed_up:.2f}×",
-    "sampler's share": lambda row: f"{100 * row['sampler_share']:.0f} %",
 }
 _VARIATION: Columns = {"total variation a token": "{total_variation:.3f}"}
+_LEFT_OUT = ("scenes-cpu-adaptive", "scenes-cpu-bfloat16", "scenes-cpu-lookup")
+"""Reports whose rows others have too, or a method's section names."""
 
 
-def policy_tables(reports: Reports, policies: tuple[str, ...]) -> Iterator[Block]:
-    """A policy's page: the rows of each report that has more of them than the plain loop's."""
-    for report in reports.values():
-        if "rows" not in report or "baselines" in report:
-            continue
-        rows = [row for row in report["rows"] if row["policy"] in policies]
-        if {row["policy"] for row in rows} <= {"autoregressive"}:
-            continue
-        is_relaxed = any(row["exactness"] == "relaxed" for row in rows)
-        columns = {**_POLICY, **_VARIATION} if is_relaxed else _POLICY
-        yield fill_block(_describe_policies(report), columns, rows)
+def policy_tables(reports: Reports) -> Iterator[Block]:
+    """The rows of each report of policies at its largest guidance scale."""
+    for name, report in reports.items():
+        if "rows" in report and "baselines" not in report and name not in _LEFT_OUT:
+            guidance = max(row["guidance"] for row in report["rows"])
+            rows = [row for row in report["rows"] if row["guidance"] == guidance]
+            is_relaxed = any(row["exactness"] == "relaxed" for row in rows)
+            columns = {**_POLICY, **_VARIATION} if is_relaxed else _POLICY
+            yield fill_block(_describe_policies(report), columns, rows)
 
 
 def _describe_policies(report: Report) -> str:
-    bits = report.get("card", {}).get("generator", {}).get("validation_bits_per_token")
-    loss = "" if bits is None else f" ({bits:.2f} bits a token on validation data)"
-    routes = {row.get("route") for row in report["rows"]}
-    route = next((f", {name} passes" for name in ("compiled", "fused") if name in routes), "")
     return (
-        f"`{report['model']}`{loss}, {len(report['captions'])} captions, batch "
-        f"{report['batch_size']}, temperature {report['temperature']:g}; "
-        f"{TORCH.format_map(report)}, float32 where nothing else is said{route}. "
-        f"Made by `{report['command']}`."
+        f"`{report['model']}`, {len(report['captions'])} captions, batch {report['batch_size']}, "
+        f"temperature {report['temperature']:g}, float32 where nothing else is said; "
+        f"{TORCH.format_map(report)}. Made by `{report['command']}`."
     )
 
 
@@ -261,53 +249,6 @@ def baseline_tables(reports: Reports) -> Iterator[Block]:
         yield fill_block(says.format_map(report), _BASELINES, rows)
 
 
-_BATCH_1, _BATCH_8 = "scenes-cpu-batch1", "scenes-cpu-batch8"
-_MASKED, _GRAMMAR = "scenes-masked-cpu-canvas-exact", "grammar-masked-cpu-canvas"
-_CHOSEN = (  # report, heading, policy and window, or the plain canvas policy and another
-    (_BATCH_1, "images token by token, batch 1", "jacobi", 32, "float32"),
-    (_BATCH_1, "", "mc-sjd", 32, "float32"),
-    (_BATCH_1, "", "gsd", 32, "float32"),
-    (_BATCH_8, "the same, batch 8", "jacobi", 8, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "bfloat16"),
-    (_MASKED, "masked images", "stepwise halton", "lossless-unmask halton", ""),
-    (_GRAMMAR, "masked text", "stepwise", "lossless-unmask", ""),
-    (_GRAMMAR, "", "stepwise", "entropy-bounded 0.5", ""),
-)
-
-
-def choosing_table(reports: Reports) -> Iterator[Block]:
-    """A row for each kind of model and policy, at guidance 2 where there is guidance.
-
-    Seconds of canvas runs are left out: they were not taken in turn with those of the plain loop.
-    """
-    lines = []
-    for name, heading, first, second, dtype in _CHOSEN:
-        report = reports.get(name, {})
-        if dtype:
-            rows = [row for row in report.get("rows", ()) if row["guidance"] == 2]
-            plain = [row for row in rows if row["policy"] == "autoregressive"]
-            own = [
-                row
-                for row in rows
-                if (row["policy"], row["window"], row["dtype"]) == (first, second, dtype)
-            ]
-            words = "" if dtype == EXACT_DTYPE else f", {dtype}"
-            label = f"`{first}`, window {second}{words}"
-        else:
-            rows = report.get("canvas", ())
-            plain, own = ([row for row in rows if row["policy"] == p] for p in (first, second))
-            label = f"`{second}`"
-        for row in own:
-            passes = f"{plain[0]['passes']:.{0 if dtype else 1}f}"
-            exactness = exactness_in(row["exactness"], dtype or EXACT_DTYPE)
-            gain = f"{row['speed_up']:.2f}×" if dtype else "–"
-            lines.append((heading, label, exactness, passes, f"{row['passes']:.1f}", gain))
-    heads = ("generated", "policy", "exactness", "passes without", "passes with", "in seconds")
-    if lines:
-        yield Block("", heads, lines)
-
-
 # --- canvases, visual tokens, caches --------------------------------------------------------------
 
 _CANVAS: Columns = {
@@ -317,13 +258,15 @@ _CANVAS: Columns = {
     "tokens a pass": "{tokens_per_pass:.2f}",
     "positions": "{positions:.0f}",
     "nats": "{nats:.3f}",
-    "same tokens": or_dash("{same} of {rows}", "same", ""),
+    "same tokens": or_dash("{same} of {rows}", "same"),
 }
 
 
 def canvas_tables(reports: Reports) -> Iterator[Block]:
     """A block for each model of every report of canvas policies."""
-    for report in (r for r in reports.values() if "canvas" in r):
+    for name, report in reports.items():
+        if "canvas" not in report or name.endswith("-caches"):  # these in words, with the policies
+            continue
         for model in dict.fromkeys(row["model"] for row in report["canvas"]):
             rows = [row for row in report["canvas"] if row["model"] == model]
             quality = rows[0]["quality"]
@@ -338,42 +281,47 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
                 f"`{model}`, {rows[0]['rows']} rows, seed {report['seed']}; torch "
                 f"{report['machine']['versions']['torch']}. Made by `{report['command']}`.{noise}"
             )
-            if "differ" in rows[0]:  # of tokens, from the same blocks without a cache
-                shown = {"other tokens": or_dash("{differ:.3f}", "differ", ""), **shown}
             yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 
 def visual_tokens_tables(reports: Reports) -> Iterator[Block]:
-    """What each reducer costs, and its right answers by kind."""
-    says = (
-        "`{model}`, {questions} questions of {kinds} kinds, batch {batch}, {dtype}; " + TORCH
-    ) + ". Made by `{command}`."
+    """Right answers under each reducer."""
+    says = "`{model}`, {questions} questions, batch {batch}, {dtype}; " + TORCH
     for report in (r for r in reports.values() if "sides" in r):
-        rows, kinds = report["sides"], report["kind_names"]
-        yield fill_block(says.format_map(report | {"kinds": len(kinds)}), VISUAL_COLUMNS, rows)
-        by_kind = [(r["method"], f"{r['keep']:g}", *kind_cells(r, kinds)) for r in rows]
-        yield Block("Right answers by kind, %:", ("method", "keep", *kinds), by_kind)
+        rows = [row | {"budget": row["keep"]} for row in report["sides"]]
+        yield share_block(says.format_map(report) + f". Made by `{report['command']}`.", rows)
 
 
 def cache_tables(reports: Reports) -> Iterator[Block]:
-    """What each cache policy and selector costs, and its right answers by task."""
-    says = (
-        "`{model}`, {count} questions of {tasks} tasks, prompts of {prompt_tokens[0]} to "
-        "{prompt_tokens[1]} tokens, batch {batch}, {dtype}; " + LIBRARIES
-    ) + ". Made by `{command}`.{noted}"
-    for report in (r for r in reports.values() if "cache_sides" in r):
-        tasks = report["task_names"]
-        rows = [{"blocks": None, **row} for row in report["cache_sides"]]  # old ones lack it
-        count = str(report["questions"])
-        if report.get("suite"):
-            answered = rows[0]["accuracy"]["all"]["questions"]
-            count = f"of {report['suite']} the {answered} that the full cache answers of {count}"
-        noted = f" {report['note']}" if "note" in report else ""
-        own = {"count": count, "tasks": len(tasks), "noted": noted}
-        yield fill_block(says.format_map(report | own), CACHE_COLUMNS, rows)
-        named = tabulate({name: CACHE_COLUMNS[name] for name in ("method", "budget")}, rows)
-        by_task = [(*cells, *kind_cells(row, tasks)) for cells, row in zip(named, rows)]
-        yield Block("Right answers by task, %:", ("method", "budget", *tasks), by_task)
+    """Right answers under each cache policy and selector, of all reports of a model together."""
+    by_model: dict[str, list[Report]] = {}
+    for report in reports.values():
+        if report.get("suite"):  # of released models; the order on a toy does not carry over
+            by_model.setdefault(report["model"], []).append(report)
+    for model, of_model in by_model.items():
+        machines = dict.fromkeys(TORCH.format_map(report) for report in of_model)
+        says = [f"`{model}`, {of_model[0]['dtype']}; {'; '.join(machines)}. Made by\n"]
+        says += [f"- `{report['command']}`" for report in of_model]
+        rows = [row for report in of_model for row in report["cache_sides"]]
+        yield share_block("\n".join(says), rows)
+
+
+def share_block(text: str, rows: Sequence[Row]) -> Block:
+    """Right answers in %: a row for each method, a column for each budget; of several runs the one
+    with the most questions.
+    """
+    runs: dict[tuple[str, Any], Row] = {}
+    for row in sorted(rows, key=lambda row: row["accuracy"]["all"]["questions"]):
+        runs[row["method"], row["budget"]] = row["accuracy"]["all"]
+    budgets = sorted({budget for _, budget in runs if budget is not None}, reverse=True)
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        shares = [runs.get((method, budget)) for budget in (*budgets, None)]
+        cells = ["" if share is None else f"{100 * share['right']:.0f}" for share in shares]
+        asked = max(share["questions"] for share in shares if share is not None)
+        lines.append((method, *cells, str(asked)))
+    heads = ("method", *(f"{budget:g}" for budget in budgets), "as set", "of questions")
+    return Block(text, heads, lines)
 
 
 def _describe_steps(report: Report) -> str:
@@ -413,23 +361,27 @@ def _describe_drafts(report: Report) -> str:
     if "kind" in report["text_drafts"][0]:
         model = report["command"].partition("--model ")[2].split()[0]
         says = f"{model} answers four kinds of prompts"
-    return f"{says}, float32, one row; {source(report)}"
+    return f"{says}, float32, one row; in brackets tokens a pass; {source(report)}"
 
 
-TEXT_DRAFTS = Table(
-    "text_drafts",
-    {
-        "prompts": "{kind}",
-        "temperature": "{temperature:g}",
-        "decoding": code("way"),
-        "tokens a pass": or_dash("{tokens_a_pass:.2f}", "tokens_a_pass", ""),
-        "ms a token": "{ms_a_token:.2f}",
-        "times as fast": "{times:.2f}×",
-        "exactness": or_dash("{exactness}", "exactness", ""),
-    },
-    _describe_drafts,
-    {"prompts": "kind"},
-)
+def text_draft_tables(reports: Reports) -> Iterator[Block]:
+    """How many times as fast as `generate` drafts of text are: a row for each way to decode, a
+    column for each temperature, or kind of prompt and temperature.
+    """
+    for report in (r for r in reports.values() if "text_drafts" in r):
+        by_way: dict[str, dict[str, Row]] = {}
+        for row in report["text_drafts"]:
+            prompts = f"{row.get('kind', 'temperature')} {row['temperature']:g}"
+            by_way.setdefault(code("way")(row), {})[prompts] = row
+        first, *others = by_way.items()
+        lines = [(first[0], *(f"{row['ms_a_token']:.1f} ms" for row in first[1].values()))]
+        lines += [(way, *map(_gain, rows.values())) for way, rows in others]
+        yield Block(_describe_drafts(report), ("decoding", *first[1]), lines)
+
+
+def _gain(row: Row) -> str:
+    passes = row.get("tokens_a_pass") or 1
+    return f"{row['times']:.2f}×" + (f" ({passes:.2f})" if passes > 1 else "")
 
 
 def text_tree_tables(reports: Reports) -> Iterator[Block]:
@@ -629,19 +581,12 @@ def _forward(row: Row) -> str:
     return row["forward"] + (f", attention its {how}" if how.startswith("own") else how)
 
 
-def _flex(row: Row) -> str:
-    reason = row["flex_reason"].replace("|", "/")
-    return f"none: {reason[:60]}" if row["flex_ms"] is None else f"{row['flex_ms']:.3f}"
-
-
 _LIBRARY = {
     "library": "transformers alone",
     "library-static": "transformers, static cache, compiled pass",
 }
 _TIMES: Columns = {
-    "first call, s an image": "{first_seconds:.4f}",
     "s an image": "{seconds:.4f}",
-    "images/s": "{images_per_s:.2f}",
     "speed-up": "{speed_up:.2f}×",
 }
 _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
@@ -657,7 +602,7 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "model": "{model}",
         "forward": "{route}",
         "attention": _attention,
-        "nodes": or_dash("{nodes}", "nodes", "–"),
+        "nodes": or_dash("{nodes}", "nodes"),
         "context": "{context}",
         "floor ms": "{floor_ms:.2f}",
         "one token ms": "{step_ms:.2f}",
@@ -667,18 +612,8 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "ratios": _ratios,
         "`generate` ms": "{generate_ms:.2f}",
         "its ratio": "{generate_ratio:.2f}×",
-        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms", "–"),
-        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms", "–"),
-    },
-    "attention": {
-        "model": "{model}",
-        "window": "{width}",
-        "keys": "{room}",
-        "ours ms": "{ours_ms:.3f}",
-        "of a copy": share("share_of_copy"),
-        "SDPA ms": "{sdpa_ms:.3f}",
-        "FlexAttention ms": _flex,
-        "slower": lambda row: "yes" if row["loses"] else "",
+        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms"),
+        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms"),
     },
     "scenes": {
         "batch": "{batch}",
@@ -701,134 +636,39 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
 
 # --- the catalog ----------------------------------------------------------------------------------
 
-_FOLDERS = {
-    "visual_tokens": "reducers", "prompt_tokens": "reducers",
-    "kv_cache": "layers", "attention": "layers",
-}  # fmt: skip
-_SHARED = {  # slot -> page of the methods that have none of their own
-    "drafts": "policies/jacobi.md",
-    "tree": "policies/trees.md",
-    "siblings": "policies/trees.md",
-    "visual_tokens": "reducers/controls.md",
-}
-_SLOTS = {
-    "window": "window policies, for models decoded token after token",
-    "canvas": "canvas policies, for masked and diffusion models",
-    "drafts": "where drafts come from: `Jacobi(drafts=…)`",
-    "tree": "branches beside the drafts: `Jacobi(tree=…)`",
-    "siblings": "which of several drafts of a slot is accepted: `Speculative(siblings=…)`",
-    "visual_tokens": "which visual tokens stay: `visual_tokens=`",
-    "prompt_tokens": "which words of a text prompt are computed: `prompt_tokens=`",
-    "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
-    "attention": "which cached keys a pass attends to: `attention=`",
-}
-_DEPTH = 24  # layers of a tower, for tables
-_STAGES = {
-    "pixels": "before the encoder",
-    "encoder_layer": "encoder layers",
-    "encoder_exit": "encoder exit",
-    "llm_layer": "LLM layers",
-}
-_LOOKS = {  # what a method needs -> what it looks at
-    "pixels": "pixels",
-    "keys": "keys",
-    "cls_attention": "class token's attention",
-    "all_attention": "all attention",
-    "last_attention": "last token's attention",
-    "text_attention": "text's attention",
-    "text": "text",
-    "grid": "grid",
-    "tiles": "tiles",
-    "frames": "frames",
-}
-_PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})")
-_UNCHANGED = "the policy's"  # guarantee under drafts and trees
+
+def layer_support_table(reports: Reports) -> Iterator[Block]:
+    """Methods of caches and attention with the same cells share a row."""
+    for report in (r for r in reports.values() if "layer_support" in r):
+        names: dict[tuple[str, ...], list[str]] = {}
+        for row in report["layer_support"]:
+            cells = tuple(row[name] for name in ("window", "guidance", "batch", "memory"))
+            names.setdefault(cells, []).append(link(row["slot"], row["method"]))
+        lines = [(", ".join(methods), *cells) for cells, methods in names.items()]
+        heads = ("methods", "windows of drafts", "guidance pair", "batch", "frees memory")
+        yield Block(f"Made by `{report['command']}`.", heads, lines)
 
 
-def classes(slot: str) -> dict[str, tuple[str, Entry]]:
-    """Class -> its first short name, and the entry; a class may have several names."""
-    found: dict[str, tuple[str, Entry]] = {}
-    is_of_words = slot == "prompt_tokens"
-    for name, entry in METHODS["visual_tokens" if is_of_words else slot].items():
-        if is_of_words and not issubclass(load(entry.target), PromptReducer):
-            continue
-        found.setdefault(entry.class_name, (name, entry))
-    return found
+def run_options_table(_: Reports) -> Iterator[Block]:
+    """The options of how passes run, from the docstring of `Engine`."""
+    text = inspect.cleandoc(Engine.__doc__ or "").partition("\n\nAttributes:")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
+    yield Block("", ("option", "what"), [(f"`{n}`", " ".join(t.split())) for n, t in entries])
 
 
-def page_of(slot: str, name: str, entry: Entry) -> str:
-    """The page about a method below docs/: it is named like the method or its file."""
-    folder = _FOLDERS.get(slot, "policies")
-    stem = entry.module.rpartition(".")[2].replace("_", "-")
-    pages = (f"{folder}/{name}.md", f"{folder}/{stem}.md")
-    return next((page for page in pages if (DOCS / page).is_file()), _SHARED.get(slot, pages[0]))
+def fused_layers_list(_: Reports) -> Iterator[Block]:
+    """The families whose decoder layers the fused decoder knows."""
+    families = dict.fromkeys(name.partition(".")[0] for name in LAYERS)
+    yield Block(", ".join(f"`{family}`" for family in families))
 
 
-def methods_table(_: Reports) -> Iterator[Block]:
-    """The README's table: the methods of each slot by their guarantee."""
-    rows = []
-    for slot, title in _SLOTS.items():
-        by_guarantee: dict[str, list[str]] = {}
-        for public, (name, entry) in classes(slot).items():
-            shown = name if slot == "drafts" else public  # most sources are given by name
-            guarantee = getattr(load(entry.target), "exactness", _UNCHANGED)
-            if isinstance(guarantee, property):  # it depends on a field
-                guarantee = load(entry.target)().exactness
-            link = f"[`{shown}`](docs/{page_of(slot, name, entry)})"
-            by_guarantee.setdefault(guarantee, []).append(link)
-        rows += [(title, guarantee, ", ".join(links)) for guarantee, links in by_guarantee.items()]
-    yield Block("", ("slot", "guarantee", "methods"), rows)
+def kernels_list(_: Reports) -> Iterator[Block]:
+    """The operations that have a kernel in Triton."""
+    kernels = DOCS.parent / "kernels"
+    names = {file.stem for file in kernels.glob("*.py")}
+    found = [name for name in sorted(names) if any(kernels.glob(f"{name}*_triton.py"))]
+    yield Block(", ".join(f"`{name}`" for name in found if not name.endswith("_triton")))
 
-
-def layers_table(_: Reports) -> Iterator[Block]:
-    """The methods of a model's layers."""
-    rows = [
-        (f"[`{public}`]({page_of(slot, name, entry)})", f"`{slot}`", entry.summary)
-        for slot in ("kv_cache", "attention", "prompt_tokens")
-        for public, (name, entry) in classes(slot).items()
-    ]
-    yield Block("", ("method", "keyword", "keeps"), rows)
-
-
-def drafts_table(_: Reports) -> Iterator[Block]:
-    """Draft sources by name."""
-    rows = [(f"`{name}`", entry.summary) for name, entry in METHODS["drafts"].items()]
-    yield Block("", ("drafts", "where they come from"), rows)
-
-
-def reducers_table(_: Reports) -> Iterator[Block]:
-    """The reducers, where they work, what they look at, and the papers that their files name."""
-    rows = []
-    for public, (name, entry) in classes("visual_tokens").items():
-        method: Any = make("visual_tokens", name, keep=0.5)
-        link = f"[`{public}`]({page_of('visual_tokens', name, entry)})"
-        layers, stage = method.layers_in(_DEPTH), _STAGES[method.stage]
-        if layers:
-            is_span = len(layers) > 2 and layers == tuple(range(layers[0], layers[-1] + 1))
-            listed = f"{layers[0]} to {layers[-1]}" if is_span else ", ".join(map(str, layers))
-            stage += f": {listed}"
-        looks = ", ".join(word for need, word in _LOOKS.items() if need in method.needs) or "-"
-        head = str(import_module(load(entry.target).__module__).__doc__).partition("Departures")[0]
-        papers = dict.fromkeys(_PAPER.findall(head))
-        source = ", ".join(f"arXiv:{paper}" for paper in papers) or "control"
-        rows.append((link, entry.summary, stage, looks, source))
-    yield Block("", ("method", "keeps", "works", "looks at", "source"), rows)
-
-
-LAYER_SUPPORT = Table(
-    "layer_support",
-    {
-        "method": lambda row: (
-            f"[`{row['method']}`]"
-            f"({page_of(row['slot'], row['name'], METHODS[row['slot']][row['name']])})"
-        ),
-        "windows of drafts": "{window}",
-        "guidance pair": "{guidance}",
-        "batch": "{batch}",
-        "frees memory": "{memory}",
-    },
-    "Made by `{command}`.",
-)
 
 _SECTIONS = {  # of docs/compatibility.md: title, and columns beside name, batch and classes
     "attached": (
@@ -891,8 +731,8 @@ _OPTIONS = (GRAPHS, SHARING, chunks_of(512), PREFIX_TREE, *Engine(fused=True).pa
 def capabilities_table(_: Reports) -> Iterator[Block]:
     """The words by which parts of a run say what they do, and which do it or exclude it."""
     slots = {
-        slot: {public: named_part(entry.target) for public, (_, entry) in classes(slot).items()}
-        for slot in METHODS
+        slot: {entry.class_name: named_part(entry.target) for entry in entries.values()}
+        for slot, entries in METHODS.items()
     }
     slots["options"] = {repr(option): option for option in _OPTIONS}
 
@@ -909,6 +749,7 @@ def capabilities_table(_: Reports) -> Iterator[Block]:
     rows = [
         (word, known.meaning, list_parts(word, "needs"), list_parts(word, "excludes"))
         for word, known in GLOSSARY.items()
+        if list_parts(word, "needs") or list_parts(word, "excludes")
     ]
     yield Block("", ("word", "what a run does", "done by", "not beside"), rows)
 
@@ -927,20 +768,21 @@ def named_part(target: str) -> Any:
         return SimpleNamespace(**({"needs": (), "excludes": ()} | fixed))
 
 
+def sections(slot: str, _: Reports) -> Iterator[Block]:
+    """What docstrings say of the methods of a slot."""
+    yield from map(Block, method_sections(slot))
+
+
 TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in the mark
     "capabilities": capabilities_table,
-    "jacobi": partial(policy_tables, policies=("autoregressive", "jacobi")),
-    "speculative-jacobi": partial(policy_tables, policies=("sjd", "mc-sjd", "gumbel-sjd")),
-    "speculative": partial(policy_tables, policies=("autoregressive", "prompt-lookup")),
-    "grouped-speculative": partial(policy_tables, policies=("gsd",)),
+    "window": policy_tables,
     "first-screen": FIRST_SCREEN,
     "baselines": baseline_tables,
     "canvas": canvas_tables,
-    "choosing": choosing_table,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,
-    "text-drafts": TEXT_DRAFTS,
+    "text-drafts": text_draft_tables,
     "text-trees": text_tree_tables,
     "voices-speed": media_table("voices"),
     "voices-depth-speed": media_table("voices-depth"),
@@ -948,11 +790,11 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "gpu-figures": figure_table,
     "gpu-kernels": partial(gpu_tables, key="timings"),
     **{f"gpu-{key}": partial(gpu_tables, key=key) for key in list(_GPU)[1:]},
-    "methods": methods_table,
-    "layers": layers_table,
-    "drafts": drafts_table,
-    "reducers": reducers_table,
-    "layer-support": LAYER_SUPPORT,
+    **{f"{slot.replace('_', '-')}-methods": partial(sections, slot) for slot in PAGES},
+    "run-options": run_options_table,
+    "fused-layers": fused_layers_list,
+    "kernels": kernels_list,
+    "layer-support": layer_support_table,
     "compatibility": compatibility_tables,
     "sizes": lambda _: iter([Block(make_table(read_budget()))]),
 }

@@ -17,11 +17,8 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 
 
 class Word(NamedTuple):
-    """Something that a run may do.
-
-    Attributes:
-        meaning: a phrase behind "expected".
-        remedy: what helps where it is missing, or cannot be; empty: to leave a part out.
+    """Something that a run may do: a phrase behind "expected", and what helps where it is missing
+    or cannot be; without a remedy, to leave a part out.
     """
 
     meaning: str
@@ -96,8 +93,7 @@ NOTHING: Words = frozenset()
 class Capable:
     """Base of what declares its words. A child overrides with class variables or properties.
 
-    Attributes:
-        slot: the argument that it is given by; "model" for one that decodes.
+    `slot` is the argument that it is given by; "model" for one that decodes.
     """
 
     slot: ClassVar[str] = ""
@@ -134,12 +130,7 @@ class Capable:
 
 @dataclass(frozen=True)
 class Option(Capable):
-    """An argument of a call as a part.
-
-    Args:
-        text: as it is typed, `share_prefix=True`.
-        needed: what it needs.
-    """
+    """An argument of a call as a part; `text` is as it is typed, `share_prefix=True`."""
 
     text: str
     needed: Words = NOTHING
@@ -150,7 +141,6 @@ class Option(Capable):
 
     @property
     def slot(self) -> str:  # type: ignore[override]
-        """The argument's name."""
         return self.text.partition("=")[0]
 
     def __repr__(self) -> str:
@@ -159,13 +149,8 @@ class Option(Capable):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why two parts do not go together.
-
-    Attributes:
-        part: what needs something.
-        other: what excludes or lacks it.
-        word: what it is, of `GLOSSARY`; or a field, whose value is beyond a limit.
-        why: of the other.
+    """Why two parts do not go together: `part` needs a `word` of `GLOSSARY` that `other` excludes
+    or lacks; or `word` is a field, whose value is beyond a limit.
     """
 
     part: Any
@@ -175,7 +160,6 @@ class Reason:
 
     @property
     def is_of_model(self) -> bool:
-        """Whether another model would do."""
         return slot_of(self.other) == "model"
 
     @property
@@ -210,11 +194,8 @@ class Reason:
 def explain(*parts: Any) -> list[Reason]:
     """Why parts do not go together, all reasons; empty where they do.
 
-    Args:
-        *parts: policies, methods, options, a model, maybe with its encoder as another one; what
-            declares nothing, and None, goes with everything.
-
-    Cost: a model may run a self-check for what is needed, once.
+    What declares nothing, and None, goes with everything. A model may run a self-check for what is
+    needed, once.
     """
     every = [each for part in parts for each in flatten(part)]
     pairs = [(part, other) for part in every for other in every if part is not other]
@@ -222,7 +203,6 @@ def explain(*parts: Any) -> list[Reason]:
 
 
 def flatten(part: Any) -> Iterator[Any]:
-    """A part, and those that it brings along."""
     if part is not None:
         yield part
         for each in getattr(part, "parts", ()):
@@ -230,7 +210,6 @@ def flatten(part: Any) -> Iterator[Any]:
 
 
 def compare(part: Any, other: Any) -> Iterator[Reason]:
-    """Why a part does not go beside another one."""
     is_model = slot_of(other) == "model"
     excluded = getattr(other, "excludes", {})
     reasons = set[str]()
@@ -252,13 +231,8 @@ def slot_of(part: Any) -> str:
 
 
 def refuse(reasons: Iterable[Reason]) -> None:
-    """Raise an error with all reasons.
-
-    Raises:
-        UnsupportedModelError: only another model would do.
-        OptionError: parts that exclude each other.
-    """
-    found = list(reasons)
-    if found:
-        kind = UnsupportedModelError if all(each.is_of_model for each in found) else OptionError
-        raise kind("; also ".join(map(str, found)))
+    """Raise an error with all reasons: UnsupportedModelError where only another model would do."""
+    listed = list(reasons)
+    if listed:
+        kind = UnsupportedModelError if all(each.is_of_model for each in listed) else OptionError
+        raise kind("; also ".join(map(str, listed)))

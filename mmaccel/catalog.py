@@ -24,11 +24,8 @@ from mmaccel.own_code import ONLY_TYPED, find_named, installed, is_module_name
 class Entry:
     """A method under a short name.
 
-    Attributes:
-        target: "module:Class".
-        summary: one line for listings.
-        preset: fields that the name fixes; they are no options under this name.
-        slot: where it goes, one of `METHODS`.
+    `target` is "module:Class"; the fields in `preset` are fixed by the name, and no options under
+    it; `slot` is one of `METHODS`.
     """
 
     target: str
@@ -38,12 +35,10 @@ class Entry:
 
     @property
     def module(self) -> str:
-        """Module of the class."""
         return self.target.partition(":")[0]
 
     @property
     def class_name(self) -> str:
-        """Name of the class."""
         return self.target.partition(":")[2]
 
 
@@ -51,11 +46,8 @@ class Entry:
 class DemoModel:
     """A model that ships with the package, in `mmaccel/demo/weights/<name>/`.
 
-    Attributes:
-        summary: one line for listings.
-        captions: "module:function" of (collection, indices) to prompts.
-        fresh: "module:constant", a collection whose images were not trained on.
-        examples: example prompts.
+    `captions` is "module:function" of (collection, indices) to prompts, `fresh` "module:constant",
+    a collection whose images were not trained on.
     """
 
     summary: str
@@ -396,16 +388,12 @@ TEXT_MODELS = {
 
 
 def policy_names(kind: str = "window") -> list[str]:
-    """Short names of all policies of a kind, in the catalog's order."""
     return list(METHODS[kind])
 
 
 def find_policy(name: str, kind: str | None = None) -> Entry:
-    """The entry of a short name, of an entry point, or of a typed `module:Name`.
-
-    Raises:
-        OptionError: unknown name, or a policy of another kind; the message lists the names. A
-            `module:Name` that names no policy.
+    """The entry of a short name, of an entry point, or of a typed `module:Name`; OptionError for an
+    unknown name, or a policy of another kind.
     """
     entry = POLICIES.get(name) or _own_policy(name)
     if entry is None or kind not in (None, entry.slot):
@@ -419,27 +407,20 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
 
 
 def _own_policy(name: str) -> Entry | None:
-    """The entry of somebody else's policy; None for a name that is not one."""
     target = find_own("window", name)
     if target is None:
         return None
-    found = load(target)
-    summary = (found.__doc__ or "").strip().partition("\n")[0]
-    return Entry(target, summary, slot=getattr(found, "kind", "window"))
+    policy = load(target)
+    summary = (policy.__doc__ or "").strip().partition("\n")[0]
+    return Entry(target, summary, slot=getattr(policy, "kind", "window"))
 
 
 def find_own(slot: str, name: str) -> str | None:
-    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`.
-
-    Args:
-        slot: one of `METHODS`.
-        name: as in `find_named`.
-    """
+    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`."""
     return find_named(GROUPS.get(slot, slot), name, BASES[slot])
 
 
 def _remedy(name: Any, names: Iterable[str]) -> str:
-    """What to do about a name that is not known."""
     return ONLY_TYPED if is_module_name(name) else suggest(name, names, "choose one of these")
 
 
@@ -450,19 +431,9 @@ def load(target: str) -> Any:
 
 
 def make(slot: str, name: str, /, **options: Any) -> Any:
-    """Build a method from its short name.
-
-    Args:
-        slot: one of `METHODS`.
-        name: a short name, of an entry point, or a typed `module:Name`. Choosing a relaxed method
-            by name is the opt-in to it.
-        **options: its fields that the name does not fix.
-
-    Returns:
-        The method, validated.
-
-    Raises:
-        OptionError: unknown name, an option the method does not have, or a bad value.
+    """Build a method of a slot from its short name, of an entry point, or a typed `module:Name`,
+    and the fields that the name does not fix. Choosing a relaxed method by name is the opt-in to
+    it.
     """
     known = METHODS[slot]
     entry = known.get(name)
@@ -477,18 +448,7 @@ def make(slot: str, name: str, /, **options: Any) -> Any:
 
 
 def make_policy(name: str, /, **options: Any) -> Any:
-    """Build a policy from its short name.
-
-    Args:
-        name: as `find_policy` takes it. Choosing a relaxed policy by name is the opt-in to it.
-        **options: fields of the policy that the name does not fix.
-
-    Returns:
-        The policy, validated.
-
-    Raises:
-        OptionError: unknown name, an option the policy does not have, or a bad value.
-    """
+    """Build a policy from its short name, as `make` builds methods."""
     return _build(f"policy {name}", find_policy(name), options, "policy")
 
 
@@ -497,8 +457,8 @@ def _build(where: str, entry: Entry, options: Mapping[str, Any], what: str) -> A
     method = load(entry.target)
     _check_fields(where, method, entry.preset, options, what)
     kinds = field_types(method)
-    own = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
-    return method(**entry.preset, **own)
+    values = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+    return method(**entry.preset, **values)
 
 
 def _read_field(name: str, given: Any, kind: Any) -> Any:
@@ -521,11 +481,7 @@ def _parents(kind: Any) -> Iterator[type]:
 def _check_fields(
     name: str, cls: Any, preset: Mapping[str, Any], options: Mapping[str, Any], what: str
 ) -> None:
-    """Refuse options that a class lacks, and a field without a value.
-
-    Raises:
-        OptionError: with the fields that there are.
-    """
+    """Refuse options that a class lacks, and a field without a value."""
     own = [f.name for f in fields(cls) if f.init and f.name not in preset]
     for option in options:
         if option not in own:
@@ -543,11 +499,7 @@ def _check_fields(
 
 
 def _read_drafts(text: str | Path) -> Any:
-    """The draft source of a window policy that a text names.
-
-    Raises:
-        OptionError: a folder without a coarse model, or a `module:Name` that is no draft source.
-    """
+    """The draft source of a window policy that a text names."""
     if str(text).partition(":")[0] in METHODS["drafts"] and ":" in str(text):
         return read_method("drafts", text)
     source = load(f"{_DRAFTING}parse_source")(text)
@@ -563,14 +515,8 @@ def _read_drafts(text: str | Path) -> Any:
 
 
 def read_policy(policy: Any) -> Any:
-    """The policy that a user names.
-
-    Args:
-        policy: a policy; a short name, such as "jacobi" or "jacobi:window=32"; or a dictionary of a
-            name and fields, such as `{"name": "jacobi", "window": 32}`.
-
-    Raises:
-        OptionError: unknown name, a dictionary without one, or a bad field.
+    """The policy that a user names: a policy itself; a short name, such as "jacobi" or
+    "jacobi:window=32"; or a dictionary, such as `{"name": "jacobi", "window": 32}`.
     """
     if not isinstance(policy, str | Mapping):
         return policy
@@ -581,24 +527,15 @@ def read_policy(policy: Any) -> Any:
 def read_named(
     slot: str, given: str | Mapping[Any, Any], known: Container[str], example: str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """The name of a method, and its fields.
-
-    Args:
-        slot: for messages.
-        given: a short name or a `module:Name`, as `name:field=value:field=value` with fields; or a
-            dictionary of a name and fields.
-        known: short names.
-        example: of a dictionary, for the message.
-
-    Raises:
-        OptionError: a field without a value, or a dictionary without a name.
+    """The name of a method, and its fields: out of `name:field=value:field=value`, where a name may
+    be a `module:Name`, or out of a dictionary with a name.
     """
     if isinstance(given, str):
-        name, *own = (part.strip() for part in given.split(":"))
-        if own and "=" not in own[0] and name not in known:
-            name = f"{name}:{own.pop(0)}"
+        name, *fields_as_text = (part.strip() for part in given.split(":"))
+        if fields_as_text and "=" not in fields_as_text[0] and name not in known:
+            name = f"{name}:{fields_as_text.pop(0)}"
         kind = type(given)
-        return kind(name), parse_fields(slot, map(kind, own), f"{name}:name=value")
+        return kind(name), parse_fields(slot, map(kind, fields_as_text), f"{name}:name=value")
     options = {str(option): value for option, value in given.items()}
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -610,16 +547,8 @@ def read_named(
 
 
 def read_method(slot: str, given: Any) -> Any:
-    """The method of a slot that a user names; what is no name stays as it is.
-
-    Args:
-        slot: one of `METHODS`.
-        given: a method; a short name, such as "snapkv" or "snapkv:budget=1024"; or a dictionary of
-            a name and fields, such as `{"name": "snapkv", "budget": 1024}`. One for visual tokens
-            that is named alone keeps `KEEP`.
-
-    Raises:
-        OptionError: unknown name, a dictionary without one, or a bad field.
+    """The method of a slot that a user names, as `read_policy` reads policies; what is no name
+    stays as it is. One for visual tokens that is named alone keeps `KEEP`.
     """
     if not isinstance(given, str | Mapping):
         return given
@@ -632,23 +561,15 @@ def read_method(slot: str, given: Any) -> Any:
 
 
 def open_draft_model(model: Any) -> Any:
-    """A model of transformers as a `TokenModel` that drafts.
-
-    Raises:
-        UnsupportedModelError: it is no causal LM whose passes can be made in windows.
+    """A model of transformers as a `TokenModel` that drafts; UnsupportedModelError where it is no
+    causal LM whose passes can be made in windows.
     """
     return load(_WINDOW)(model)
 
 
 def open_mtp(model: Any, vocab_size: int) -> Any:
-    """The layer for multi-token prediction of a model of transformers, as a head that drafts.
-
-    Args:
-        model: the model.
-        vocab_size: ids that count, of the first ones.
-
-    Raises:
-        OptionError, UnsupportedModelError: see `mmaccel.pipelines.hosts.causal_lm.mtp.open_mtp`.
+    """The layer for multi-token prediction of a model of transformers, as a head that drafts, of
+    the first `vocab_size` ids.
     """
     return load(_MTP)(model, vocab_size)
 
@@ -659,5 +580,5 @@ def find_family(model_type: str | None) -> str:
     Another package adds a family as an entry point of the group `mmaccel.families`, named like the
     `model_type` of its configuration; it takes precedence over ours.
     """
-    own = FAMILIES.get(model_type or "", _ANY_FAMILY)
-    return own if model_type is None else installed("families").get(model_type, own)
+    ours = FAMILIES.get(model_type or "", _ANY_FAMILY)
+    return ours if model_type is None else installed("families").get(model_type, ours)

@@ -29,9 +29,8 @@ _CONTRACTS = "see docs/extending.md"
 
 
 def show(value: Any) -> str:
-    """`repr(value)` for a message, on one line and shortened.
-
-    Python refuses to write integers of 4300 digits; arrays and tensors are named by their shape.
+    """`repr(value)` for a message, on one line and shortened; arrays and tensors by their shape.
+    Python refuses to write integers of 4300 digits.
     """
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
@@ -53,7 +52,6 @@ def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
 
 
 def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: str) -> None:
-    """Raise OptionError unless `value` is an integer in low..high."""
     check_value(name, value, int, Domain(low, high, hint))
 
 
@@ -72,21 +70,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def check_most(option: str, value: int, most: int, remedy: str) -> None:
-    """Refuse a number above a limit.
-
-    Raises:
-        OptionError: with the limit.
-    """
     if value > most:
         raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
 
 
 def check_length(option: str, values: Sequence[Any], most: int = 2 * MANY) -> None:
-    """Refuse a sequence that is too long to walk through, such as `range(10**9)`.
-
-    Raises:
-        OptionError: with the limit.
-    """
+    """Raise OptionError for a sequence too long to walk through, such as `range(10**9)`."""
     try:
         count = len(values)
     except OverflowError:  # of a range
@@ -99,7 +88,6 @@ def check_length(option: str, values: Sequence[Any], most: int = 2 * MANY) -> No
 def check_choice(
     name: str, value: Any, choices: Collection[Any], *, hint: str = "choose one of these"
 ) -> None:
-    """Raise OptionError unless `value` is one of `choices`, of the same type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
         raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
@@ -114,10 +102,8 @@ class Domain:
             "sinks + recent".
         hint: how to repair a call.
         above_low, below_high: the end itself is refused too.
-        choices: its values, where they are listed.
         words: texts that it takes beside numbers.
         multiple_of: what divides its integers, or the attribute that does.
-        odd: its integers are odd.
         fewest: of a tuple's values.
         ascends: a tuple's values do, and none is there twice.
     """
@@ -136,12 +122,10 @@ class Domain:
 
     @property
     def related(self) -> dict[str, str]:
-        """Which numbers are those of other attributes."""
         numbers = {name: getattr(self, name) for name in ("low", "high", "multiple_of")}
         return {name: text for name, text in numbers.items() if isinstance(text, str)}
 
     def resolve(self, owner: Any) -> Domain:
-        """The same with an object's numbers in place of the names of its attributes."""
         values = {
             name: sum(getattr(owner, part) for part in text.split(" + "))
             for name, text in self.related.items()
@@ -187,7 +171,6 @@ def within(
 
 
 def one_of(default: Any, choices: Collection[Any], hint: str = "choose one of these") -> Any:
-    """A field of listed texts."""
     return field(default=default, metadata={"domain": Domain(hint=hint, choices=choices)})
 
 
@@ -199,17 +182,9 @@ class Checked:
 
 
 def check_fields(owner: Any, prefix: str = "", otherwise: Domain = ANY) -> None:
-    """Refuse values of a dataclass that are not of its fields' types, or outside their domains.
-
-    Lists become tuples where the type is one.
-
-    Args:
-        owner: the dataclass, which may be frozen.
-        prefix: of the names in messages.
-        otherwise: the domain of a field that declares none.
-
-    Raises:
-        OptionError: with the first such field.
+    """Raise OptionError for the first value of a dataclass that is not of its field's type, or
+    outside its domain; `otherwise` is the domain of a field that declares none. Lists become
+    tuples.
     """
     cls: Any = type(owner)
     kinds, known = field_types(cls), domains(cls)
@@ -240,24 +215,21 @@ def field_types(cls: Any) -> dict[str, Any]:
 @cache
 def domains(cls: Any) -> dict[str, Domain]:
     """The domains of a dataclass' fields; a child that has another default keeps its parent's."""
-    found = {}
+    by_name = {}
     for base in reversed(cls.__mro__):
         for each in base.__dict__.get("__dataclass_fields__", {}).values():
             if "domain" in each.metadata:
-                found[each.name] = each.metadata["domain"]
-    return found
+                by_name[each.name] = each.metadata["domain"]
+    return by_name
 
 
 def members(kind: Any) -> list[Any]:
-    """The types of a union; the type itself where it is none."""
     return list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
 
 
 def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
-    """A value of a type, lists and tensors as tuples, paths as texts.
-
-    Raises:
-        OptionError: another one, or one outside the domain.
+    """A value of a type, lists and tensors as tuples, paths as texts; OptionError for another one,
+    or one outside the domain.
     """
     kinds = members(kind)
     if value is None and NoneType in kinds:
@@ -294,14 +266,14 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
             # ids, of which there may be a million
             check_value(name, min(value), int, domain)
             check_value(name, max(value), int, domain)
-            made = tuple(value)
+            converted = tuple(value)
         else:
-            made = tuple(check_value(name, each, inner, domain) for each in value)
-        if domain.ascends and list(made) != sorted(set(made)):
+            converted = tuple(check_value(name, each, inner, domain) for each in value)
+        if domain.ascends and list(converted) != sorted(set(converted)):
             raise OptionError(
                 f"{name}: expected ascending values, received {show(value)}; {domain.hint}"
             )
-        return value if made == value else made
+        return value if converted == value else converted
     return value
 
 
@@ -338,14 +310,7 @@ def is_one(value: Any, kind: Any) -> bool:
 
 @contextmanager
 def importing(message: str) -> Iterator[None]:
-    """Imports of an optional package, which users install for what needs it.
-
-    Args:
-        message: what was expected, received, and how to install it.
-
-    Raises:
-        MissingBackendError: an import inside failed.
-    """
+    """Imports of an optional package; what fails inside is a MissingBackendError."""
     try:
         yield
     except ImportError as error:
@@ -353,7 +318,6 @@ def importing(message: str) -> Iterator[None]:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raise OptionError unless `value` is None or can be called."""
     check_value(name, value, Callable[..., Any] | None, Domain(hint="leave it out"))
 
 
@@ -367,11 +331,7 @@ def check_path(
 
 
 def check_kind(name: str, found: Any, kind: type, hint: str = _CONTRACTS) -> Any:
-    """What a method of somebody else returned, an object of a class.
-
-    Raises:
-        ShapeError: anything else; `name` is that of the class and the method.
-    """
+    """What a method of somebody else returned, an object of a class; else a ShapeError."""
     if not isinstance(found, kind):
         received = f"received a {type(found).__name__}"
         raise ShapeError(f"{name}: expected a {kind.__name__}, {received}; {hint}")
@@ -388,20 +348,14 @@ def check_answer(
     counts: Any = None,
     within: tuple[int, int] | None = None,
 ) -> Any:
-    """What a method of somebody else returned, a tensor.
+    """What a method of somebody else returned, a tensor; else a ShapeError, or NumericsError for
+    NaN.
 
     Args:
-        name: of the class and the method.
-        found: what it returned.
         shape: expected; the second of three or more axes may be 1, for all heads or slots.
         dtype: "float" of any width, "int64" or "bool".
-        hint: how to repair the method.
         counts: bool, broadcastable, where NaN is refused; None: nowhere.
         within: the least and the largest integer; None: any.
-
-    Raises:
-        ShapeError: anything else.
-        NumericsError: NaN.
 
     Cost: a host synchronisation with `counts` or `within`.
     """

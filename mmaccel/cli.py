@@ -76,19 +76,12 @@ app.add_typer(evaluate)
 
 @cache
 def _command() -> Any:
-    """The command line as click has it; typer builds it anew at every call of `app`."""
+    """As click has it; typer builds it anew at every call of `app`."""
     return typer.main.get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: without the program's name; those of the process where None.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line; the exit code. Arguments are without the program's name."""
     argv = sys.argv[1:] if arguments is None else list(arguments)
     with StopSignals() as signals, guarded_streams():
         try:
@@ -101,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Run a command and report its error; returns the exit code."""
+    """Run a command and report its error."""
     try:
         check_outputs(argv)
         with restored_collector(), quiet_imports():
@@ -133,9 +126,8 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _finish(code: int) -> int:
-    """Report a result that stdout did not take; returns the exit code.
-
-    A reader that goes, such as `head`, has what it wanted.
+    """Report a result that stdout did not take; a reader that goes, such as `head`, has what it
+    wanted.
     """
     error = stdout_error()
     if error is None or isinstance(error, BrokenPipeError):
@@ -149,7 +141,7 @@ def _finish(code: int) -> int:
 
 
 def _report(argv: Sequence[str], error: object, code: int) -> int:
-    """Print an error on stderr, and as JSON on stdout with --json; returns the exit code."""
+    """Print an error on stderr, and as JSON on stdout with --json."""
     from mmaccel.commands.terminal import print_envelope, printable
 
     line = " ".join(str(error).split())

@@ -20,15 +20,10 @@ _SHOWN = 60  # characters of a value in a message
 
 
 def read_json(file: Path, option: str = "model", *, may_lack: bool = False) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object, or an UnsupportedModelError: no file, more than `LIMIT` bytes, other
+    JSON.
 
-    Args:
-        file: its path.
-        option: begins messages.
-        may_lack: whether nothing at the path means an empty object.
-
-    Raises:
-        UnsupportedModelError: no file, one of more than `LIMIT` bytes, or no JSON object.
+    `may_lack`: nothing at the path means an empty object. `option` begins messages.
     """
     if may_lack and not os.path.exists(file):  # False for a name that is too long
         return {}
@@ -48,7 +43,6 @@ def read_json(file: Path, option: str = "model", *, may_lack: bool = False) -> d
 
 
 def shorten(value: Any) -> str:
-    """A value as a message shows it: its `repr`, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -56,25 +50,19 @@ def shorten(value: Any) -> str:
 def read_settings(
     kind: type[Settings], content: Mapping[str, Any], file: Path, option: str = "model"
 ) -> Settings:
-    """A dataclass out of a file of settings, by the types and domains that its fields declare.
-
-    Args:
-        kind: the dataclass.
-        content: of `read_json`. None means the default everywhere; names that are no fields are
-            left out.
-        file, option: for messages.
-
-    Raises:
-        UnsupportedModelError: see `read_value`.
+    """A dataclass out of a file of settings, by the types and domains that its fields declare. None
+    means the default everywhere; names that are no fields are left out.
     """
     cls: Any = kind
     kinds, known = field_types(cls), domains(cls)
-    made = {}
+    values = {}
     for each in fields(cls):
         if content.get(each.name) is not None or each.default is MISSING:
             domain = known.get(each.name, _SIZE)
-            made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)
-    return kind(**made)
+            values[each.name] = read_value(
+                content, each.name, kinds[each.name], file, option, domain
+            )
+    return kind(**values)
 
 
 def read_value(
@@ -85,10 +73,8 @@ def read_value(
     option: str = "model",
     domain: Domain = _SIZE,
 ) -> Any:
-    """A value out of a file of settings, of a type; lists become tuples.
-
-    Raises:
-        UnsupportedModelError: none, or another one.
+    """A value out of a file of settings; lists become tuples, another type is an
+    UnsupportedModelError.
     """
     domain = replace(domain, hint="copy the folder again")
     try:

@@ -63,14 +63,9 @@ _RAGGED = 256  # tokens more than in the shortest prompt, which are worth anothe
 
 @dataclass(frozen=True)
 class FinishedRow:
-    """The result of a row that has ended, possibly before others.
+    """The result of a row that has ended, possibly before others; its figures are as in `Stats`.
 
-    Attributes:
-        row: its number in the prompt.
-        tokens: `[n]` int64, the generated tokens.
-        passes: passes it took part in.
-        accepted: as in `Stats`, of this row.
-        total_variation, nats: as in `Stats`, of this row.
+    `row` is its number in the prompt, `tokens` `[n]` int64.
     """
 
     row: int
@@ -89,13 +84,9 @@ class PromptCost(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """Rows that join a run.
-
-    Attributes:
-        prompt: n rows, with as many branches as the run's prompt and at most as many positions T.
-            Where the model has inputs of its own for each row (see
-            `mmaccel.model_parts.SelectedRows`), they are those of these rows.
-        noise: `Noise` of these rows.
+    """Rows that join a run, and their noise: n rows with as many branches as the run's prompt and
+    at most as many positions T. Inputs that a model has for each row
+    (`mmaccel.model_parts.SelectedRows`) are those of these rows.
     """
 
     prompt: Prompt
@@ -114,12 +105,8 @@ class ContinuousBatching:
             rows that may join (at least 1). Returns that many rows or fewer, or None. Their numbers
             follow those of the rows before. The run ends when all rows have and it returns None.
             Rows are then handed out by `on_finish` alone: the `Generation` has none.
-        prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of prompts that were processed in
-            this run and in those before it: rows that begin alike process what follows. None: every
-            row processes its whole prompt.
-
-    Raises:
-        OptionError: max_num_seqs < 1.
+        prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of earlier prompts: rows that begin
+            alike process what follows. None: every row processes its whole prompt.
     """
 
     max_num_seqs: int
@@ -198,7 +185,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class CanvasPass(Pass):
-    """A pass over a canvas: every entry says where it is written and what it attends to."""
+    """Every entry says where it is written and what it attends to."""
 
     positions: Tensor
     reads: Tensor
@@ -220,12 +207,10 @@ class PrefixGroups:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """The first row of each group."""
         return tuple(rows[0] for rows in self.rows)
 
     @property
     def n_rows(self) -> int:
-        """Rows of all groups."""
         return sum(len(rows) for rows in self.rows)
 
     @property
@@ -244,8 +229,6 @@ class Route:
     """How the passes of a model's run were computed, for statistics.
 
     Attributes:
-        name: the forward that ran.
-        reason: why not another one.
         attention: why the model's own attention ran; empty where our kernel did, None where there
             is nothing to choose.
         activations: number format that activations are quantised to; empty for others.
@@ -265,25 +248,22 @@ class Route:
 
 @dataclass
 class RunSetup:
-    """How the next runs over a token model are carried out. Callers set it; a model that a field
-    is nothing for does not read it.
+    """How the next runs over a token model are carried out. Callers set it; a model that a field is
+    nothing for does not read it.
 
     Attributes:
         runner: a `StepRunner` that carries out the steps of samplers; None runs them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         prefill_chunk_size: tokens of prompts that a step processes at most; None: whole prompts.
-            See `mmaccel.samplers.prompt_chunks`.
         prefixes: rows whose prompts are the same: `prefill` processes the prefix of one row a
             group, in one pass or in pieces, and all rows of the group read it. No row then goes
             further behind its prompt than one with the longest prompt can. None: every row has
-            entries of its own.
-        prefix_reason: why there are none, where they were asked for; for statistics.
+            entries of its own; `prefix_reason` says why, where they were asked for.
         ragged: whether rows differ much in length (`Prompt.is_ragged`). A kernel on a GPU then
             shares its work out by lengths; what it computes is the same.
         spare: cache indices a row beside those of positions: a tree has more entries.
         drafts: a `SelfDrafting`, by which the model drafts for itself; None: it does not.
-        fused, compile: whether the fused decoder may run, and compiled; see
-            `mmaccel.pipelines.hosts.runner.engine.Engine`.
+        fused, compile: of `mmaccel.pipelines.hosts.runner.engine.Engine`.
     """
 
     runner: Any = None
@@ -321,20 +301,16 @@ class Model(Capable, ABC):
 
     @property
     @abstractmethod
-    def device(self) -> torch.device:
-        """The device of tokens and logits."""
+    def device(self) -> torch.device: ...
 
     @property
     def route(self) -> Route:
-        """Of the run."""
         return Route()
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
-        """Clear the cache and reserve `positions` cache indices for each of `rows` rows.
-
-        Raises:
-            OptionError: the model cannot take so many.
+        """Clear the cache and reserve `positions` cache indices for each of `rows` rows;
+        OptionError where the model cannot take so many.
         """
 
 
@@ -354,7 +330,6 @@ class TokenModel(Model):
     offers = frozenset(GLOSSARY) - OF_LAYERS - {"captured steps"}
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `Capable.lack`."""
         if word in self.offers:
             return ""
         if word == "captured steps":
@@ -367,7 +342,6 @@ class TokenModel(Model):
 
     @cached_property
     def setup(self) -> RunSetup:
-        """Of the next runs."""
         return RunSetup()
 
     @property
@@ -409,10 +383,7 @@ class TokenModel(Model):
 
     def process_prompt(self) -> PromptCost | None:
         """Process a prompt that the model has itself, after `reserve`, in passes of
-        `RunSetup.prefill_chunk_size` tokens at most where that goes.
-
-        Returns:
-            What it cost; None for a model whose prompt `prefill` processes.
+        `RunSetup.prefill_chunk_size` tokens at most where that goes; None where `prefill` does it.
         """
         return None
 
@@ -425,22 +396,21 @@ class Denoiser(Model):
     may have fewer rows than were reserved: the first ones.
 
     Attributes:
-        vocab_size: V, the mask token included where it is one of the ids.
+        vocab_size: V, the mask token included where it is one of the ids; `n_ids` where the model
+            has others than canvases.
         mask_token: id that stands for an open slot; None for a model of uniform corruption, whose
             open slots hold random tokens.
         block: positions per block of a block-causal model, counted from a row's first token: an
             entry's logits depend on no later block. None where everything depends on everything.
         supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
-            later passes under a mask per entry. Without it every pass covers all columns in their
-            order: C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`.
-        kv_cache_reason: why the model runs without a KV cache; empty where it has one.
-        max_positions: the most positions of prompt and canvas together.
+            later passes under a mask per entry; `kv_cache_reason` says why not. Without it every
+            pass covers all columns in their order: C = P, `cache_indices` counts from 0, and
+            `reads` is `[R, 1, P]`.
         any_rows: whether a row of a pass depends on its entries and on what was written at its
             cache indices, and on nothing that belongs to a row of the prompt. Only such a model
             takes `ContinuousBatching`, and its passes leave out rows that have ended.
         is_self_checked: whether the model was already checked to follow `reads` and `block`; others
             are by `attach`, under a policy that caches their blocks.
-        n_ids: ids of the model, where they are others than those of canvases; None: they are not.
         shift: 1 if the logits at a position are those of the next one, 0 if its own.
     """
 
@@ -456,7 +426,6 @@ class Denoiser(Model):
     shift: int = 0
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `Capable.lack`."""
         if word == "mask token" and self.mask_token is None:
             return "its open slots hold random tokens"
         if word == "finished blocks" and self.block is None:
@@ -472,7 +441,6 @@ class Denoiser(Model):
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
         return torch.float32
 
     def own_logits(self, tokens: Tensor) -> Tensor | None:
@@ -501,8 +469,7 @@ class Layout(Protocol):
     """What is known in advance about the tokens at each slot."""
 
     @property
-    def columns(self) -> int:
-        """Slots of an image row; 0 if tokens form no rows."""
+    def columns(self) -> int: ...
 
     @property
     def frame(self) -> int:
@@ -528,16 +495,12 @@ class Prompt:
             in the same order.
         lengths: `[R]` int64, real tokens of each row, at least 1.
         branches: G, guidance branches; 1 without guidance.
-        stop_tokens: `[S]` int64 or None; a row ends after the first of these.
-        layout: what is known about the slots, or None.
+        stop_tokens: `[S]` int64; a row ends after the first of these.
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
         n_shown: tokens at the end of every prompt that the layout's slots continue: the frames
             that a clip begins with, the codes of the frame before.
-
-    Attributes:
-        batch: B, rows asked for.
     """
 
     tokens: Tensor
@@ -580,12 +543,13 @@ class Prompt:
         """Which rows have the same tokens, in the order of their first rows. Cost: a copy of the
         tokens to the host.
         """
-        found: dict[tuple[int, ...], list[int]] = {}
+        rows_by_tokens: dict[tuple[int, ...], list[int]] = {}
         lengths = self.lengths.tolist()
         for row, tokens in enumerate(self.tokens.tolist()):
-            found.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
+            rows_by_tokens.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
         return PrefixGroups(
-            tuple(tuple(rows) for rows in found.values()), tuple(len(each) - 1 for each in found)
+            tuple(tuple(rows) for rows in rows_by_tokens.values()),
+            tuple(len(each) - 1 for each in rows_by_tokens),
         )
 
     @cached_property
@@ -602,9 +566,8 @@ class Prompt:
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
-        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read.
-
-        The last token of a row is read in any case.
+        """Tokens `[R, T']` and lengths `[R]` of what a model of text alone can read, and each row's
+        last token in any case.
         """
         if self.is_text is None:
             return self.tokens, self.lengths

@@ -21,11 +21,11 @@ from mmaccel.samplers.noise import check_seed, choose_seed
 
 
 class Decoder(GenerateService):
-    """A decoding loop for `custom_generate`; see `decoder`."""
+    """A decoding loop for `custom_generate`; `decoder` makes one."""
 
     @property
     def engine(self) -> Engine:
-        """How passes are carried out; its `close` drops CUDA graphs."""
+        """Its `close` drops CUDA graphs."""
         return self.options.engine
 
     def __call__(
@@ -37,11 +37,8 @@ class Decoder(GenerateService):
         generation_config: Any,
         **others: Any,
     ) -> Any:
-        """What transformers calls instead of its own loop.
-
-        Raises:
-            AttachError: a call for beams or another search, whose loop no policy can replace.
-            OptionError: a layout of another vocabulary than the model's.
+        """What transformers calls instead of its own loop; AttachError for beams or another
+        search.
         """
         mode = str(getattr(generation_config.get_generation_mode(), "value", ""))
         if mode not in ("greedy_search", "sample"):
@@ -50,8 +47,8 @@ class Decoder(GenerateService):
                 "custom_generate out of such a call"
             )
         check_layout(self.options.layout, count_ids(model))
-        own = replace(self, family=family_of(model), coarse_drafts={})
-        return own.sample(
+        service = replace(self, family=family_of(model), coarse_drafts={})
+        return service.sample(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **others
         )
 
@@ -70,18 +67,8 @@ def decoder(
 
     Nothing is attached. transformers passes neither its streamer nor `synced_gpus` to such a loop:
     a streamer gets the prompt and no end, so use `attach` with a streamer. Models with a `generate`
-    of their own (Janus for images) ignore the argument or refuse it.
-
-    Args:
-        policy: a policy, or its short name in `mmaccel.catalog`.
-        seed, strict, layout, cuda_graphs, sync_every, assume_stateless: as in `mmaccel.attach`.
-
-    Returns:
-        The loop, with `stats` and `history`; it can be used for many calls.
-
-    Raises:
-        OptionError: no policy, a bad seed, a switch that is neither True nor False, or drafts that
-            need a layout where there is none.
+    of their own (Janus for images) ignore the argument or refuse it. The loop has `stats` and
+    `history`, and serves many calls; its arguments are those of `mmaccel.attach`.
     """
     own_seed = None if check_seed(seed) is None else choose_seed(seed)
     check_choice("strict", strict, (True, False))

@@ -14,19 +14,13 @@ _MAX_MESSAGE = 8_000  # characters: twenty wrong rows of a file, each with its r
 
 
 class MMAccelError(Exception):
-    """Root of all errors raised on purpose by mmaccel.
-
-    Args:
-        message: what was expected and received, and what helps; long values in it are cut.
-        *more: as the built-in exception takes them.
-    """
+    """Root of all errors raised on purpose by mmaccel; long values in a message are cut."""
 
     def __init__(self, message: str = "", *more: object) -> None:
         super().__init__(_shorten(message), *more)
 
 
 def _shorten(message: str) -> str:
-    """A message with quoted values of 300 characters, and of 8000 characters with its end."""
     if len(message) <= _MAX_TEXT:
         return message
     message = _LONG_TEXT.sub(lambda found: f"{found[0][:_MAX_TEXT]}...{found[0][-1]}", message)
@@ -37,7 +31,6 @@ def _shorten(message: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Class and beginning of the text of an error, on one line."""
     return f"{type(error).__name__} ({' '.join(str(error).split())[:80]})"
 
 
@@ -68,9 +61,7 @@ class BusyError(MMAccelError, RuntimeError):
 class NumericsError(MMAccelError, ArithmeticError):
     """The model returned NaN, its codec NaN or infinity, or a filter left no token to choose from.
 
-    Args:
-        message: what was expected and received, and what helps.
-        rows: the rows of the prompt concerned, if known; the others may be decoded again.
+    `rows` are those of the prompt concerned, if known; the others may be decoded again.
     """
 
     def __init__(self, message: str = "", rows: tuple[int, ...] = ()) -> None:

@@ -42,12 +42,8 @@ from mmaccel.samplers.noise import check_seed, choose_seed
 class Support:
     """Whether policies can be attached to an object; its truth value is `supported`.
 
-    Attributes:
-        supported: whether they can.
-        family: the model's family, or None.
-        reason: why they cannot, or empty.
-        policies: short names of the policies that can be attached. Single calls may still fall
-            back; their statistics then give the reason.
+    `policies` are short names of those that can be. Single calls may still fall back; their
+    statistics then give the reason.
     """
 
     supported: bool
@@ -91,12 +87,11 @@ def attach(
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;
             a speech model whose depth decoder makes frames (CSM, Moshi, Qwen3-Omni), or that makes
             codes of several books a step (MusicGen, Dia, Higgs Audio v2); a pipeline of
-            transformers; a diffusers pipeline whose pictures such a model makes
-            (`GlmImagePipeline`); a pipeline or model listed in
+            transformers or diffusers around one; a pipeline or model listed in
             `mmaccel.pipelines.hosts.attach.registry`; or a `Denoiser`, or a model of a family in
             `mmaccel.pipelines.hosts.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, its short name (`mmaccel models` lists them), or a dictionary of a name
-            and fields, such as `{"name": "jacobi", "window": 32}`.
+            and fields, such as `{"name": "jacobi", "window": 32}`; so are the four methods below.
         seed: one for all rows (row b is item b of it), or one per row; the same at every call, but
             for those that make the frames of one utterance. None draws one from torch's global
             generator at every sampled call, so that `torch.manual_seed` makes it reproducible.
@@ -106,58 +101,32 @@ def attach(
             one on, such as `mmaccel.Frames`. Other tokens are masked before temperature and
             truncation, as by `prefix_allowed_tokens_fn`; calls that fall back are masked or
             refused.
-        cuda_graphs: "auto", True or False, see `mmaccel.pipelines.hosts.runner.engine.Engine`; with
-            "auto" the statistics say why passes are not captured.
-        sync_every: captured passes between two synchronisations with the host.
-        fused: "auto", "exact", True or False, see `pipelines.hosts.runner.engine.Engine`. The
-            fused decoder packs weights in place: with the first call, or here where it is asked
-            for, the model's parameters become views of larger tensors, until `detach`. Its logits
-            differ from those of the model's own forward in their last bits; `stats.route` says
-            which of the two ran.
-        compile: "auto", True or False, see `pipelines.hosts.runner.engine.Engine`: whether the
-            fused decoder's passes on a CPU are compiled.
+        cuda_graphs, sync_every, compile: see `mmaccel.pipelines.hosts.runner.engine.Engine`.
+        fused: likewise. The fused decoder packs weights in place: with the first call, or here
+            where it is asked for, the model's parameters become views of larger tensors, until
+            `detach`. Its logits differ from those of the model's own forward in their last bits;
+            `stats.route` says which of the two ran.
         prefill_chunk_size: tokens of prompts that a pass processes at most, which bounds the memory
-            of long prompts; see `pipelines.hosts.runner.engine.Engine`. None processes prompts
-            whole. `generate(prefill_chunk_size=…)`, as of transformers, sets it for one call.
-        share_prefix: True, "auto" or False, see `pipelines.hosts.runner.engine.Engine`: whether
-            rows of a call that have the same prompt (`num_return_sequences`, the unconditional
-            rows of guidance) store and read it once. Logits are the same up to rounding.
+            of long prompts; None: whole ones. `generate(prefill_chunk_size=…)` sets it for a call.
+        share_prefix: True, "auto" or False: whether rows of a call that have the same prompt
+            (`num_return_sequences`, the unconditional rows of guidance) store and read it once.
+            Logits are the same up to rounding.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
         visual_tokens: which visual tokens of a prompt stay, such as `mmaccel.DivPrune(keep=0.22)`,
-            its short name, a dictionary of a name and fields, such as
-            `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages. The
-            policy is then as exact as it says with respect to the model on these tokens. None keeps
-            all.
-        prompt_tokens: which words of a text prompt are computed, such as
-            `mmaccel.LazyLLM(keep=0.5)` or `mmaccel.ILRe(keep=0.25)`, its short name, or a
-            dictionary of a name and fields. The policy is then as exact as it says with respect to
-            the model on these words. None: all.
-        kv_cache: which entries stay in the layers' caches, such as
-            `mmaccel.SnapKV(budget=1024)`, its short name, or a dictionary of a name and fields.
-            The policy is then as exact as it says with respect to the model with this cache. None
-            keeps all.
-        attention: which cached keys a pass attends to, such as `mmaccel.Quest(budget=0.1)`, its
-            short name, or a dictionary of a name and fields. What a pass attends to depends on its
-            window, so that every policy is relaxed under it. None: all.
-
-    Returns:
-        The handle, with statistics and `detach`.
+            or a list of methods of different stages. With it, and with the next two, the policy is
+            as exact as it says with respect to the model on what stays.
+        prompt_tokens: which words of a prompt are computed, such as `mmaccel.LazyLLM(keep=0.5)`.
+        kv_cache: which entries stay in the layers' caches, such as `mmaccel.SnapKV(budget=1024)`.
+        attention: which cached keys a pass attends to, such as `mmaccel.Quest(budget=0.1)`. That
+            depends on its window, so that every policy is relaxed under it.
 
     Raises:
-        OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
-            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, `fused`,
-            `compile`, `prefill_chunk_size` or `share_prefix`, or one the policy or a method cannot
-            use; something that is no method for visual tokens, for caches or for attention.
-        MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
-            and it is not on a CPU or there is no compiler.
-        UnsupportedModelError: the target does not generate with transformers; `fused=True` or
-            `compile=True`, and a layer that is not recognised, the first of which is named;
-            `share_prefix=True`, and a model whose layers all slide or do not attend by ours;
-            a model without the visual tokens or the layers that a method needs, or whose layers
-            cannot carry the methods of caches and attention; with `strict`, also a model that only
-            the original can serve.
+        OptionError: arguments that do not go together, or with this model.
+        MissingBackendError: no device or compiler for what was asked for.
+        UnsupportedModelError: the target does not generate with transformers, or lacks what a
+            method or a switch needs; with `strict`, also a model that only the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     warn_if_untested()
@@ -184,18 +153,12 @@ def attach(
 
 
 def detach(target: Any) -> bool:
-    """Detach the policy of a model or pipeline, with or without its handle at hand.
-
-    Args:
-        target: what was given to `attach`, or the model in it.
-
-    Returns:
-        Whether there was a policy.
+    """Detach the policy of a model or pipeline, with or without its handle at hand; whether there
+    was one.
 
     Raises:
         AttachError: other code changed the model's class since.
         BusyError: this thread is inside a call, in a callback or a stopping criterion.
-        UnsupportedModelError: a pipeline that `attach` refuses.
     """
     owner = find_owner(unwrap(target)) or find_owner(find_generator(target))
     if owner is None:
@@ -205,22 +168,17 @@ def detach(target: Any) -> bool:
 
 
 def supports(target: Any) -> Support:
-    """Whether a policy that is attached to an object would decode for it.
+    """Whether a policy that is attached to an object would decode for it, with the reason where
+    not.
 
     It is `attach` that decides, by the same function: where this is false, calls under an attached
     policy run the original with this reason, and `attach(..., strict=True)` raises it. The first
     call for a model runs a short self-check.
-
-    Args:
-        target: what `attach` takes.
-
-    Returns:
-        An object that is true where policies decode, and holds the reason where they do not.
     """
     try:
-        own = find_pipeline(target)
-        if own:
-            return Support(True, own, "", pipeline_policies(target))
+        pipeline_family = find_pipeline(target)
+        if pipeline_family:
+            return Support(True, pipeline_family, "", pipeline_policies(target))
         _, family, refusal = find_served(target)
     except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))

@@ -50,14 +50,8 @@ _BRACKETS = re.compile(r"[()\[\]{}]")
 
 
 def read_whole(file: str | Path, option: str) -> bytes:
-    """The bytes of a file of texts; only regular files are read, because others may never end.
-
-    Args:
-        file: a path.
-        option: begins the message.
-
-    Raises:
-        OptionError: no such file, no regular one, or more than `MAX_FILE` bytes.
+    """The bytes of a file of texts, or an OptionError; only regular files of at most `MAX_FILE`
+    bytes are read, because others may never end.
     """
     name = str(file)
     if not os.path.isfile(file):
@@ -76,10 +70,8 @@ def read_whole(file: str | Path, option: str) -> bytes:
 
 
 def read_stream(stream: IO[bytes], what: str) -> bytes:
-    """The bytes of a file or of standard input up to its end.
-
-    Raises:
-        OptionError: more than `MAX_FILE` bytes; `what` begins the message.
+    """The bytes of a file or of standard input up to its end, or an OptionError above
+    `MAX_FILE`.
     """
     data = stream.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
@@ -90,11 +82,9 @@ def read_stream(stream: IO[bytes], what: str) -> bytes:
 
 
 def check_text(data: bytes, what: str) -> None:
-    """Refuse bytes that are no text in UTF-8. Only line feeds end a line: within JSON and prompts,
-    what Unicode takes for the end of a line may stand.
-
-    Raises:
-        OptionError: with the number of the line; `what` begins the message.
+    """Raise OptionError, with the number of the line, for bytes that are no text in UTF-8. Only
+    line feeds end a line: within JSON and prompts, what Unicode takes for the end of a line may
+    stand.
     """
     for number, line in enumerate(io.BytesIO(data), 1):
         try:
@@ -107,11 +97,7 @@ def check_text(data: bytes, what: str) -> None:
 
 
 def read_lines(file: str | Path, option: str) -> list[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        OptionError: see `read_whole` and `check_text`.
-    """
+    """The lines of a file in UTF-8, with or without a byte order mark."""
     data = read_whole(file, option)
     check_text(data, f"{option} {str(file)!r}")
     return [line.removesuffix("\n") for line in open_text(data)]
@@ -120,24 +106,14 @@ def read_lines(file: str | Path, option: str) -> list[str]:
 def open_text(data: bytes, newline: str | None = None) -> io.TextIOWrapper:
     """Checked bytes as a text, decoded line by line, with or without a byte order mark.
 
-    Args:
-        data: see `check_text`.
-        newline: as in `open`; None takes the ends of lines of all systems, "" is for CSV, whose
-            reader finds them itself.
+    `newline` is as in `open`; "" is for CSV, whose reader finds the ends of lines itself.
     """
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:
-    """The value of a JSON text that anybody may have written.
-
-    Args:
-        text: JSON.
-        unique_names: whether an object may have each name only once.
-
-    Raises:
-        ValueError: no JSON, more than `MAX_DEPTH` brackets within brackets, an integer of more than
-            `MAX_DIGITS` digits, or a name that occurs twice.
+    """The value of a JSON text that anybody may have written; ValueError for no JSON, or too deep a
+    one, or too long an integer.
     """
     if isinstance(text, bytes):
         text = str(text, "utf-8-sig")
@@ -154,8 +130,8 @@ def is_deeper(text: str, most: int) -> bool:
     if sum(map(text.count, _OPENING)) <= most:
         return False
     depth = 0
-    for found in _BRACKETS.finditer(_QUOTED.sub("", text)):
-        depth += 1 if found[0] in _OPENING else -1
+    for bracket in _BRACKETS.finditer(_QUOTED.sub("", text)):
+        depth += 1 if bracket[0] in _OPENING else -1
         if depth > most:
             return True
     return False

@@ -17,15 +17,8 @@ _SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 
 
 def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """The short name of a policy and its options; by default an exact policy.
-
-    Args:
-        policy: short name; None takes the default.
-        options: fields of the policy.
-        kind: "window" or "canvas", of the model.
-
-    Raises:
-        OptionError: a policy of another kind.
+    """The short name of a policy and its options; by default an exact policy. OptionError for a
+    policy of another kind than "window" or "canvas", the model's.
     """
     from mmaccel.catalog import find_policy
 
@@ -38,20 +31,14 @@ def pick_name(policy: str | None, options: dict[str, Any], kind: str) -> tuple[s
 
 
 def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:
-    """A size as `--size` or a row has it: 768, "1024x768" or [1024, 768], width first.
-
-    Args:
-        value: None stays None.
-        name: begins the message.
-
-    Raises:
-        OptionError: anything else.
+    """A size as `--size` or a row has it: 768, "1024x768" or [1024, 768], width first; None stays
+    None.
     """
     if value is None:
         return None
     text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
-    found = _SIZE.fullmatch(text)
-    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    sides = _SIZE.fullmatch(text)
+    width, height = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise OptionError(
             f"{name}: expected pixels such as 768 or 1024x768, up to {MAX_SIDE}, received "
@@ -61,11 +48,7 @@ def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:
 
 
 def place(load: LoadOptions) -> LoadOptions:
-    """Options whose device and dtype are names, "auto" replaced by what it means here.
-
-    Raises:
-        OptionError: no such device on this machine, or no such dtype.
-    """
+    """Options whose device and dtype are names, "auto" replaced by what it means here."""
     from mmaccel.pipelines.hosts.loading.placement import choose_placement, name_dtype
 
     device, dtype = choose_placement(load.device, load.dtype)
@@ -73,38 +56,24 @@ def place(load: LoadOptions) -> LoadOptions:
 
 
 def load_keywords(load: LoadOptions) -> dict[str, Any]:
-    """Options as keywords of a `from_pretrained`."""
     return {each.name: getattr(load, each.name) for each in fields(load)}
 
 
 def open_pipeline(
     model: str, load: LoadOptions, *, size: str | None = None, decoder: Path | None = None
 ) -> Any:
-    """Load a `TextToImage`; size and decoder are as on the command line.
-
-    Raises:
-        OptionError, UnsupportedModelError, MissingBackendError: see `TextToImage.from_pretrained`.
-    """
+    """Load a `TextToImage`; size and decoder are as on the command line."""
     parts = {"size": parse_size(size), "decoder": decoder}
     return open_with_parts("TextToImage", model, load, **parts)
 
 
 def open_clip_pipeline(model: str, load: LoadOptions) -> Any:
-    """Load a `TextToVideo`; see `open_with_parts`."""
     return open_with_parts("TextToVideo", model, load)
 
 
 def open_with_parts(pipeline: str, model: str, load: LoadOptions, **parts: Any) -> Any:
-    """Load any pipeline.
-
-    Args:
-        pipeline: name of its class.
-        model: name, folder or hub id.
-        load: how it is opened.
-        **parts: further arguments of its `from_pretrained`, such as its codec.
-
-    Raises:
-        OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
+    """Load any pipeline by the name of its class; parts are arguments of its own, such as its
+    codec.
     """
     from transformers.utils import logging
 

@@ -19,16 +19,14 @@ from mmaccel.results import BlockCounts, StepBytes
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """What methods have left out of a run's caches and attention.
+    """What methods have left out of a run's caches and attention; None where nothing counts it.
 
     Attributes:
         n_evicted: cached entries of prompts that were evicted, and entries that there were, over
             all rows of a layer.
         packed_bytes: of the run's keys and values where some are held in fewer bits, and what they
             would be otherwise; zeros where none are.
-        step_bytes: what a step reads at the run's end; None where nothing counts it, and before the
-            first pass.
-        block_counts: what sparse attention leaves out; None where nothing counts it.
+        step_bytes: what a step reads at the run's end.
     """
 
     n_evicted: tuple[int, int] = (0, 0)
@@ -42,12 +40,9 @@ class ReducedLayers(ABC):
 
     @abstractmethod
     def use_methods(self, methods: Any, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced.
-
-        Args:
-            methods: how (`LayerMethods` of `mmaccel.pipelines.hosts.layers.methods`), as
-                `mmaccel.capabilities.explain` lets pass.
-            branches: G, guidance branches of the rows.
+        """From the next `reserve` on, the layers' caches and attention are reduced: by
+        `LayerMethods` that `mmaccel.capabilities.explain` lets pass, for rows of so many guidance
+        branches.
         """
 
     @property
@@ -73,12 +68,8 @@ class TreePasses(ABC):
 
 @dataclass(frozen=True)
 class PromptPiece:
-    """Tokens of one row's prompt that a pass processes beside its windows.
-
-    Attributes:
-        row: of the pass.
-        start: cache index of the first one.
-        tokens: `[n]` int64.
+    """Tokens `[n]` int64 of one row's prompt that a pass processes beside its windows; the first
+    has the cache index `start`.
     """
 
     row: int
@@ -97,11 +88,6 @@ class MixedPasses(ABC):
 
         Keys and values of all entries are written before any of them attends: an entry sees what
         stands before it in its row, pieces of this pass included.
-
-        Args:
-            entries: windows, or some of their entries (`Pass.wanted`). That of a row with pieces
-                begins behind them.
-            pieces: of prompts, those of a row in their order.
         """
 
 
@@ -123,13 +109,9 @@ class CopiedEntries(ABC):
     def write_entries(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """Let a row begin with every layer's keys and values `[H, n, D]`, or with nothing.
-
-        Args:
-            row: its number.
-            entries: empty for nothing.
-            key: rows that were given entries by the same key read them together, as far as
-                rows may; None: the row writes a copy to its own cache.
+        """Let a row begin with every layer's keys and values `[H, n, D]`, or, where they are empty,
+        with nothing. Rows that were given entries by the same key read them together, as far as
+        rows may; None: the row writes a copy to its own cache.
         """
 
 
@@ -138,12 +120,9 @@ class SelfDrafts(ABC):
 
     @abstractmethod
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """As `forward`, logits `[R, 1, V]`, attending as `RunSetup.drafts` says; the next `forward`
-        writes anew what it has written.
-
-        Args:
-            entries: one a row.
-            index: drafts of the window before it.
+        """As `forward`, one entry a row, logits `[R, 1, V]`, attending as `RunSetup.drafts` says;
+        the next `forward` writes anew what it has written. `index` drafts of the window came before
+        it.
         """
 
 
@@ -167,7 +146,6 @@ class CapturedBuffers(ABC):
 
     @property
     def captures_prompts(self) -> bool:
-        """Whether prompts of the next run may be captured."""
         return True
 
     @abstractmethod
@@ -184,7 +162,6 @@ class CapturedBuffers(ABC):
 
     @property
     def steps_differ(self) -> bool:
-        """Whether `begin_step` may say that a step does more than others."""
         return False
 
     def begin_step(self, width: int) -> bool:
@@ -228,13 +205,8 @@ class SelectedRows(ABC):
 
     @abstractmethod
     def join_rows(self, row_inputs: Any, others: Any, rows: Tensor, order: Tensor) -> Any:
-        """Row inputs of rows that a run has, and of others that join it.
-
-        Args:
-            row_inputs: of the run, from `get_row_inputs`.
-            others: of the rows that join, from there too.
-            rows: `[n]` int64, those of the run that stay.
-            order: `[R]` int64, the order of the concatenation of both.
+        """Row inputs of rows `[n]` int64 that a run has and that stay, and of others that join it,
+        both from `get_row_inputs`, in the order `[R]` int64 of their concatenation.
         """
 
 
@@ -250,8 +222,6 @@ class FinishedBlocks(ABC):
 
     @abstractmethod
     def prefill(self, entries: CanvasPass) -> None:
-        """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
-
-        Args:
-            entries: with `start` and `lengths`; a row's are in the order of their positions.
+        """Run one pass over the finished blocks of all rows' prompts, after `reserve`, with `start`
+        and `lengths`; a row's entries are in the order of their positions.
         """

@@ -38,27 +38,18 @@ Result = TypeVar("Result")
 
 
 def option(default: Any, help: str | None = None, **flag: Any) -> Any:
-    """A field of options.
+    """A field of options, with the `help` of its flag and its widget; None has neither.
 
-    Args:
-        default: of the field.
-        help: of its flag on the command line and its widget; None has neither.
-        **flag: `names` of the flag where they are not the field's; `text`: whether a switch is
-            written as auto, on or off; `domain`: what the field takes, see `mmaccel.checks`.
+    `names` are those of the flag where they are not the field's; `text`: whether a switch is
+    written as auto, on or off; `domain`: what the field takes, see `mmaccel.checks`.
     """
     return field(default=default, metadata={"help": help, **flag})
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How a head is trained.
-
-    Attributes:
-        steps: in all; the rate rises over 50 of them and falls to 0 along a cosine.
-        seed: of the pieces.
-
-    Raises:
-        OptionError: a number out of range.
+    """How a head is trained. The rate rises over 50 steps and falls to 0 along a cosine; `seed` is
+    that of the pieces.
     """
 
     steps: int = option(2000, "steps in all", domain=_COUNT)
@@ -88,22 +79,18 @@ class LoadOptions:
         device: where to run. "auto" takes CUDA, MPS or XPU where there is one, else the CPU.
         dtype: of the model that predicts tokens, of torch or a name such as "bf16". "auto" is
             bfloat16 on a GPU that computes it and float32 on a CPU; "bitwise" is guaranteed in
-            float32 and float64.
-        torch_dtype: another name of `dtype`.
+            float32 and float64. `torch_dtype` is another name of it.
         device_map: of accelerate, in place of `device`: "auto", a device, or devices by names of
             modules of the model that predicts tokens; other parts are on the first device that
-            computes. Not for families that transformers does not load.
-        offload_folder: where weights go that the device map puts on the "disk".
+            computes. Not for families that transformers does not load. Weights that it puts on the
+            "disk" go to `offload_folder`.
         family: how the checkpoint is read; None detects it.
         cuda_graphs, sync_every, fused, compile, prefill_chunk_size, share_prefix: see
             `mmaccel.pipelines.hosts.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
-        revision: of a download: branch, tag or commit; None is the main branch.
-        variant: of its weights, such as "fp16"; None takes those without one.
-        token: for private and gated repositories; None takes the one of `hf auth login`.
-        local_files_only: use the cache of `huggingface_hub` alone.
-        cache_dir: folder of that cache; None is its own.
+        revision, variant, token, local_files_only, cache_dir: of a download, as of
+            `huggingface_hub`; `variant` is that of the weights, such as "fp16".
     """
 
     device: Any = option("auto", "auto, cpu, cuda, cuda:1, mps or xpu")
@@ -172,11 +159,8 @@ class LoadKeywords(PassKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are drawn; None is what the model's authors recommend.
-
-    Attributes:
-        guidance_scale, temperature, top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff,
-            entropy_temperature, divergence_temperature, spread: see `mmaccel.SamplingParams`.
+    """How tokens are drawn, as `mmaccel.SamplingParams` has it; None is what the model's authors
+    recommend.
     """
 
     guidance_scale: float | None = option(
@@ -216,12 +200,10 @@ SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions))
 
 
 def given(options: Any) -> dict[str, Any]:
-    """The fields of options that are not None."""
     return {name: value for name, value in asdict(options).items() if value is not None}
 
 
 def sampling_of(options: Any) -> dict[str, Any]:
-    """The fields of options that say how tokens are drawn."""
     names = [each.name for each in fields(options) if each.name in SAMPLING_FIELDS]
     return {name: getattr(options, name) for name in names}
 
@@ -231,10 +213,8 @@ def takes(
 ) -> Callable[
     [Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, Arguments], Result]
 ]:
-    """Gives a method the arguments of a dataclass; the method receives the object, whose fields are
-    what they declare.
-
-    `help` and type checkers show the fields of the dataclass as parameters of the method.
+    """Gives a method the arguments of a dataclass, which `help` and type checkers show as its own;
+    the method receives the object, whose fields are what they declare.
     """
 
     def decorate(
@@ -258,16 +238,7 @@ def takes(
 
 
 def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -> Options:
-    """Options from keywords.
-
-    Args:
-        kind: dataclass of options.
-        where: name of the call, for messages.
-        keywords: of the call.
-
-    Raises:
-        OptionError: a keyword that is no field.
-    """
+    """Options from the keywords of a call; OptionError for one that is no field."""
     _check_known([each.name for each in fields(kind)], where, keywords)  # type: ignore[arg-type]
     return kind(**keywords)
 
@@ -282,41 +253,26 @@ def _check_known(known: list[str], where: str, keywords: Mapping[str, Any]) -> N
 
 
 def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, Any]:
-    """The fields in texts `name=value`, whose values `read_text` reads once their types are known.
-
-    Args:
-        option, example: for messages.
-        texts: of one type, which the values have too; see `mmaccel.own_code.TypedName`.
-
-    Raises:
-        OptionError: no name, no value, or a name twice.
+    """The fields in texts `name=value`, whose values `read_text` reads once their types are known;
+    they are of the texts' type, see `mmaccel.own_code.TypedName`.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, is_given, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not is_given or not name.isidentifier() or name in found:
+        if not is_given or not name.isidentifier() or name in values:
             raise OptionError(
                 f"{option}: expected name=value, each name once, received {show(text)}; "
                 f"write for example {example}"
             )
-        found[name] = type(text)(value.strip())
-    return found
+        values[name] = type(text)(value.strip())
+    return values
 
 
 def read_text(name: str, text: str, kind: Any) -> Any:
-    """The value that a text is for a field of a type.
-
-    Args:
-        name: of the field, for messages.
-        text: a Python literal, a word for a switch, or a text.
-        kind: the field's type.
-
-    Returns:
-        The text itself where it is no value of the type, which the check of the field refuses.
-
-    Raises:
-        OptionError: a text that is too long or too deep, or with an integer of too many digits.
+    """The value that a text is for a field of a type: a Python literal, a word for a switch, or the
+    text itself, which the check of the field may refuse. OptionError where it is too long or too
+    deep.
     """
     if len(text) > MAX_VALUE:
         raise _refuse(name, text, f"at most {MAX_VALUE} characters")

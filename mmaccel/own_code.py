@@ -52,9 +52,8 @@ class TypedName(str):
 def installed(slot: str) -> dict[str, str]:
     """What other packages bring, looked up once: name -> "module:Name".
 
-    Args:
-        slot: the group of entry points without "mmaccel.": "families", whose names are a
-            `model_type`; or a slot: "policies", "reducers", "kv_cache", "attention" or "drafts".
+    A group of entry points is "mmaccel." and a key of `_WANTED`, or "mmaccel.families", whose names
+    are a `model_type`.
     """
     from importlib.metadata import entry_points  # takes longer than `import mmaccel` does
 
@@ -62,25 +61,15 @@ def installed(slot: str) -> dict[str, str]:
 
 
 def is_module_name(name: Any) -> bool:
-    """Whether a name is written as `module:Name`."""
     return isinstance(name, str) and ":" in name
 
 
 def find_named(slot: str, name: str, base: str | None) -> str | None:
-    """The "module:Name" of a method that is not ours, loaded and checked.
+    """The "module:Name" of a method that is not ours, loaded and checked; None for a short name
+    that no package brings, and for a `module:Name` that is no `TypedName`.
 
-    Args:
-        slot: as in `installed`, but "families".
-        name: a short name, or a `module:Name`.
-        base: "module:Class", of which such a method is a child; None: whatever has the members of
-            a policy.
-
-    Returns:
-        None for a short name that no package brings, and for a `module:Name` that is no
-        `TypedName`.
-
-    Raises:
-        OptionError: code that cannot be loaded, or is no such method.
+    `base` is the "module:Class" of which it is a child; None: whatever has the members of a policy.
+    OptionError: code that cannot be loaded, or is no such method.
     """
     target = installed(slot).get(name)
     if target is None and isinstance(name, TypedName) and is_module_name(name):
@@ -88,21 +77,20 @@ def find_named(slot: str, name: str, base: str | None) -> str | None:
     if target is None:
         return None
     option, wanted = _WANTED[slot]
-    found = import_named(target, option)
+    method = import_named(target, option)
     if base is None:
-        is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))
+        is_method = hasattr(method, "exactness") and callable(getattr(method, "sample", None))
     else:
-        is_method = isinstance(found, type) and issubclass(found, import_named(base, option))
-    if not (is_method and _is_frozen(found)):
+        is_method = isinstance(method, type) and issubclass(method, import_named(base, option))
+    if not (is_method and _is_frozen(method)):
         raise OptionError(
-            f"{option}: expected {wanted}, received {show(target)}, {_describe(found)}; see "
+            f"{option}: expected {wanted}, received {show(target)}, {_describe(method)}; see "
             "docs/extending.md"
         )
     return target
 
 
 def _is_frozen(found: Any) -> bool:
-    """Whether something is a frozen dataclass, and no instance of one."""
     own: Any = found
     return isinstance(found, type) and is_dataclass(found) and bool(own.__dataclass_params__.frozen)
 
@@ -119,18 +107,10 @@ def _describe(found: Any) -> str:
 
 
 def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:
-    """What a `module:Name` names.
+    """What a `module:Name` names, or an OptionError.
 
     The module is found as Python finds it, and also in the folder in which the program runs, which
     counts as the last entry of `sys.path` during this look-up.
-
-    Args:
-        name: the text.
-        option: for messages.
-        wanted: how such a text is written, for messages.
-
-    Raises:
-        OptionError: another text, no such module or name, or a module that raises when imported.
     """
     given = f"{option}: expected {wanted}, received {show(name)}"
     module, _, attribute = name.partition(":")
@@ -141,12 +121,12 @@ def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:
             loaded = import_module(module)
     except (Exception, SystemExit) as error:  # the module is the user's own code
         raise OptionError(f"{given} ({_why(error, module)})") from error
-    found = getattr(loaded, attribute, _ABSENT)
-    if found is _ABSENT:
+    value = getattr(loaded, attribute, _ABSENT)
+    if value is _ABSENT:
         public = [known for known in vars(loaded) if not known.startswith("_")]
         remedy = suggest(attribute, public, "check the spelling")
         raise OptionError(f"{given} ({_file_of(loaded)} has no {show(attribute)}); {remedy}")
-    return found
+    return value
 
 
 @contextmanager
@@ -167,7 +147,6 @@ def _working_folder_last() -> Iterator[None]:
 
 
 def _why(error: BaseException, module: str) -> str:
-    """Why a module cannot be imported, and what helps."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module}.".startswith(f"{missing}."):
         return "no module of that name here or installed; go to its folder, or install it"
@@ -175,7 +154,6 @@ def _why(error: BaseException, module: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The class and the message of an exception of the user's code, on one line."""
     try:
         text = " ".join(str(error).split())[:100]
     except Exception:  # its __str__ is the user's code too

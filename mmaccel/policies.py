@@ -33,15 +33,8 @@ class Policy(Protocol):
         noise: Any,
         on_step: OnStep | None = None,
     ) -> Generation:
-        """Generate up to `length` tokens for every row of `prompt`.
-
-        Args:
-            model: a `TokenModel` for a window policy, a `Denoiser` for a canvas policy.
-            prompt: what stands before the first generated token.
-            length: largest number of tokens a row, at least 1.
-            params: `SamplingParams`.
-            noise: `Noise` of the prompt's rows, the only source of randomness.
-            on_step: called after every pass, see `mmaccel.results.OnStep`.
+        """Generate up to `length` tokens for every row of `prompt`, with `SamplingParams` and the
+        `Noise` of the prompt's rows, the only source of randomness.
         """
 
 
@@ -81,7 +74,7 @@ class CanvasPolicy(Protocol):
 
     @property
     def exactness(self) -> Exactness:
-        """The policy's guarantee; a property, as it may depend on the fields."""
+        """The guarantee; a property, as it may depend on the fields."""
 
     def sample(
         self,
@@ -95,19 +88,13 @@ class CanvasPolicy(Protocol):
     ) -> Generation:
         """Fill `length` slots of every row of `prompt`. Randomness comes from `noise` alone.
 
-        Raises:
-            CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
-            OptionError, ShapeError, UnsupportedModelError: before the first pass.
-            NumericsError: an open slot has invalid logits.
+        CanvasInterrupt is raised instead of KeyboardInterrupt, with what was committed.
         """
 
 
 class CanvasInterrupt(KeyboardInterrupt):
-    """An interrupt that carries what was committed before it.
-
-    Attributes:
-        generation: of the run so far; `tokens` are the mask token where nothing is committed.
-        is_committed: `[B, L]` bool.
+    """An interrupt that carries what was committed before it: tokens are the mask token where
+    `is_committed` `[B, L]` is False.
     """
 
     def __init__(self, generation: Generation, is_committed: Tensor) -> None:
@@ -127,17 +114,7 @@ class Method(Checked, Capable):
 
 
 def check_method(slot: str, method: object, base: type, example: str) -> Any:
-    """The method of a slot.
-
-    Args:
-        slot: the keyword of `attach`.
-        method: what was given.
-        base: the contract of the slot's methods.
-        example: of one, as it is written.
-
-    Raises:
-        OptionError: anything else; a method of another slot is told its own.
-    """
+    """The method of a slot, a child of `base`; OptionError for anything else, with its own slot."""
     if isinstance(method, base):
         return method
     remedy = f"give an instance of a method of {slot}"
@@ -149,13 +126,12 @@ def check_method(slot: str, method: object, base: type, example: str) -> Any:
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:
-    """Raise OptionError unless `policy` is a policy of `kind`, "window" or "canvas"."""
     has_exactness = getattr(policy, "exactness", None) in get_args(Exactness)
     can_sample = callable(getattr(policy, "sample", None)) and not isinstance(policy, type)
     is_policy = has_exactness and can_sample
-    own = getattr(policy, "kind", "window")
-    if not is_policy or own != kind:
+    decodes = getattr(policy, "kind", "window")
+    if not is_policy or decodes != kind:
         example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
-        remedy = f"it is for a {own}, take" if is_policy else "make an instance of"
+        remedy = f"it is for a {decodes}, take" if is_policy else "make an instance of"
         what = f"expected a policy such as mmaccel.{example}, received {show(policy)}; {remedy}"
         raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

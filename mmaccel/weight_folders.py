@@ -33,15 +33,12 @@ class Schema(Generic[Settings]):
     """What lies in a folder of weights.
 
     Attributes:
-        what: it is, in messages.
+        what, remedy: in messages: what it is, and how one is had.
         settings: dataclass of its configuration, whose fields declare types and ranges.
-        remedy: how one is had.
-        config, weights: names of its files.
         kind: what its configuration names as "class"; "" where that is not written.
         dtype: of its tensors once they are read; None leaves each its own.
         find: where in the configuration the settings are, under their names.
         rename: a tensor's name here by its name in the file; "" leaves it out.
-        option: begins messages.
     """
 
     what: str
@@ -58,16 +55,8 @@ class Schema(Generic[Settings]):
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file of safetensors, of which the header was read.
-
-    Attributes:
-        file: its path.
-        names: of its tensors in the file, by their names here.
-        shapes: by their names here.
-        dtype: see `Schema`.
-        asked: what asks for tensors, in messages.
-        remedy: of other tensors.
-        option: begins messages.
+    """A file of safetensors, of which the header was read; `names` are those in the file, by their
+    names here. For the others see `Schema`; `asked` is what asks for tensors, in messages.
     """
 
     file: Path
@@ -79,11 +68,8 @@ class WeightFile:
     option: str
 
     def read(self, wanted: Shapes, optional: Collection[str] = ()) -> dict[str, Tensor]:
-        """The tensors, by their names here.
-
-        Args:
-            wanted: shapes by name of all that may be there.
-            optional: names that may be missing.
+        """The tensors, by their names here. Shapes are of all that may be there; optional ones may
+        be missing.
 
         Raises:
             UnsupportedModelError: other names or shapes, numbers that are not finite, or too little
@@ -92,10 +78,12 @@ class WeightFile:
         from safetensors import safe_open
 
         for name in sorted({*wanted, *self.shapes}):
-            asked, there = wanted.get(name), self.shapes.get(name)
-            if asked == there or (there is None and name in optional):
+            expected, stored_shape = wanted.get(name), self.shapes.get(name)
+            if expected == stored_shape or (stored_shape is None and name in optional):
                 continue
-            shown = ["none" if shape is None else str(list(shape)) for shape in (asked, there)]
+            shown = [
+                "none" if shape is None else str(list(shape)) for shape in (expected, stored_shape)
+            ]
             raise UnsupportedModelError(
                 f"{self.option}: expected {shorten(name)} {shown[0]}, as {self.asked} asks, "
                 f"received {shown[1]} in {self.file}; {self.remedy}"
@@ -118,8 +106,6 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Opened(Generic[Settings]):
-    """A folder whose configuration and header were read; `content` is all of the former."""
-
     settings: Settings
     content: dict[str, Any]
     weights: WeightFile
@@ -127,11 +113,6 @@ class Opened(Generic[Settings]):
 
 def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") -> Opened[Settings]:
     """Read a folder's configuration and the header of its weights.
-
-    Args:
-        schema: what lies in it.
-        folder: that has both files.
-        option: begins messages; the schema's by default.
 
     Raises:
         OptionError: a missing file, or a configuration of another class.
@@ -154,7 +135,6 @@ def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") 
 
 
 def check_files(schema: Schema[Any], folder: str | Path, option: str = "") -> None:
-    """Raise OptionError unless both files lie in a folder."""
     folder = Path(folder)
     for name in (schema.config, schema.weights):
         if not (folder / name).is_file():
@@ -174,11 +154,7 @@ def open_weights(
     asked: str = "the model",
     remedy: str = "copy both files again",
 ) -> WeightFile:
-    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`.
-
-    Raises:
-        UnsupportedModelError: what safetensors cannot read.
-    """
+    """Read the header of a file of safetensors; for the arguments see `Schema` and `WeightFile`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -196,7 +172,6 @@ def open_weights(
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shapes of a module's tensors, by name."""
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
@@ -230,17 +205,15 @@ def available_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
+    entries = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(entries[0][1]) * 1024 if entries else None
 
 
 def check_memory(
     n_bytes: int, what: str, option: str = "model", device: Any = "cpu", remedy: str = ""
 ) -> None:
-    """Refuse to fill more memory than there is, in main memory and on a CUDA device.
-
-    Raises:
-        UnsupportedModelError: with both numbers.
+    """Refuse to fill more memory than there is, in main memory and on a CUDA device, with an
+    UnsupportedModelError.
     """
     places = {"": available_memory()}
     if torch.device(device).type == "cuda":

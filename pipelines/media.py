@@ -24,23 +24,14 @@ Payload = TypeVar("Payload")
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """A checked call.
+    """A checked call."""
 
-    Attributes:
-        prompt: B rows.
-        length: tokens that a row may have at most.
-        max_num_seqs: rows that are decoded at a time at most.
-        params: guidance, temperature, truncation and logits processor.
-        noise: of B rows.
-        arrivals: lets rows join; see `mmaccel.contracts.ContinuousBatching`.
-        prefix_tree: of prompts that were processed; see there.
-    """
-
-    prompt: Prompt
-    length: int
-    max_num_seqs: int
+    prompt: Prompt  # B rows
+    length: int  # tokens that a row may have at most
+    max_num_seqs: int  # rows that are decoded at a time at most
     params: SamplingParams
-    noise: Noise
+    noise: Noise  # of B rows
+    # lets rows join, as in `ContinuousBatching`
     arrivals: Callable[[int], Arrivals | None] | None = None
     prefix_tree: PrefixTree | None = None
 
@@ -52,11 +43,7 @@ class RowPlan:
 
 
 def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
-    """How many of `rows` rows are decoded at a time; a `batch_size` of None decodes all together.
-
-    Raises:
-        OptionError: a `batch_size` below 1.
-    """
+    """How many rows are decoded at a time; a `batch_size` of None decodes all together."""
     if batch_size is None:
         return rows
     check_int("batch_size", batch_size, 1, hint="ask for 1 or more")
@@ -66,7 +53,7 @@ def pick_max_num_seqs(batch_size: int | None, rows: int) -> int:
 def collect_payloads(
     payloads: dict[int, Any], deliver: Callable[[Any], None] | None
 ) -> Callable[[Any], None]:
-    """A `deliver` that stores each payload in `payloads` under its index, then calls `deliver`."""
+    """A `deliver` that keeps each payload under its index, then calls another one."""
 
     def collect(payload: Any) -> None:
         payloads[payload.index] = payload
@@ -79,8 +66,7 @@ def collect_payloads(
 class RunningRequests:
     """The requests of a run that have not finished, by the numbers of their rows; others may join.
 
-    Args:
-        begin: makes the rows of requests, which it receives by number.
+    `begin` makes the rows of requests, which it receives by number.
     """
 
     def __init__(self, begin: Callable[[dict[int, Any]], Arrivals]) -> None:
@@ -95,18 +81,12 @@ class RunningRequests:
         return self._begin(admitted)
 
     def end(self, row: FinishedRow) -> Any:
-        """The request of a row that has ended."""
         return self._running.pop(row.row)
 
     def joining(
         self, arrivals: Callable[[int], Sequence[Any]] | None, check: Callable[[Any], Any] = list
     ) -> Callable[[int], Arrivals | None] | None:
-        """What a `RowPlan` asks for rows that join.
-
-        Args:
-            arrivals: see `TextToImage.serve`.
-            check: of the requests that it returns.
-        """
+        """What a `RowPlan` asks for rows that join; the requests are checked by `check`."""
         if arrivals is None:
             return None
 

@@ -40,15 +40,10 @@ from mmaccel.results import Generation, OnStep, Stats
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a call decodes.
+    """How a call decodes."""
 
-    Attributes:
-        policy: of the model's kind.
-        methods: of the model's layers.
-    """
-
-    policy: Any
-    methods: LayerMethods
+    policy: Any  # of the model's kind
+    methods: LayerMethods  # of the model's layers
 
 
 def read_loading(
@@ -57,16 +52,7 @@ def read_loading(
     size: tuple[int, int] | None = None,
     decoder: str | Path | None = None,
 ) -> tuple[Engine, LoadConfig]:
-    """How passes are carried out, and how files are read, by the options of a `from_pretrained`.
-
-    Args:
-        keywords: fields of `LoadOptions`.
-        size, decoder: see `LoadConfig`.
-
-    Raises:
-        OptionError: no such option, device or dtype, or a bad value.
-        MissingBackendError: what an option needs is not on this machine.
-    """
+    """How passes are carried out, and how files are read, by fields of `LoadOptions`."""
     options = read_options(LoadOptions, "from_pretrained", keywords)
     engine = Engine(**{name: getattr(options, name) for name in PassKeywords.__annotations__})
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
@@ -83,9 +69,7 @@ class Pipeline(MovablePipeline):
 
     Args:
         host: the model with its layout, encoder and renderer; its `window` predicts tokens.
-        source: path it was loaded from, if known.
-        engine: how passes are carried out; None is `Engine()`.
-        codec: folder its codec was loaded from, if known.
+        source, codec: folders that it and its codec were loaded from, if known.
     """
 
     modality: ClassVar[str] = ""
@@ -105,7 +89,6 @@ class Pipeline(MovablePipeline):
 
     @property
     def model(self) -> Any:
-        """The model that predicts tokens, a `TokenModel` or a `Denoiser`."""
         model: TokenModel | Denoiser = self.host.window
         return model
 
@@ -120,12 +103,7 @@ class Pipeline(MovablePipeline):
         return f"{type(self).__name__}({kind}{pixels}{describe(self)})"
 
     def choose(self, options: DecodingOptions) -> Decoding:
-        """How a call decodes: its policy, and the methods of the model's layers.
-
-        Raises:
-            OptionError: no such policy or method, or some that do not go together.
-            UnsupportedModelError: a model whose layers do not carry the methods.
-        """
+        """How a call decodes: its policy, and the methods of the model's layers."""
         chosen = pick_policy(options.policy, self.model)
         methods = read_methods(options.kv_cache, options.attention)
         refuse(explain(chosen, methods, self.engine, self.model))
@@ -143,19 +121,13 @@ class Pipeline(MovablePipeline):
         """Decode the rows of a plan with continuous batching. The caller holds the model.
 
         Args:
-            decoding: policy, and methods of layers.
             finish: makes the payload of one finished row; None where nobody wants it.
             deliver: called with every payload as soon as its row has finished. An exception from it
                 ends the run and reaches the caller.
-            on_step: called after every pass.
 
         Returns:
             Stats of the run. `pixel_seconds` is the time spent in `finish`; `seconds` excludes the
             time spent in `finish` and `deliver`.
-
-        Raises:
-            OptionError: rows that are admitted later, whose caches would be of other lengths,
-                under methods of layers.
         """
         methods = decoding.methods
         n_rows = plan.prompt.batch
@@ -195,15 +167,16 @@ class Pipeline(MovablePipeline):
         params = plan.params
         with torch.no_grad(), reducing(self.model, decoding.methods, prompt.branches):
             self.engine.prepare(self.model, prompt, policy, params)
-            made: Generation = policy.sample(
+            generation: Generation = policy.sample(
                 self.model, prompt, plan.length, params=params, noise=plan.noise, on_step=on_step
             )
-        decoding.methods.record(made.stats, self.model)
-        return made
+        decoding.methods.record(generation.stats, self.model)
+        return generation
 
     def make_room(self, prompt: Prompt, call: ServeOptions, length: int) -> Prompt:
         """A prompt with positions for the longest one that may join before `length` tokens; no more
-        than the model has."""
+        than the model has.
+        """
         limit = self.model.max_positions
         width = call.prompt_width if limit is None else min(call.prompt_width, limit - length + 1)
         room = width - prompt.tokens.shape[1]

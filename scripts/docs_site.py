@@ -1,7 +1,7 @@
-"""What mkdocs needs beyond `mkdocs.yml`: what is listed from folders and from the catalog, the
-models' cards as pages, and the layout of the sources.
+"""What mkdocs needs beyond `mkdocs.yml`: what the reference lists, the models' cards as pages, and
+the layout of the sources.
 
-`on_config`, `on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of
+`on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of
 griffe, the part of mkdocstrings that reads Python files and imports none.
 """
 
@@ -21,67 +21,44 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.report import classes, page_of  # noqa: E402
+import mmaccel  # noqa: E402
+from benchmarks.method_pages import classes  # noqa: E402
 
 FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")  # installed inside mmaccel
-_CARD = re.compile(r"\]\(\.\./mmaccel/demo/weights/([\w-]+)/README\.md\)")
+WEIGHTS = (ROOT / "mmaccel" / "demo" / "weights", ROOT / "scripts" / "training" / "weights")
+_CARD = re.compile(r"\]\(\.\./(?:mmaccel/demo|scripts/training)/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
-_METHODS = re.compile(r"^<!-- methods: (\w+) -->$", re.MULTILINE)
-_TOGETHER = re.compile(r"^(    )(\w+(?:, \w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
+_REFERENCES = re.compile(r"^<!-- (methods|api|fields): ([^>]+) -->$", re.MULTILINE)
+_TOGETHER = re.compile(r"^(    )(\w+(?:,\s+\w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Lists the pages of folders in the navigation."""
-    config.nav = expand_navigation(config.nav or [], Path(config.docs_dir))
-    return config
-
-
-def expand_navigation(entries: list[Any], docs: Path) -> list[Any]:
-    """Navigation in which the pages of a folder stand for `folder/*.md`.
-
-    Args:
-        entries: of `nav` in `mkdocs.yml`: paths, or a title with a path or with entries.
-        docs: the folder of the pages.
+def expand_references(markdown: str) -> str:
+    """A page on which `methods: SLOT` stands for the methods of that slot, and `api:` and `fields:`
+    for names below `mmaccel`, the former with their members.
     """
-    expanded: list[Any] = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            sections = {
-                title: value if isinstance(value, str) else expand_navigation(value, docs)
-                for title, value in entry.items()
-            }
-            expanded.append(sections)
-        elif "*" in entry:
-            expanded += [page.relative_to(docs).as_posix() for page in sorted(docs.glob(entry))]
-        else:
-            expanded.append(entry)
-    return expanded
 
+    def references(match: re.Match[str]) -> str:
+        names = match[2].split()
+        if match[1] == "methods":  # of some draft sources the short name is the only one
+            names = [name for name in classes(match[2]) if name in mmaccel.__all__]
+        lines = "\n    options:\n      heading_level: 3"
+        lines += "" if match[1] == "api" else "\n      members: false"
+        return "\n\n".join(f"::: mmaccel.{name}{lines}" for name in names)
 
-def expand_methods(markdown: str) -> str:
-    """A page on which the comment `methods: SLOT` stands for all methods of that slot."""
-
-    def references(found: re.Match[str]) -> str:
-        return "\n\n".join(
-            f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
-            f"More: [{public}](../{page_of(found[1], name, entry)})."
-            for public, (name, entry) in classes(found[1]).items()
-        )
-
-    return _METHODS.sub(references, markdown)
+    return _REFERENCES.sub(references, markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the card of each model that ships as a page, `cards/NAME.md`."""
-    for card in sorted((ROOT / "mmaccel" / "demo" / "weights").glob("*/README.md")):
+    """Adds the card of each model as a page, `cards/NAME.md`."""
+    for card in (card for folder in WEIGHTS for card in sorted(folder.glob("*/README.md"))):
         name = f"cards/{card.parent.name}.md"
         files.append(File.generated(config, name, abs_src_path=str(card)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Lists methods; links to cards, as they are right in the repository, lead to these pages."""
-    markdown = expand_methods(markdown)
+    """Lists names; links to cards, as they are right in the repository, lead to these pages."""
+    markdown = expand_references(markdown)
     if page.file.src_uri.startswith("cards/"):
         return _OTHER_CARD.sub(r"](\1.md)", markdown)
     return _CARD.sub(r"](cards/\1.md)", markdown)
@@ -113,7 +90,11 @@ class Layout(griffe.Extension):
 
 def split_parameters(text: str) -> str:
     """A docstring in which parameters that share an entry (`device, dtype: …`) have one each."""
-    return _TOGETHER.sub(lambda m: "\n".join(m[1] + name + m[3] for name in m[2].split(", ")), text)
+
+    def entries(match: re.Match[str]) -> str:
+        return "\n".join(match[1] + name + match[3] for name in re.split(r",\s+", match[2]))
+
+    return _TOGETHER.sub(entries, text)
 
 
 def show_fields(function: griffe.Function) -> None:

@@ -32,17 +32,11 @@ _LEAST = 1e-6  # of a mean square in 0..1 of full range
 
 
 class Features(nn.Module):
-    """A network whose features have mean 0 and deviation 1 over the training items.
+    """A network whose features have mean 0 and deviation 1 over the training items."""
 
-    Attributes:
-        shape: of an item.
-        width: D, how many features.
-        batch: items extracted together.
-    """
-
-    shape: ClassVar[tuple[int, ...]]
-    width: ClassVar[int]
-    batch: ClassVar[int]
+    shape: ClassVar[tuple[int, ...]]  # of an item
+    width: ClassVar[int]  # D, how many features
+    batch: ClassVar[int]  # items extracted together
     mean: Tensor
     scale: Tensor
 
@@ -56,15 +50,11 @@ class Features(nn.Module):
         raise NotImplementedError
 
     def forward(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` float32 of N items, float, or uint8 for 0..1.
-
-        Raises:
-            ShapeError: items of another size.
-        """
+        """Features `[N, D]` float32 of N items, float, or uint8 for 0..1."""
         if items.shape[1:] != self.shape:
-            wanted = ", ".join(map(str, ("B", *self.shape)))
+            expected = ", ".join(map(str, ("B", *self.shape)))
             raise ShapeError(
-                f"items: expected [{wanted}], received {list(items.shape)}; these features know "
+                f"items: expected [{expected}], received {list(items.shape)}; these features know "
                 "items of this package alone; give an extractor that knows yours"
             )
         whole = items if items.is_floating_point() else items.float() / 255
@@ -72,7 +62,6 @@ class Features(nn.Module):
 
     @torch.no_grad()
     def extract(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` of many items."""
         return torch.cat([self(part) for part in items.split(self.batch)])
 
 
@@ -91,8 +80,8 @@ class SceneFeatures(Features):
         self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(CANVAS * 16, self.width))
 
     def raw(self, items: Tensor) -> Tensor:
-        found: Tensor = self.trunk(2 * items - 1)
-        return found
+        features: Tensor = self.trunk(2 * items - 1)
+        return features
 
 
 class ClipFeatures(Features):
@@ -150,8 +139,8 @@ class SpeechFeatures(Features):
     def raw(self, items: Tensor) -> Tensor:
         spectrum = magnitudes(items, _N_FFT, _COLUMN // 2, self.window)  # [B, 257, T]
         mel = (self.filters @ spectrum + _FLOOR).log() / 2 + 1
-        found: Tensor = self.norm(self.blocks(self.enter(mel).mT))
-        return found.mean(1)
+        columns: Tensor = self.norm(self.blocks(self.enter(mel).mT))
+        return columns.mean(1)
 
 
 _NETWORKS: dict[str, type[Features]] = {
@@ -163,8 +152,7 @@ _NETWORKS: dict[str, type[Features]] = {
 
 @cache
 def load_features(name: str) -> Features:
-    """The trained network of a demo model's items, float32, in evaluation mode, without the heads
-    it was trained by."""
+    """The trained network of a demo model's items, in evaluation mode, without training's heads."""
     network = _NETWORKS[name]()
     state = load_file(DEMO_WEIGHTS / f"{name}-features" / "model.safetensors")
     network.load_state_dict({key: state[key] for key in network.state_dict()})
@@ -172,7 +160,7 @@ def load_features(name: str) -> Features:
 
 
 def cut_windows(sound: Tensor) -> Tensor:
-    """Windows `[N, 10240]` of one sound `[samples]`; what is left at the end is dropped, and a
+    """Windows `[N, 10240]` of one sound `[samples]`; what is too short at the end is dropped, and a
     shorter sound is followed by silence.
     """
     if len(sound) < WINDOW:
@@ -181,11 +169,7 @@ def cut_windows(sound: Tensor) -> Tensor:
 
 
 def hear(sound: Tensor, rate: int = RATE) -> Tensor:
-    """Features `[N, 64]` of the windows of one sound `[samples]` in -1..1.
-
-    Raises:
-        OptionError: another rate than 16 kHz.
-    """
+    """Features `[N, 64]` of the windows of one sound `[samples]` in -1..1, of 16 kHz."""
     if rate != RATE:
         raise OptionError(
             f"features: expected sound of {RATE} Hz for voices, received {rate} Hz; resample it, "
@@ -195,8 +179,6 @@ def hear(sound: Tensor, rate: int = RATE) -> Tensor:
 
 
 def draw_reference(name: str, first: int, count: int) -> Tensor:
-    """Images `[count, 3, 64, 64]` of "scenes" or clips `[count, 10, 3, 64, 64]` of "moving-scenes",
-    uint8, numbers `first` and on of a collection that no training saw, to measure distances from.
-    """
+    """Images `[count, 3, 64, 64]` or clips `[count, 10, 3, 64, 64]` uint8, of no training."""
     numbers = range(first, first + count)
     return make_scenes(7, numbers)[2] if name == "scenes" else make_clips(25, numbers)[2]

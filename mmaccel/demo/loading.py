@@ -25,8 +25,10 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
         name: "scenes-vqa" or "recall".
         folder: other weights of the same kind, such as `full/generator` of a work folder.
 
-    Raises:
-        OptionError: another name, or a folder without weights.
+    Returns:
+        The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
+        or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
+        left. Token ids are [B, T].
     """
     check_choice("name", name, NAMES)
     home = WEIGHTS / name

@@ -41,21 +41,15 @@ Use = Literal["read", "prompt", "ignore", "refuse"]
 
 @dataclass(frozen=True)
 class Argument:
-    """A row of a host's table.
+    """A row of a host's table."""
 
-    Attributes:
-        use: "read" by a policy's run; "prompt", read by the model's own pass over the prompt;
-            "ignore", which changes no token; or "refuse".
-        remedy: what helps where it is refused; `{policy}` is the name of the policy's class.
-        neutral: a value that asks for nothing, as None does.
-    """
-
+    # "read" by a policy's run, "prompt": by the model's own pass over the prompt, "ignore": it
+    # changes no token
     use: Use
-    remedy: str = ""
-    neutral: Any = None
+    remedy: str = ""  # what helps where it is refused; {policy} is the name of the policy's class
+    neutral: Any = None  # a value that asks for nothing, as None does
 
     def asks(self, value: Any) -> bool:
-        """Whether a value asks for something."""
         is_number = isinstance(value, int | float)
         is_alike = isinstance(value, bool) == isinstance(self.neutral, bool)
         return value is not None and not (is_number and is_alike and value == self.neutral)
@@ -77,56 +71,41 @@ GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
 def sort_arguments(given: Mapping[str, Any], table: Table) -> dict[Use, dict[str, Any]]:
     """Arguments that ask for something by their use; those that a table lacks are refused."""
-    found: dict[Use, dict[str, Any]] = {use: {} for use in ("read", "prompt", "ignore", "refuse")}
+    by_use: dict[Use, dict[str, Any]] = {use: {} for use in ("read", "prompt", "ignore", "refuse")}
     for name, value in given.items():
         row = table.get(name, _UNKNOWN)
         if row.asks(value):
-            found[row.use][name] = value
-    return found
+            by_use[row.use][name] = value
+    return by_use
 
 
 def refuse_arguments(given: Mapping[str, Any], table: Table, policy: Any) -> None:
-    """Refuse arguments that a policy's run does not take; those that a table lacks pass.
-
-    Raises:
-        OptionError: with what to use instead.
-    """
-    own = type(policy).__name__
-    for name, row in table.items():
-        if row.use == "refuse" and row.asks(given.get(name)):
+    """Refuse arguments that a policy's run does not take; those that a table lacks pass."""
+    name = type(policy).__name__
+    for argument, row in table.items():
+        if row.use == "refuse" and row.asks(given.get(argument)):
             raise OptionError(
-                f"{name}: expected none under {own}, received {given[name]!r}; "
-                f"{row.remedy.format(policy=own)}"
+                f"{argument}: expected none under {name}, received {given[argument]!r}; "
+                f"{row.remedy.format(policy=name)}"
             )
 
 
 @dataclass
 class Task:
-    """A host's call as a policy decodes it.
+    """A host's call as a policy decodes it."""
 
-    Attributes:
-        reasons: why the host's own loop has to run; the other fields are used only without one.
-        model: that decodes; None where the service has it.
-        prompt: the prompt of all rows.
-        length: new tokens of a row.
-        params: sampling parameters.
-        samples: whether tokens are drawn; a greedy call uses no seed.
-        seed: of all rows, or one per row; None: the service chooses it.
-        on_step: called after every pass.
-        prefill_chunk_size: that the call asks for.
-        hand_over: turns the generation into what the call returns.
-    """
-
+    # why the host's own loop has to run; the other fields are used only without one
     reasons: list[str] = field(default_factory=list)
-    model: Any = None
+    model: Any = None  # that decodes; None where the service has it
     prompt: Any = None
-    length: int = 0
+    length: int = 0  # new tokens of a row
     params: SamplingParams = field(default_factory=SamplingParams)
-    samples: bool = True
-    seed: int | Sequence[int] | None = None
+    samples: bool = True  # a greedy call uses no seed
+    seed: int | Sequence[int] | None = None  # None: the service chooses it
     on_step: OnStep | None = None
     prefill_chunk_size: int | None = None
-    hand_over: Callable[[Generation], Any] = lambda made: made.tokens
+    # turns the generation into what the call returns
+    hand_over: Callable[[Generation], Any] = lambda generation: generation.tokens
 
 
 # ------------------------------------------------------------------- `_sample` of transformers
@@ -134,59 +113,24 @@ class Task:
 
 @dataclass
 class GenerateCall:
-    """Arguments of one `_sample` call, and what they say; read once.
-
-    Args:
-        model: the model.
-        ids: `[B, T]` int64, the prompt. It has no columns where the prompt is embeddings alone, and
-            only the new ones where the caller's cache holds the others.
-        processors: transformers' `LogitsProcessorList`.
-        criteria: transformers' `StoppingCriteriaList`.
-        config: transformers' `GenerationConfig`.
-        synced_gpus, streamer: as in `_sample`.
-        others: all arguments for the model's forward.
-        layout: what is known about the tokens of each slot, or None.
-        assume_stateless: whether processors of the caller's own count as marked, see
-            `mmaccel.stateless`.
-        arguments: the table of the model's family.
-        placeholders: ids that stand for a part of an image or a video in a prompt.
-        earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
-        window: its window, where nothing but such calls runs the model.
-
-    Attributes:
-        device: of the model.
-        guidance: the guidance processor, if it comes first.
-        kinds: processors after guidance, each with its kind or the reason why it is refused.
-        cache: that the call was given, by the caller or by `generate`; or None.
-        n_cached: columns of the prompt that the caller's cache holds, before the call.
-        n_columns: columns of the prompt, cached ones included: T where nothing is cached.
-        mask: `[B, n_columns]` bool, False on padding and on holes.
-        positions: `position_ids` `[B or 1, T]`; `[3, B or 1, T]` on a grid.
-        given: arguments for the model's forward that say something, by use.
-        is_uncached: whether transformers' loop processes all tokens again at every step.
-        has_callers_cache: whether the caller gave a cache, where `generate` prepares one otherwise.
-        returns_cache: whether the caller sees the cache after the call.
-        records: which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`.
-        length: most new tokens of a row; None without a limit.
-        pad: the token that pads finished rows; None where no criterion names an end token.
-        stops: ids of end tokens, of each criterion that has some.
-        needs_streamer: whether a streamer or a stopping criterion needs the tokens one by one.
-    """
+    """Arguments of one `_sample` call, and what they say; read once."""
 
     model: Any
+    # [B, T] int64, the prompt: no columns where it is embeddings alone, and only the new ones
+    # where the caller's cache holds the others
     ids: Tensor
     processors: Any
     criteria: Any
     config: Any
     synced_gpus: bool = False
     streamer: Any = None
-    others: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)  # all arguments for the model's forward
     layout: Layout | None = None
-    assume_stateless: bool = False
-    arguments: Table = field(default_factory=lambda: SAMPLE)
-    placeholders: frozenset[int] = frozenset()
-    earlier: Tensor | None = None
-    window: Any = None
+    assume_stateless: bool = False  # processors of the caller's own count as `mmaccel.stateless`
+    arguments: Table = field(default_factory=lambda: SAMPLE)  # of the model's family
+    placeholders: frozenset[int] = frozenset()  # ids that stand for a part of an image or a video
+    earlier: Tensor | None = None  # [B', L'] int64, what the call before made, in a series
+    window: Any = None  # its window, where nothing but such calls runs the model
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
@@ -195,17 +139,17 @@ class GenerateCall:
         processors = list(self.processors)
         is_guided = bool(processors) and is_own(processors[0], GUIDANCE)
         self.guidance: Any = processors.pop(0) if is_guided else None
-        self.kinds = [(one, find_kind(one, self.assume_stateless)) for one in processors]
+        # of processors after guidance, their kind or the reason why it is refused
+        self.kinds = [(each, find_kind(each, self.assume_stateless)) for each in processors]
         self._read_arguments()
         self._read_criteria()
 
     def _read_arguments(self) -> None:
-        """Read the arguments for the model's forward, and what of its outputs is wanted."""
         others = dict(self.others)
         config = self.config
         self.cache = cast(Any, others.get(CACHE))
         is_known = type(self.cache).__name__ in _CACHES
-        try:
+        try:  # columns of the prompt that the caller's cache holds
             self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
         except ValueError:  # no layer attends (Mamba)
             self.n_cached = 0
@@ -218,38 +162,41 @@ class GenerateCall:
             self.n_columns = int(embeddings.shape[1])
         if mask is None:
             mask = self.ids.new_ones(len(self.ids), self.n_columns)
-        self.mask: Tensor = mask.bool()
+        self.mask: Tensor = mask.bool()  # [B, n_columns], False on padding and on holes
         positions = others.get("position_ids")
         if positions is not None and positions.ndim == 3:
             # on a grid: three coordinates, and the text's own count before these
             positions = positions[1:] if len(positions) == 4 else positions
             if bool((positions == positions[:1]).all()):  # a text
                 positions = positions[0]
-        self.positions: Tensor | None = positions
+        self.positions: Tensor | None = positions  # [B or 1, T], or [3, B or 1, T] on a grid
         if not others.get("mm_encoder_outputs"):  # no images in the prompt
             others.pop("mm_encoder_outputs", None)
         self.given = sort_arguments(others, self.arguments)
+        # then transformers' loop processes all tokens again at every step
         self.is_uncached = others.get("use_cache") is False
         self.has_callers_cache: bool = getattr(self.cache, "_is_user_defined", False)
         returns_all = config.return_dict_in_generate
+        # whether the caller sees the cache after the call
         self.returns_cache = self.cache is not None and bool(self.has_callers_cache or returns_all)
         known = PER_STEP | PER_LAYER if returns_all else {}
+        # outputs of every step that the call asks for
         self.records = frozenset([known[name] for name in known if getattr(config, name, False)])
 
     def _read_criteria(self) -> None:
         """Read where rows end."""
-        self.length: int | None = None
-        self.stops: list[Tensor] = []
+        self.length: int | None = None  # most new tokens of a row
+        self.stops: list[Tensor] = []  # ids of end tokens, of each criterion that has some
         self.has_end = False
-        self.needs_streamer = self.streamer is not None
+        self.needs_streamer = self.streamer is not None  # or a criterion needs tokens one by one
         for criterion in self.criteria:
-            kind = type(criterion)
-            is_own = kind.__module__ == "transformers.generation.stopping_criteria"
+            cls = type(criterion)
+            is_transformers = cls.__module__ == "transformers.generation.stopping_criteria"
             self.has_end |= hasattr(criterion, "eos_token_id")
-            if is_own and kind.__name__ == "MaxLengthCriteria":
+            if is_transformers and cls.__name__ == "MaxLengthCriteria":
                 length = criterion.max_length - self.ids.shape[-1]
                 self.length = length if self.length is None else min(self.length, length)
-            elif is_own and kind.__name__ == "EosTokenCriteria":
+            elif is_transformers and cls.__name__ == "EosTokenCriteria":
                 self.stops.append(criterion.eos_token_id)
             else:
                 self.needs_streamer = True
@@ -276,24 +223,24 @@ class GenerateCall:
 
         Calls with guidance, and families of models that have no such prompts, are not served then.
         """
-        found = [name for name in self.given["prompt"] if name not in PER_LAYER]
+        reasons = [name for name in self.given["prompt"] if name not in PER_LAYER]
         if self.n_cached:
-            found.append("a cache given by the caller")
+            reasons.append("a cache given by the caller")
         for name, kind in PER_LAYER.items():
             if kind in self.records and self.arguments.get(name) == OF_PROMPT:
-                found.append(name)
+                reasons.append(name)
         positions = self.positions
         if not is_left_padded(self.mask):
-            found.append("an attention mask that does more than hide padding on the left")
+            reasons.append("an attention mask that does more than hide padding on the left")
         elif positions is not None and positions.ndim == 3:
-            found.append("position_ids on a grid")
+            reasons.append("position_ids on a grid")
         elif positions is not None and not self.n_cached:
             counted = (self.mask.long().cumsum(-1) - 1)[self.mask]
             if positions.shape[-1] != self.mask.shape[1] or not torch.equal(
                 positions.expand_as(self.mask)[self.mask], counted.to(positions.device)
             ):
-                found.append("position_ids that are not counted from each row's first token")
-        return found
+                reasons.append("position_ids that are not counted from each row's first token")
+        return reasons
 
     @cached_property
     def whole_config(self) -> Any:
@@ -349,28 +296,23 @@ def count_to_end(tokens: Tensor, ends: int | Tensor) -> Tensor:
 
 def hand_over(
     ids: Tensor,
-    made: Generation,
+    generation: Generation,
     filler: Tensor | None,
     as_output: bool,
     fields: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What `generate` returns.
+    """What `generate` returns: `[B, T + longest]` int64, or transformers' object that holds it.
 
     Args:
         ids: `[B, T]` int64, the prompts as transformers has them.
-        made: the generation `[B, L]` of these rows.
         filler: `[]` int64, pads a row after its end; None where rows have no end.
-        as_output: whether transformers' output object is returned.
         fields: of that object, in addition to the sequences.
-
-    Returns:
-        `[B, T + longest]` int64, or the object that holds it.
     """
-    longest = int(made.lengths.max())
-    tokens = made.tokens[:, :longest]
+    longest = int(generation.lengths.max())
+    tokens = generation.tokens[:, :longest]
     if filler is not None:
         index = torch.arange(longest, device=tokens.device)
-        is_real = index < made.lengths[:, None]
+        is_real = index < generation.lengths[:, None]
         tokens = torch.where(is_real, tokens, filler.to(tokens.device))
     sequences = torch.cat([ids, tokens.to(ids.device)], 1)
     if not as_output:
@@ -389,14 +331,8 @@ _CACHES = {  # transformers' caches that are read, and their layers
 def find_obstacles(
     call: GenerateCall, facts: ModelFacts, takes_own_prompt: bool = True
 ) -> list[str]:
-    """Why a window cannot serve the call; empty if one can.
-
-    Args:
-        call: the call.
-        facts: of its model.
-        takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
-    """
-    found = (  # each is asked only where those before it find nothing
+    """Why a window cannot serve the call; empty if one can."""
+    reasons = (  # each is asked only where those before it find nothing
         list(find_in_call(call))
         or list(_find_in_shapes(call, facts))
         or list(_find_in_lengths(call, facts))
@@ -404,14 +340,14 @@ def find_obstacles(
     )
     guidance = call.guidance
     if guidance is not None and guidance.model is not call.model:
-        found.append("guidance by another model")
+        reasons.append("guidance by another model")
     if any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
-        found.append("guidance after another processor")
+        reasons.append("guidance after another processor")
     else:
-        found += [kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix")]
+        reasons += [kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix")]
     if call.has_end and call.pad is None:
-        found.append("an end token without a padding token")
-    return list(dict.fromkeys(found))
+        reasons.append("an end token without a padding token")
+    return list(dict.fromkeys(reasons))
 
 
 def find_in_call(call: GenerateCall) -> Iterator[str]:
@@ -478,7 +414,9 @@ def _find_in_lengths(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
         # a sliding layer that was made for a shorter call slides over fewer columns
         n_columns = call.n_columns + call.length - 1
         sizes = zip(layers, facts.windows)
-        if any(own.max_cache_len < min(n_columns, window or n_columns) for own, window in sizes):
+        if any(
+            layer.max_cache_len < min(n_columns, window or n_columns) for layer, window in sizes
+        ):
             yield "a StaticCache with less room than the call needs"
 
 
@@ -523,16 +461,16 @@ def is_left_padded(mask: Tensor) -> bool:
 
 
 def bind_call(
-    own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Arguments of a call by name: those that were given, and all with defaults.
 
     None where `own` does not take them; calling `own` then raises the best error message.
     """
     try:
-        bound = inspect.signature(own).bind(*args, **options)
+        bound = inspect.signature(function).bind(*args, **options)
     except TypeError:
         return None
-    asked = dict(bound.arguments)
+    given = dict(bound.arguments)
     bound.apply_defaults()
-    return asked, dict(bound.arguments)
+    return given, dict(bound.arguments)

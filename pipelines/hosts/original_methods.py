@@ -18,7 +18,6 @@ def original(target: Any, name: str) -> Callable[..., Any]:
 
 
 def plain_class(target: Any) -> type:
-    """The object's class without an injection."""
     own: type = getattr(type(target), BASE, type(target))
     return own
 

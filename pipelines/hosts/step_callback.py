@@ -24,21 +24,16 @@ def call_back(
 ) -> None:
     """Call a `callback_on_step_end` with copies of tensors.
 
-    Args:
-        callback: of the caller.
-        pipe, step, timestep: its first three arguments.
-        tensors: what it asks for, by name.
-        remedy: for callers that want to change tokens.
-        reads_interrupt: whether the pipeline's own loop reads `pipe._interrupt`.
+    Refused: a tensor that it changed, in place or in what it returns, one that it was not shown,
+    and an `_interrupt` where the pipeline's own loop does not read one.
 
-    Raises:
-        OptionError: a tensor that it changed, in place or in what it returns, one that it was not
-            shown, or an `_interrupt` that nothing reads.
+    Args:
+        remedy: for callers that want to change tokens.
     """
     shown = {name: tensor.clone() for name, tensor in tensors.items()}
     returned = callback(pipe, step, timestep, dict(shown))
-    found = [*shown.items(), *(returned.items() if isinstance(returned, Mapping) else ())]
-    for name, value in found:
+    answers = [*shown.items(), *(returned.items() if isinstance(returned, Mapping) else ())]
+    for name, value in answers:
         if name not in tensors:
             raise OptionError(
                 f"callback: expected {', '.join(tensors)} in return, received {show(name)} too, "
@@ -53,11 +48,6 @@ def call_back(
 
 
 def check_unchanged(name: str, value: Any, given: Tensor, remedy: str) -> None:
-    """Refuse a tensor that a callback changed.
-
-    Raises:
-        OptionError: with the remedy.
-    """
     if not isinstance(value, Tensor) or not torch.equal(value, given):
         raise OptionError(
             f"callback: expected {name} as it was given, received another one; the tokens of a run "

@@ -25,13 +25,11 @@ _CACHE_NAMES = ("cache", OLD_CACHE)
 
 
 def read_release(text: str) -> tuple[int, int]:
-    """Major and minor number of a version: (5, 24) of "5.24.0.dev0"."""
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
 
 
 def check_release(text: str) -> str:
-    """Return a version of transformers; raise UnsupportedModelError if it is too old."""
     if read_release(text) < read_release(OLDEST):
         raise UnsupportedModelError(
             f"transformers: expected {OLDEST} or newer, received {text}; "
@@ -61,7 +59,6 @@ CACHE = find_cache_name(VERSION)
 
 @cache
 def warn_if_untested() -> None:
-    """Warn once a process where the installed release is newer than the tests."""
     text = describe_untested(VERSION)
     if text is not None:
         warnings.warn(f"mmaccel: {text}", stacklevel=3)
@@ -73,8 +70,8 @@ def cache_argument(parameters: Collection[str]) -> str | None:
 
 
 def name_cache(arguments: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """Arguments of a call whose cache has the name that the parameters of its function say, or the
-    release's where they say none; a caller may use either.
+    """Arguments of a call whose cache has the name that its function's parameters say, else the
+    release's; a caller may use either.
     """
     expected = cache_argument(parameters) or CACHE
     if expected in arguments:
@@ -83,6 +80,5 @@ def name_cache(arguments: Mapping[str, Any], parameters: Collection[str]) -> dic
 
 
 def find_cache(arguments: Mapping[str, Any]) -> Any:
-    """The cache among the arguments of a caller, who may use either name; None without one."""
-    given = (arguments.get(name) for name in _CACHE_NAMES)
-    return next((cache for cache in given if cache is not None), None)
+    caches = (arguments.get(name) for name in _CACHE_NAMES)
+    return next((cache for cache in caches if cache is not None), None)

@@ -35,10 +35,8 @@ class ImageTokens(ShortRepr):
 
     @property
     def n_all(self) -> int:
-        """Visual tokens of the image."""
         return len(self.kept)
 
     @property
     def n_kept(self) -> int:
-        """How many of them stayed."""
         return int(self.kept.sum())

@@ -30,13 +30,7 @@ _KEPT = 2
 
 
 def draw_kept(images: Sequence[ImageTokens]) -> Image:
-    """Draw the tokens of images, one below the other.
-
-    Args:
-        images: of an `Answer`; pixels are `[V, height, width, 3]` uint8.
-
-    Returns:
-        An RGB image.
+    """The tokens of images, one below the other.
 
     Raises:
         UnsupportedModelError: none of the images has tokens whose places are known.
@@ -83,13 +77,10 @@ def _draw_row(image: ImageTokens) -> Tensor:
 
 
 def _draw_view(pixels: Tensor, states: Tensor, cell: int, veil: float) -> Tensor:
-    """A view with `cell` pixels a side of each token, `[h, w, 3]` uint8.
+    """A view `[h, w, 3]` uint8, of pixels `[h', w', 3]`, with `cell` pixels a side of each token.
 
-    Args:
-        pixels: `[h, w, 3]` uint8.
-        states: `[rows, columns]`, absent, dropped or kept.
-        cell: pixels.
-        veil: brightness that dropped patches tend to.
+    `states` `[rows, columns]` are absent, dropped or kept; `veil` is the brightness that dropped
+    patches tend to.
     """
     size = (states.shape[0] * cell, states.shape[1] * cell)
     planes = pixels.permute(2, 0, 1)[None].float()

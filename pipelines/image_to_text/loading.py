@@ -22,19 +22,7 @@ DEMO = "scenes-vqa"
 
 
 def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any, Any, Path]:
-    """Load a vision-language model and its processor.
-
-    Args:
-        name: "scenes-vqa", a folder with model and processor, or an id of the hub.
-        load_config: device, dtype, download, and whether code of the checkpoint may run.
-
-    Returns:
-        The model, its processor, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model; "scenes-vqa" without its weights.
-        UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
-    """
+    """A vision-language model, its processor, and the path of its checkpoint."""
     if str(name) == DEMO:
         model, processor = load(VISION_DEMO)(DEMO)
         refuse_device_map(load_config, DEMO)
@@ -52,11 +40,7 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
 
 
 def find_vision_source(name: str | Path) -> Path:
-    """Where a model's files are; a folder that may be missing for "scenes-vqa".
-
-    Raises:
-        OptionError: no such model.
-    """
+    """Where a model's files are; a folder that may be missing for "scenes-vqa"."""
     if str(name) == DEMO:
         return DEMO_WEIGHTS / DEMO
     check_task(name, "answer")
@@ -64,23 +48,14 @@ def find_vision_source(name: str | Path) -> Path:
 
 
 def check_model(source: str | Path, trust_remote_code: bool = False) -> None:
-    """Check what can be checked of a model without loading it.
-
-    Args:
-        source: "scenes-vqa", which is not looked at, or a folder.
-        trust_remote_code: as in `ImageToText.from_pretrained`.
-
-    Raises:
-        OptionError: no such folder.
-        UnsupportedModelError: a folder with another kind of model.
-    """
+    """Check what can be checked of a model without loading it."""
     check_task(source, "answer")
     if str(source) != DEMO:
         _check_kind(find_model(source, {}), LoadConfig(trust_remote_code=trust_remote_code))
 
 
 def _check_kind(source: Path, load_config: LoadConfig) -> None:
-    """Raise UnsupportedModelError unless a folder's model reads images and writes text."""
+    """A folder's model must read images and write text."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     config = load_config_file(source, load_config)
@@ -93,11 +68,7 @@ def _check_kind(source: Path, load_config: LoadConfig) -> None:
 
 
 def check_processor(processor: Any, where: str = "") -> None:
-    """Check that a processor takes images and text.
-
-    Raises:
-        UnsupportedModelError: a tokenizer or an image processor alone.
-    """
+    """A processor must take images and text."""
     parts = [name for name in ("image_processor", "tokenizer") if hasattr(processor, name)]
     if len(parts) < 2 or not callable(processor):
         raise UnsupportedModelError(

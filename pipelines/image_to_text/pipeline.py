@@ -51,18 +51,12 @@ DEFAULT_TOKENS = 64
 
 @dataclass(frozen=True)
 class VisionLanguageHost:
-    """A model of transformers and its processor.
-
-    Attributes:
-        window: the model, which generates.
-        processor: makes its prompts.
-    """
+    """A model of transformers, which generates, and the processor that makes its prompts."""
 
     window: Any
     processor: Any
 
     def parts(self) -> dict[str, Part]:
-        """What moves with a pipeline."""
         return {"model": Part(self.window)}
 
 
@@ -84,20 +78,16 @@ class ImageToText(Pipeline):
     Args:
         model: a transformers model for images and text, in evaluation mode.
         processor: its processor, with a chat template or with `image_token`.
-        policy: how to decode: a policy, its short name, or a dictionary such as
-            `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
+        policy: how to decode: a policy, its short name, or a dictionary such as `{"name": "jacobi",
+            "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
-        source: folder that the model was loaded from, if known.
-        **passes: `cuda_graphs`, `sync_every`, `fused`, `compile`, `prefill_chunk_size` and
-            `share_prefix`, see `pipelines.hosts.runner.engine.Engine`. Packed weights stay packed
+        **passes: fields of `pipelines.hosts.runner.engine.Engine`. Packed weights stay packed
             between calls.
 
     Raises:
-        OptionError: no policy, no method, or a bad `cuda_graphs` or `fused`.
-        UnsupportedModelError: a model that does not generate, or without the visual tokens that a
-            method needs; a processor that takes no images; `fused=True` for a model that the fused
-            decoder does not serve.
+        OptionError, UnsupportedModelError: what no call could use: a policy or a method of another
+            kind of model, a processor that takes no images.
         AttachError: the model has a policy attached.
     """
 
@@ -136,15 +126,8 @@ class ImageToText(Pipeline):
         Args:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
-            policy, visual_tokens, kv_cache, attention: see `ImageToText`.
-            **options: see `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, option, device, dtype, policy or method; "scenes-vqa"
-                without its weights.
-            UnsupportedModelError: a model that reads no images, files that are missing or do not
-                fit, code that is not trusted, or a model without what a method needs.
-            MissingBackendError: a device map, and the package accelerate is not installed.
+            policy, visual_tokens, kv_cache, attention: of the pipeline.
+            **options: fields of `mmaccel.options.LoadOptions`.
         """
         reducers = read_reducers(visual_tokens)
         engine, config = read_loading(options)
@@ -167,20 +150,14 @@ class ImageToText(Pipeline):
 
     @property
     def processor(self) -> Any:
-        """Makes the prompts, and decodes the answers."""
         return self.host.processor
 
     @property
     def policy(self) -> Any:
-        """How answers are decoded."""
         return self.decoding.policy
 
     def with_methods(self, **methods: Any) -> ImageToText:
-        """A pipeline of the same model with another policy and other methods.
-
-        Args:
-            **methods: policy, visual_tokens, kv_cache and attention, see `ImageToText`.
-        """
+        """A pipeline of the same model with other policy, visual_tokens, kv_cache, attention."""
         options = self.engine.options
         return type(self)(self.model, self.processor, source=self.source, **methods, **options)
 
@@ -198,7 +175,7 @@ class ImageToText(Pipeline):
                 greedy answers; for others one is drawn from torch's global generator, and
                 `stats.seed` says which.
             temperature: None is 0, which takes the likeliest token.
-            top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff, entropy_temperature: see
+            top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff, entropy_temperature: as in
                 `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
             batch_size: questions that are answered at a time at most; None answers all together.
             on_token: called whenever all running rows of a batch have one more token, with the
@@ -208,13 +185,6 @@ class ImageToText(Pipeline):
             Answers in the order of the questions, with the visual tokens that stayed. Everything
             else that shapes an answer (repetition penalty, ends) is the model's generation config;
             its beams are not searched.
-
-        Raises:
-            OptionError: no image, no question, images that have no place in it, a number outside
-                its domain, or more positions than the model has; before any pass.
-            UnsupportedModelError: the processor does not take these images; a method cannot work on
-                this prompt.
-            BusyError: another run of this model has not ended.
         """
         began = time.perf_counter()
         questions = check_questions(asked.question, self.processor.tokenizer)
@@ -246,16 +216,9 @@ class ImageToText(Pipeline):
 
     @property
     def components(self) -> dict[str, Any]:
-        """Model and processor by name."""
         return {"model": self.model, "processor": self.processor}
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        """Write model and processor into a folder that `from_pretrained` loads.
-
-        Args:
-            folder: created where missing.
-            **options: of transformers' `PreTrainedModel.save_pretrained`.
-        """
         self.model.save_pretrained(folder, **options)
         self.processor.save_pretrained(folder)
 
@@ -281,7 +244,7 @@ class ImageToText(Pipeline):
         run = self._attach(batch.seeds)
         try:
             with torch.no_grad():
-                made = self.model.generate(
+                sequences = self.model.generate(
                     **inputs, max_new_tokens=n_new, streamer=clock, **_options(params)
                 )
         finally:
@@ -290,11 +253,11 @@ class ImageToText(Pipeline):
         stats: Stats = run.stats
         ends = _find_ends(self.model)
         visual = self._count_visual(ids)
-        found = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, batch.images)
+        kept = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, batch.images)
         answers = []
         for row, text in enumerate(batch.questions):
-            tokens, is_finished = _cut(made[row, ids.shape[1] :].cpu(), ends)
-            own = found[row]
+            tokens, is_finished = _cut(sequences[row, ids.shape[1] :].cpu(), ends)
+            images = kept[row]
             answer = Answer(
                 index=batch.first + row,
                 question=text,
@@ -304,8 +267,8 @@ class ImageToText(Pipeline):
                 is_finished=is_finished,
                 passes=stats.passes + stats.prefill_passes,
                 n_visual=visual[row],
-                n_kept=sum(each.n_kept for each in own) if own else visual[row],
-                images=own,
+                n_kept=sum(image.n_kept for image in images) if images else visual[row],
+                images=images,
             )
             answers.append(answer)
         return Answers(answers, stats, seconds, clock.first - began)
@@ -364,11 +327,7 @@ class _Clock:
 
 
 def choose_sampling(**given: Any) -> SamplingParams:
-    """The sampling parameters of a call; greedy unless a temperature is given.
-
-    Raises:
-        OptionError: a value outside its domain.
-    """
+    """The sampling parameters of a call; greedy unless a temperature is given."""
     return choose_params(SamplingParams(temperature=0.0), **given)
 
 
@@ -396,7 +355,6 @@ def _options(params: SamplingParams) -> dict[str, Any]:
 
 
 def _find_ends(model: Any) -> list[int]:
-    """Ids that end an answer."""
     ends = model.generation_config.eos_token_id
     if ends is None:
         return []

@@ -27,14 +27,8 @@ _EXAMPLE = "how many objects are there?"
 
 
 def read_image(source: Any, scale: int = 1) -> Image:
-    """An image as RGB, rotated as its file says.
-
-    Args:
-        source: a PIL image, or the path of a file (see `open_picture`); of several pages the first.
-        scale: see `choose_scale`.
-
-    Raises:
-        OptionError: no such file, one that is no image, or something else.
+    """A PIL image, or that of a file (of several pages the first), as RGB, rotated as its file
+    says.
     """
     from PIL import Image
 
@@ -57,45 +51,31 @@ def read_image(source: Any, scale: int = 1) -> Image:
 
 
 def read_images(images: Any, n_questions: int) -> list[list[Image]]:
-    """The images of each question.
-
-    Args:
-        images: one image, or a list that all questions are about, or one such list a question; see
-            `read_image`.
-        n_questions: how many questions there are.
-
-    Raises:
-        OptionError: no image, as many lists as there are no questions, or more pixels than fit.
+    """The images of each question, of one image, a list that all questions are about, or one such
+    list a question.
     """
     many = list(images) if isinstance(images, list | tuple) else [images]
-    lists = [isinstance(each, list | tuple) for each in many]
-    if not many or (any(lists) and not (all(lists) and all(many))):
+    are_lists = [isinstance(each, list | tuple) for each in many]
+    has_lists = any(are_lists)
+    if not many or (has_lists and not (all(are_lists) and all(many))):
         raise OptionError(
             f"images: expected an image, a list of images, or a list of them for each question, "
             f"received {show(images)}; give at least one image"
         )
-    if any(lists) and len(many) != n_questions:
+    if has_lists and len(many) != n_questions:
         raise OptionError(
             f"images: expected {n_questions} lists, one for each question, received {len(many)}; "
             "give one flat list if all questions are about the same images"
         )
-    own_lists = many if any(lists) else [many]
-    flat = [each for own in own_lists for each in own]
-    scale = choose_scale(each for each in flat if isinstance(each, str | Path))
-    read = [[read_image(each, scale) for each in own] for own in own_lists]
-    return read if any(lists) else read * n_questions
+    lists = many if has_lists else [many]
+    flat = [image for each in lists for image in each]
+    scale = choose_scale(image for image in flat if isinstance(image, str | Path))
+    read = [[read_image(image, scale) for image in each] for each in lists]
+    return read if has_lists else read * n_questions
 
 
 def check_questions(question: Any, tokenizer: Any = None) -> list[str]:
-    """The questions of a call.
-
-    Args:
-        question: a text, or a list of them.
-        tokenizer: of transformers; one of few words is asked whether it knows those of the texts.
-
-    Raises:
-        OptionError: no text, an empty one, or words that the tokenizer does not know.
-    """
+    """The questions of a call. A tokenizer of few words is asked whether it knows theirs."""
     texts = [question] if isinstance(question, str) else question
     if not isinstance(texts, Sequence) or not texts:
         raise OptionError(
@@ -110,11 +90,7 @@ def check_questions(question: Any, tokenizer: Any = None) -> list[str]:
 
 
 def check_places(question: str, n_images: int) -> None:
-    """Check that a question that says where its images go names as many places.
-
-    Raises:
-        OptionError: other numbers of `<image>` and of images.
-    """
+    """A question that says where its images go must name as many places."""
     n_places = question.count(MARK)
     if n_places and n_places != n_images:
         raise OptionError(
@@ -124,17 +100,7 @@ def check_places(question: str, n_images: int) -> None:
 
 
 def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Sequence[Image]]) -> Any:
-    """What `generate` takes for questions and their images: `input_ids` `[B, T]` and others.
-
-    Args:
-        processor: of transformers.
-        questions: B texts.
-        images: of each, at least one.
-
-    Raises:
-        UnsupportedModelError: a processor without a chat template that does not name the token of
-            an image, or one that does not take these inputs.
-    """
+    """What `generate` takes for questions and their images: `input_ids` `[B, T]` and others."""
     for question, own in zip(questions, images, strict=True):
         check_places(question, len(own))
     options = {"padding": True, "padding_side": "left"}
@@ -155,7 +121,6 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
 
 
 def _message(question: str, images: Sequence[Image]) -> list[dict[str, Any]]:
-    """A conversation of one message."""
     parts: list[dict[str, Any]] = []
     texts = question.split(MARK)
     rest = list(images)

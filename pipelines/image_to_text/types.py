@@ -20,9 +20,6 @@ class Answer(ShortRepr):
 
     Attributes:
         index: of the question in the list of the call.
-        question: what was asked.
-        text: the answer.
-        seed: of this answer.
         tokens: `[n]` int64, the generated tokens, the end token included, on the CPU.
         is_finished: True if the model ended the answer, False if it was cut at `max_new_tokens`.
         passes: forward passes of the batch that it was answered in, the prompt's included.
@@ -43,7 +40,7 @@ class Answer(ShortRepr):
     images: list[ImageTokens] = field(default_factory=list)
 
     def draw_kept(self) -> Image:
-        """Draw the patches that stayed; see `mmaccel.pipelines.image_to_text.kept_picture`."""
+        """Draw the patches that stayed."""
         from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 
         return draw_kept(self.images)
@@ -54,11 +51,10 @@ class Answers(ShortRepr):
     """Answers in the order of the questions, and what they cost.
 
     Attributes:
-        answers: one for each question.
         stats: of the decoding, all batches together; `seconds` begins after the encoder.
         seconds: of the whole call, processor and encoder included.
-        first_seconds: of these, those until the first tokens of each batch: processor, encoder,
-            the prompt's pass and the first pass after it.
+        first_seconds: of these, those until the first tokens of each batch: processor, encoder, the
+            prompt's pass and the first pass after it.
     """
 
     answers: list[Answer]
@@ -67,9 +63,7 @@ class Answers(ShortRepr):
     first_seconds: float
 
     def __len__(self) -> int:
-        """Number of answers."""
         return len(self.answers)
 
     def __getitem__(self, index: int) -> Answer:
-        """One answer."""
         return self.answers[index]

@@ -27,15 +27,9 @@ def find_image_tokens(
     inputs: Mapping[str, Any],
     images: Sequence[Sequence[Image]],
 ) -> list[list[ImageTokens]]:
-    """The tokens of each row's images.
-
-    Args:
-        processor: made `inputs`.
-        kept: of a call of `generate`.
-        inputs: of the same call.
-    """
-    flat = [image for own in images for image in own]
-    found: list[list[ImageTokens]] = [[] for _ in images]
+    """The tokens of each row's images, that a call of `generate` with these inputs kept."""
+    flat = [image for images_of_row in images for image in images_of_row]
+    by_row: list[list[ImageTokens]] = [[] for _ in images]
     for each in kept:
         places = each.places
         pixels = None
@@ -46,28 +40,26 @@ def find_image_tokens(
                 pixels = _scale(flat[each.index], (width * patch, height * patch))
             elif places.is_own:
                 pixels = _read_tiles(processor, inputs["pixel_values"][each.index], places.tiles)
-        found[each.row].append(
+        by_row[each.row].append(
             ImageTokens(
                 each.kept, places.group.cpu(), places.row.cpu(), places.column.cpu(), pixels,
                 places.tile_grid,
             )
         )  # fmt: skip
-    return found
+    return by_row
 
 
 def _read_tiles(processor: Any, values: Tensor, tiles: int) -> Tensor:
     """`[V, h, w, 3]` uint8 of a processor's `[3, h, w]`, or `[V or more, 3, h, w]`."""
     values = values.float().cpu()
     views = values[None] if values.ndim == 3 else values[:tiles]
-    part = processor.image_processor
-    if getattr(part, "do_normalize", True):
-        mean, std = (
-            torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1)
-            for v in (part.image_mean, part.image_std)
-        )
-        views = views * std + mean
-    if getattr(part, "do_rescale", True):
-        views = views / float(getattr(part, "rescale_factor", 1 / 255))
+    settings = processor.image_processor
+    if getattr(settings, "do_normalize", True):
+        mean = torch.tensor(settings.image_mean, dtype=torch.float32)
+        std = torch.tensor(settings.image_std, dtype=torch.float32)
+        views = views * std.view(1, -1, 1, 1) + mean.view(1, -1, 1, 1)
+    if getattr(settings, "do_rescale", True):
+        views = views / float(getattr(settings, "rescale_factor", 1 / 255))
     return views.round().clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
 
 

@@ -64,8 +64,6 @@ class ImageToVideo(Pipeline):
     one cache.
 
     Args:
-        host: the model, a `VideoModel`.
-        source, engine, codec: see `mmaccel.pipelines.pipeline.Pipeline`.
         text_encoder: folder that what reads its prompts was loaded from, if any.
     """
 
@@ -102,14 +100,7 @@ class ImageToVideo(Pipeline):
                 `trust_remote_code=True` takes such a codec.
             text_encoder: the same of the T5 that encodes texts; None takes google-t5/t5-11b where
                 the model reads any.
-            **options: see `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, codec, text encoder, option, device or dtype, or a bad
-                value.
-            UnsupportedModelError: files of another model, missing or surplus tensors, files that
-                cannot be read or do not fit each other, or code that is not trusted.
-            MissingBackendError: a device map, and the package accelerate is not installed.
+            **options: fields of `mmaccel.options.LoadOptions`.
         """
         engine, config = read_loading(options)
         opened = open_video(name, codec, text_encoder, config)
@@ -123,64 +114,41 @@ class ImageToVideo(Pipeline):
 
     @property
     def video(self) -> VideoModel:
-        """The model with its layout and codec."""
         video: VideoModel = self.host
         return video
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of a frame in pixels."""
         return self.video.size
 
     @takes(ClipCall)
     def __call__(self, call: ClipCall) -> Clips:
-        """Continue frames.
+        """Continue frames; arguments that are not named here are those of `TextToVideo.__call__`.
 
         Args:
-            start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
-                float in 0..1. If it has more frames than the model takes, the last ones are used.
+            start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or float
+                in 0..1. If it has more frames than the model takes, the last ones are used.
             prompt: what happens in the clip, for a model that reads a text.
-            policy: how to decode; None is `Jacobi()`.
-            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
-                then begin together.
             seed: one, or several for as many clips with the same start. A clip depends on its own
-                seed and start alone. None draws one from torch's global generator; `stats.seed`
-                says which.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
-            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
-            entropy_temperature: see `mmaccel.SamplingParams`.
-                None takes the value that the model's authors recommend (`video.params`);
-                top_k 0 and top_p 1 keep all tokens.
-            batch_size: clips that are decoded at a time at most; None decodes all together. The
-                next clip starts when one has finished.
-            deliver: called with every clip as soon as it is finished, in the order they end. An
-                exception from it ends the run and reaches the caller.
-            on_step: called after every pass with the state of the running rows.
-            return_dict: False returns a tuple of the clips' frames alone, as in diffusers.
+                seed and start alone.
 
         Returns:
             Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
             the cost, not the frames.
-
-        Raises:
-            OptionError: an argument outside its domain, before any pass.
-            UnsupportedModelError: a codec that does not belong to the model.
-            NumericsError: the model or its codec returned NaN.
-            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         params = choose_params(self.video.params, **sampling_of(call))
-        made: dict[int, Clip] = {}
+        finished: dict[int, Clip] = {}
         stats = self.serve(
             call.start,
             params,
             prompt=call.prompt,
             seed=call.seed,
             batch_size=call.batch_size,
-            deliver=collect_payloads(made, call.deliver),
+            deliver=collect_payloads(finished, call.deliver),
             on_step=call.on_step,
             **call.decoding,
         )
-        clips = Clips([made[k] for k in sorted(made)], stats)
+        clips = Clips([finished[k] for k in sorted(finished)], stats)
         if not call.return_dict:
             return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
         return clips
@@ -189,14 +157,8 @@ class ImageToVideo(Pipeline):
     def serve(self, call: ClipServe) -> Stats:
         """Continue frames, and pass each clip to `deliver` as soon as it is finished.
 
-        Args:
-            params: temperature and truncation, without guidance; `video.params` is what the
-                model's authors recommend.
-            start, prompt, policy, kv_cache, attention: see `__call__`.
-            seed, batch_size, deliver, on_step: see `__call__`.
-
-        Returns:
-            Stats; `seconds` excludes the time spent in the codec and in `deliver`.
+        `params` are without guidance. The stats' `seconds` exclude the time spent in the codec and
+        in `deliver`.
         """
         video = self.video
         model = self.model
@@ -239,12 +201,10 @@ class ImageToVideo(Pipeline):
 def finish_clip(
     video: VideoModel, given: Tensor, n_given: int, seed: int, row: FinishedRow
 ) -> Clip:
-    """Decode one row to frames, by itself, so that no other row affects it.
+    """One row, decoded to frames by itself, so that no other row affects it.
 
-    Args:
-        given: `[f, rows, columns]` int64, the tokens of the given frames.
-        n_given: number of given pixel frames.
-        row: the tokens of the other frames.
+    `given` `[f, rows, columns]` are the tokens of the first `n_given` pixel frames, `row` has those
+    of the others.
     """
     new = row.tokens.to(given.device).view(-1, *given[0].shape)
     whole = torch.cat((given, new))

@@ -20,18 +20,14 @@ _ORIENTATION = 0x0112  # tag of EXIF; 1 is upright
 
 
 def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tensor:
-    """The last frames of `start`, as many as the model takes.
+    """The last frames of `start`, as many as the model takes: `[F, 3, height, width]` float32 in
+    -1..1.
 
     Args:
-        start: a PIL image, a list of them (see `upright_rgb`), or `[F, height, width, 3]`, uint8
-            or float in 0..1.
-        size: width and height of the result; frames are scaled to cover it, and cropped in the
-            centre.
+        start: a PIL image, a list of them, or `[F, height, width, 3]`, uint8 or float in 0..1.
+        size: width and height; frames are scaled to cover it, and cropped in the centre.
         starts: numbers of frames that the model accepts, smallest first; the largest one that
             `start` has is used.
-
-    Returns:
-        `[F, 3, height, width]` float32 in -1..1.
 
     Raises:
         OptionError: no frames, images without pixels, or images of unknown brightness.
@@ -80,14 +76,8 @@ def _images(frames: Tensor) -> list[Image]:
 
 
 def upright_rgb(image: Image, option: str = "start") -> Image:
-    """An image as RGB, rotated by its EXIF orientation, without transparency.
-
-    Args:
-        image: of any mode.
-        option: begins the message.
-
-    Raises:
-        OptionError: 32-bit integers or floats, whose white level is unknown.
+    """An image as RGB, rotated by its EXIF orientation, without transparency. One of 32-bit
+    integers or floats, whose white level is unknown, is refused.
     """
     from PIL import Image, ImageOps
 

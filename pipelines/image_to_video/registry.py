@@ -21,19 +21,12 @@ FAMILIES = ("cosmos",)
 
 
 class OpenedVideo(NamedTuple):
-    """A video model, and the paths that it was loaded from.
-
-    Attributes:
-        video: the model.
-        source: of its checkpoint.
-        codec: of its codec.
-        text_encoder: of what reads its prompts; None where it reads none.
-    """
+    """A video model, and the paths that it was loaded from."""
 
     video: VideoModel
     source: Path
     codec: Path
-    text_encoder: Path | None
+    text_encoder: Path | None  # of what reads its prompts; None where it reads none
 
 
 def open_video(
@@ -42,18 +35,8 @@ def open_video(
     text_encoder: str | Path | None,
     load_config: LoadConfig,
 ) -> OpenedVideo:
-    """Load a video model.
-
-    Args:
-        name: a path, or an id of the hub.
-        codec: the same of its codec; None is `CODEC`.
-        text_encoder: the same of its T5; None is `TEXT_ENCODER`, where the model reads a text.
-        load_config: device and dtype.
-
-    Raises:
-        OptionError: no such model, codec, text encoder or family, or a text encoder for a model
-            that reads no text.
-        UnsupportedModelError: files of another model, or that do not fit.
+    """Load a video model, its codec (None is `CODEC`), and a T5 (None is `TEXT_ENCODER`) where the
+    model reads a text.
     """
     from mmaccel.pipelines.models.cosmos.video import load_cosmos
 

@@ -1,7 +1,4 @@
-"""Types of image to video: the model an `ImageToVideo` needs, and the clips it returns.
-
-`TextToVideo` returns the same clips.
-"""
+"""Types of image to video, whose clips `TextToVideo` returns, too."""
 
 from __future__ import annotations
 
@@ -17,68 +14,34 @@ from mmaccel.tokenizers_vq.grid import Grid
 
 
 class VideoModel(Protocol):
-    """A token model with its codec: frames to prompts, and tokens to frames. One class a family.
+    """A token model with its codec: frames to prompts, and tokens to frames. One class a family."""
 
-    Attributes:
-        window: predicts the tokens, in raster order, frame after frame.
-        layout: rows and columns of a frame of tokens.
-        params: temperature and truncation that the model's authors recommend.
-        n_frames: frames of tokens in a clip.
-        starts: numbers of pixel frames that a clip may begin with, smallest first.
-        size: width and height of the pixel frames.
-        fps: pixel frames a second.
-    """
-
-    window: TokenModel
-    layout: Grid
-    params: SamplingParams
-    n_frames: int
-    starts: tuple[int, ...]
-    size: tuple[int, int]
-    fps: float
+    window: TokenModel  # predicts the tokens, in raster order, frame after frame
+    layout: Grid  # rows and columns of a frame of tokens
+    params: SamplingParams  # that the model's authors recommend
+    n_frames: int  # frames of tokens in a clip
+    starts: tuple[int, ...]  # numbers of pixel frames that a clip may begin with, smallest first
+    size: tuple[int, int]  # width and height of the pixel frames
+    fps: float  # pixel frames a second
 
     def encode_prompt(self, prompt: str | None) -> list[int]:
-        """Ids of a text that says what happens in the clip; none where the model reads no text.
-
-        Args:
-            prompt: given by the user; None where none was given.
-
-        Raises:
-            OptionError: a text that the model does not take, or none where it needs one.
-        """
+        """Ids of a text that says what happens in the clip; none where the model reads no text."""
 
     def begin(self, prompt: list[int], given: Tensor) -> Tensor:
-        """Read a prompt; the clips of the next run begin with what is returned.
+        """Read a prompt of `encode_prompt` and frames `[f, rows, columns]` of `encode`.
 
-        Args:
-            prompt: of `encode_prompt`.
-            given: `[f, rows, columns]` int64, of `encode`.
-
-        Returns:
-            `[n]` int64: the model's own tokens, if any, then those of the given frames.
+        The clips of the next run begin with what is returned, `[n]` int64: the model's own tokens,
+        if any, then those of the given frames.
         """
 
     def encode(self, frames: Tensor) -> Tensor:
-        """Encode the first frames of a clip to tokens.
-
-        Args:
-            frames: `[F, 3, height, width]` float32 in -1..1, on the CPU; F is one of `starts`.
-
-        Returns:
-            `[f, rows, columns]` int64: whole frames of tokens that depend on these frames alone.
-
-        Raises:
-            UnsupportedModelError: the codec's tokens are not the model's.
+        """`[f, rows, columns]` int64 of the first frames `[F, 3, height, width]` float32 in -1..1
+        of a clip, F one of `starts`: whole frames of tokens that depend on these frames alone.
         """
 
     def render(self, tokens: Tensor) -> Tensor:
-        """Decode the tokens of a clip to frames.
-
-        Args:
-            tokens: `[n_frames, rows, columns]` int64.
-
-        Returns:
-            `[F, height, width, 3]` uint8, on the CPU.
+        """Frames `[F, height, width, 3]` uint8, on the CPU, of the tokens `[n_frames, rows,
+        columns]` int64 of a clip.
         """
 
 
@@ -95,7 +58,6 @@ class Clip(ShortRepr):
         n_read: frames of tokens they were encoded to.
         fps: frames a second.
         tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
-        passes: forward passes it took part in.
         total_variation: as in `mmaccel.Stats`, of this clip.
         prompt: what it shows, or what happens in it; empty where a clip has none.
     """
@@ -120,9 +82,7 @@ class Clips(ShortRepr):
     stats: Stats
 
     def __len__(self) -> int:
-        """Number of clips."""
         return len(self.clips)
 
     def __getitem__(self, index: int) -> Clip:
-        """One clip."""
         return self.clips[index]

@@ -58,14 +58,8 @@ _SIDE = 768
 
 
 class ChameleonImages(ImageModel):
-    """Chameleon as an `ImageModel`.
-
-    Args:
-        model: `ChameleonForConditionalGeneration`.
-        tokenizer: its text tokenizer.
-        decoder: decodes the codes to pixels.
-        size: width and height in pixels.
-        row_end: name of the token that closes a row, or None.
+    """Chameleon as an `ImageModel`: `ChameleonForConditionalGeneration`, its text tokenizer and the
+    decoder of its codes. `row_end` is the name of the token that closes a row, or None.
     """
 
     family = "Chameleon"
@@ -83,17 +77,16 @@ class ChameleonImages(ImageModel):
         row_end: str | None = None,
     ) -> None:
         self.tokenizer, self.decoder = tokenizer, decoder
-        names = model.model.vocabulary_mapping
-        ids = names.image_tokens
+        mapping = model.model.vocabulary_mapping
+        ids = mapping.image_tokens
         structural = [] if row_end is None else find_ids(tokenizer, row_end)
         window = ImageTokenWindow(model, ids, structural)
         closing = None if row_end is None else len(ids)
         n_tokens = window.vocab_size
         layout = Grid(*decoder.grid, n_tokens, tokens=(0, len(ids)), row_end=closing)
         super().__init__(window, layout, size)
-        self._codes = torch.tensor(
-            [names.bpe2img[i] for i in ids], device=window.device, dtype=torch.int64
-        )
+        codes = [mapping.bpe2img[i] for i in ids]  # of the window's tokens
+        self._codes = torch.tensor(codes, device=window.device, dtype=torch.int64)
 
     def encode(self, text: str) -> list[int]:
         """Ids of the prompt as a user message, and of the tokens before an image."""
@@ -124,11 +117,7 @@ class ChameleonImages(ImageModel):
 
 
 class LuminaImages(ChameleonImages):
-    """Lumina-mGPT as an `ImageModel`, in sides that are multiples of 32 pixels.
-
-    Args:
-        model, tokenizer, decoder, size: as in `ChameleonImages`.
-    """
+    """Lumina-mGPT as an `ImageModel`, in sides that are multiples of 32 pixels."""
 
     family = "Lumina-mGPT"
     params = SamplingParams(guidance_scale=4.0, top_k=2000)
@@ -137,7 +126,7 @@ class LuminaImages(ChameleonImages):
         super().__init__(model, tokenizer, decoder, size, _ROW_END)
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """See `ImageModel.set_size`; the model must have tokens for both sides."""
+        """The model must have tokens for both sides."""
         rows, columns = count_grid(size, self.tokenizer, self.decoder.step)
         self.size, self.decoder = size, self.decoder.resize((rows, columns))
         self.layout = replace(self.layout, rows=rows, width=columns)
@@ -158,12 +147,7 @@ class LuminaImages(ChameleonImages):
 
 
 def load_chameleon(folder: Path, load_config: LoadConfig) -> ChameleonImages:
-    """Load a checkpoint such as leloy/Anole-7b-v0.1-hf.
-
-    Raises:
-        OptionError: another size than the model's, or no image decoder.
-        UnsupportedModelError: missing files, or files that do not fit.
-    """
+    """Load a checkpoint such as leloy/Anole-7b-v0.1-hf."""
     model, tokenizer = load_body(folder, load_config)
     shape = model.config.vq_config
     size = (shape.resolution, shape.resolution)
@@ -174,12 +158,7 @@ def load_chameleon(folder: Path, load_config: LoadConfig) -> ChameleonImages:
 
 
 def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
-    """Load a checkpoint such as Alpha-VLLM/Lumina-mGPT-7B-768.
-
-    Raises:
-        OptionError: sides that are no multiples of 32 pixels, or no image decoder.
-        UnsupportedModelError: missing files, or files that do not fit.
-    """
+    """Load a checkpoint such as Alpha-VLLM/Lumina-mGPT-7B-768."""
     names = [part for part in folder.parts if part == folder.name or part.startswith("models--")]
     named = re.findall(r"-(512|768|1024)(?!\d)", " ".join(names))
     side = int(named[-1]) if named else _SIDE
@@ -192,11 +171,7 @@ def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
 
 
 def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
-    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
-
-    Raises:
-        OptionError: sides that are no multiples of 32 pixels, or that have no size token.
-    """
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token."""
     count_tokens(size, _STEP)
     known = tokenizer.get_vocab()
     if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):
@@ -220,17 +195,8 @@ def load_body(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[int, int]) -> VQGAN:
-    """Load the VQGAN of a checkpoint.
-
-    Args:
-        folder: of the checkpoint.
-        load_config: device; its `decoder` is a file to read instead of the folder's weights.
-        shape: transformers' `ChameleonVQVAEConfig`.
-        grid: rows and columns of the codes.
-
-    Raises:
-        OptionError: no weights of an image decoder.
-        UnsupportedModelError: weights that do not fit.
+    """The VQGAN of a checkpoint, of transformers' `ChameleonVQVAEConfig` and a grid of codes; the
+    option `decoder` is a file to read instead of the folder's weights.
     """
     files = [folder / name for name in _DECODER_FILES if (folder / name).is_file()]
     if load_config.decoder is not None:
@@ -261,14 +227,15 @@ def load_decoder(folder: Path, load_config: LoadConfig, shape: Any, grid: tuple[
 
 def _read_inside(folder: Path) -> dict[str, Tensor]:
     """The `vqmodel` tensors of a checkpoint; empty if it has none."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights = open_weights(file, "model", _name_inside)
-        found |= weights.read(weights.shapes)
-    for file in sorted(folder.glob("*.bin")) if not found else []:
-        found |= {_name_inside(name): tensor for name, tensor in read_weights(file).items()}
-    found.pop("", None)
-    return found
+        tensors |= weights.read(weights.shapes)
+    if not tensors:
+        for file in sorted(folder.glob("*.bin")):
+            tensors |= {_name_inside(name): tensor for name, tensor in read_weights(file).items()}
+    tensors.pop("", None)
+    return tensors
 
 
 def _name_inside(name: str) -> str:

@@ -43,13 +43,7 @@ _N_CLOSING = 3  # tokens that `decode_image_tokens` drops at the end
 
 
 class Emu3Images(ImageModel):
-    """Emu3 as an `ImageModel`, in sides that are multiples of 8 pixels.
-
-    Args:
-        model: `Emu3ForConditionalGeneration`.
-        processor: `Emu3Processor`.
-        size: width and height in pixels.
-    """
+    """Emu3 as an `ImageModel`, in sides that are multiples of 8 pixels."""
 
     family = "Emu3"
     no_negatives = None
@@ -87,14 +81,13 @@ class Emu3Images(ImageModel):
 
     def decode(self, tokens: Tensor) -> Tensor:
         ready(self.model)
-        ids = F.pad(self.window.ids[tokens], (0, _N_CLOSING))
-        parts = [  # one by one: the decoder needs more memory than the transformer
-            self.model.decode_image_tokens(
-                image_tokens=row[None], height=self.layout.rows, width=self.layout.width
-            )
-            for row in ids
-        ]
-        return restore_pixels(torch.cat(parts), self.processor.image_processor)
+        height, width = self.layout.rows, self.layout.width
+        pixels = []
+        # one by one: the decoder needs more memory than the transformer
+        for ids in F.pad(self.window.ids[tokens], (0, _N_CLOSING)).split(1):
+            image = self.model.decode_image_tokens(image_tokens=ids, height=height, width=width)
+            pixels.append(image)
+        return restore_pixels(torch.cat(pixels), self.processor.image_processor)
 
     def _encode(self, text: str) -> list[int]:
         width, height = self.size
@@ -110,12 +103,7 @@ class Emu3Images(ImageModel):
 
 
 def load_emu3(folder: Path, load_config: LoadConfig) -> Emu3Images:
-    """Load a checkpoint such as BAAI/Emu3-Gen-hf.
-
-    Raises:
-        OptionError: sides that are no multiples of 8 pixels.
-        UnsupportedModelError: missing files, or files that do not fit.
-    """
+    """Load a checkpoint such as BAAI/Emu3-Gen-hf."""
     from transformers import Emu3ForConditionalGeneration, Emu3Processor
 
     size = load_config.size or (_SIDE, _SIDE)

@@ -71,7 +71,6 @@ class GlmImage(CausalLM):
         )
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """Reasons why only the original loop can serve a call."""
         grids = call.others.get("image_grid_thw")
         if grids is None or not grids.numel():
             yield "a call without image_grid_thw"
@@ -82,13 +81,7 @@ class GlmImage(CausalLM):
 
 
 class GlmImageWindow(CausalLMWindow):
-    """GLM-Image as a token model.
-
-    Args:
-        model: `GlmImageForConditionalGeneration`.
-        table: `[R, 3, P]` int64, positions from `make_positions`; None for text.
-        vocab_size: as in `CausalLMWindow`.
-    """
+    """GLM-Image as a token model, at positions `[R, 3, P]` int64; None for text."""
 
     own_vocabulary = True
     row_inputs = ("_table",)
@@ -114,7 +107,7 @@ class GlmImageWindow(CausalLMWindow):
         return self.fit(value, value[..., :1].expand(-1, -1, self.n_reserved)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
-        """Cut `own` to the length of `static`, or repeat its last position up to that length."""
+        """Cut a table to the length of the static one, or repeat its last position."""
         length = static.shape[-1]
         return own[..., :length] if own.shape[-1] >= length else _lengthen(own, length)
 
@@ -133,19 +126,11 @@ def _count_slots(call: GenerateCall) -> int:
 
 
 def make_positions(model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]) -> Tensor:
-    """The positions of a prompt without its padding, then those of the grids.
-
-    Args:
-        model: `GlmImageForConditionalGeneration`.
-        ids: `[B, T]` int64.
-        mask: `[B, T]` bool, False on padding.
-        others: further arguments of the model's forward, the grids among them.
-
-    Returns:
-        `[B, 3, P]` int64.
+    """The positions `[B, 3, P]` int64 of a prompt `[B, T]` without its padding (False in the mask),
+    then those of the grids, which `others`, arguments of the model's forward, have.
     """
     prompt, grids = _find_positions(model, ids, mask, others)
-    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(mask)]
+    rows = [torch.cat([prompt[:, b, is_real], grids[b]], 1) for b, is_real in enumerate(mask)]
     longest = max(row.shape[1] for row in rows)
     return torch.stack([_lengthen(row, longest) for row in rows])
 
@@ -176,12 +161,9 @@ def _lengthen(row: Tensor, length: int) -> Tensor:
 
 
 class GlmImageImages(ImageModel):
-    """GLM-Image as an `ImageModel`, in sides that are multiples of 32 pixels.
+    """A `GlmImagePipeline` as an `ImageModel`, in sides that are multiples of 32 pixels.
 
-    Args:
-        pipe: `GlmImagePipeline`.
-        size: width and height in pixels.
-        diffusion_options: further arguments of the pipeline's call, such as num_inference_steps.
+    `diffusion_options` are further arguments of the pipeline's call, such as num_inference_steps.
     """
 
     family = "GLM-Image"
@@ -195,9 +177,10 @@ class GlmImageImages(ImageModel):
         n_codes = self.model.config.vq_config.num_embeddings
         self.window = GlmImageWindow(self.model, vocab_size=n_codes)
         self.set_size(size)
-        given, _ = self.model._prepare_generation_config(None, do_sample=True)  # as in the pipeline
+        # as in the pipeline
+        config, _ = self.model._prepare_generation_config(None, do_sample=True)
         self.params = SamplingParams(
-            temperature=given.temperature, top_k=given.top_k or None, top_p=given.top_p
+            temperature=config.temperature, top_k=config.top_k or None, top_p=config.top_p
         )
 
     def set_size(self, size: tuple[int, int]) -> None:
@@ -208,7 +191,7 @@ class GlmImageImages(ImageModel):
         self.layout = Grid(1, int(self._grids.prod(1).sum()), self.window.vocab_size)
 
     def parts(self) -> dict[str, Part]:
-        """See `pipelines.hosts.loading.moving.find_parts`: the components of the pipeline."""
+        """The components of the pipeline."""
         names = ("text_encoder", "transformer", "vae")
         return {"model": Part(self.model)} | {n: Part(getattr(self.pipe, n)) for n in names}
 
@@ -219,9 +202,10 @@ class GlmImageImages(ImageModel):
         return ids
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """See `ImageModel.begin`; the window needs the positions of all rows."""
+        """The window needs the positions of all rows."""
         batch, longest = prompt.tokens.shape
         rows = zip(prompt.tokens, prompt.lengths)
+        # padding goes to the left, as the model's own code expects it
         ids = torch.stack([row.roll(longest - int(n)) for row, n in rows])
         index = torch.arange(longest, device=ids.device)
         others = {
@@ -233,7 +217,7 @@ class GlmImageImages(ImageModel):
         return prompt
 
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:
-        """See `ImageModel.render`; the seeds determine the diffusion noise."""
+        """The seeds determine the diffusion noise."""
         rows, columns = int(self._grids[0, 1]), int(self._grids[0, 2])
         large = tokens[:, -self._n_large :].view(-1, 1, rows, columns)
         fine = F.interpolate(large.float(), scale_factor=2, mode="nearest").long().flatten(1)
@@ -265,9 +249,8 @@ def _check_parts(folder: Path, load_config: LoadConfig) -> None:
         check_folder(folder / part)
     for name, value in read_json(folder / "model_index.json").items():
         library = value[0] if isinstance(value, list) and value else None
-        is_known = library in (None, "transformers", "diffusers") or hasattr(
-            pipelines, str(library)
-        )
+        is_named = library in (None, "transformers", "diffusers")
+        is_known = is_named or hasattr(pipelines, str(library))
         if not is_known and not load_config.trust_remote_code:
             raise UnsupportedModelError(
                 f"model: expected parts of transformers and diffusers in {folder}, received "
@@ -277,12 +260,7 @@ def _check_parts(folder: Path, load_config: LoadConfig) -> None:
 
 
 def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
-    """Load a checkpoint such as zai-org/GLM-Image.
-
-    Raises:
-        OptionError: sides that are no multiples of 32 pixels.
-        UnsupportedModelError: missing files, or files that do not fit.
-    """
+    """Load a checkpoint such as zai-org/GLM-Image."""
     from diffusers import AutoencoderKL, GlmImagePipeline
     from diffusers.models.transformers.transformer_glm_image import GlmImageTransformer2DModel
     from transformers import GlmImageForConditionalGeneration, T5EncoderModel
@@ -290,19 +268,17 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     _check_parts(folder, load_config)
-    first = load_config
-    others = replace(load_config, device_map=None)
+    classes = {
+        "text_encoder": T5EncoderModel,
+        "transformer": GlmImageTransformer2DModel,
+        "vae": AutoencoderKL,
+    }
+    whole = replace(load_config, device_map=None)  # the map is of the generator
     with warnings.catch_warnings():  # older versions of diffusers need "torch_dtype"
         warnings.simplefilter("ignore", FutureWarning)
-        parts = {
-            name: load_model(kind, folder / name, first if name == _GENERATOR else others)
-            for name, kind in (
-                (_GENERATOR, GlmImageForConditionalGeneration),
-                ("text_encoder", T5EncoderModel),
-                ("transformer", GlmImageTransformer2DModel),
-                ("vae", AutoencoderKL),
-            )
-        }
+        generator = load_model(GlmImageForConditionalGeneration, folder / _GENERATOR, load_config)
+        parts = {name: load_model(cls, folder / name, whole) for name, cls in classes.items()}
+        parts[_GENERATOR] = generator
     trust = load_config.trust_remote_code
     with refusing(
         f"a GlmImagePipeline in {folder}",

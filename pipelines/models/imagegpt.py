@@ -43,7 +43,6 @@ class ImageGPT(CausalLM):
     name: ClassVar[str] = "imagegpt"
 
     def wrap(self, model: Any) -> CausalLMWindow:
-        """The model as a token model that writes each pass's masks into the causal tables."""
         return ImageGPTWindow(model)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
@@ -53,7 +52,7 @@ class ImageGPT(CausalLM):
 
 
 class ImageGPTWindow(CausalLMWindow):
-    """ImageGPT as a token model."""
+    """A token model that writes each pass's masks into the causal tables."""
 
     own_vocabulary = True
     reserved = (*CausalLMWindow.reserved, "_table")
@@ -77,7 +76,7 @@ class ImageGPTWindow(CausalLMWindow):
         return self._table[: self.run_caches().layout.rows]
 
     def forward(self, entries: Pass) -> Tensor:
-        """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
+        """Logits of slots after the end of the table are zeros."""
         tokens = entries.tokens[:, : self._table.shape[-1]]
         inside = super().forward(replace(entries, tokens=tokens))
         n_outside = entries.tokens.shape[1] - inside.shape[1]
@@ -91,20 +90,15 @@ class ImageGPTWindow(CausalLMWindow):
         return super().replaced_tensors() | dict.fromkeys(names, self._rows_table)
 
     def compute(self, **inputs: Any) -> Any:
-        """As in `CausalLMWindow`, by the pass's tables."""
         visible = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
         width, span = visible.shape[2:]
-        self._rows_table[:, :, span - width : span, :span] = visible  # the model reads these
+        # the model reads these rows of its table, as if W entries had joined a cache of the others
+        self._rows_table[:, :, span - width : span, :span] = visible
         return super().compute(**inputs)
 
 
 class ImageGPTImages(ImageModel):
-    """ImageGPT as an `ImageModel` of one size, whose only prompt is the empty one.
-
-    Args:
-        model: `ImageGPTForCausalImageModeling`.
-        palette: `[V - 1, 3]`, colours in -1..1.
-    """
+    """An `ImageModel` of one size and the empty prompt; its palette is `[V - 1, 3]` in -1..1."""
 
     family = "ImageGPT"
     no_guidance = "ImageGPT takes no prompts"
@@ -120,11 +114,7 @@ class ImageGPTImages(ImageModel):
         self._start = model.config.vocab_size - 1
 
     def encode(self, text: str) -> list[int]:
-        """The id of the token before every image.
-
-        Raises:
-            OptionError: a prompt.
-        """
+        """The id of the token before every image."""
         if not isinstance(text, str) or text.strip():
             raise OptionError(
                 f"prompt: expected none, as ImageGPT takes no prompts, received {show(text)}; "
@@ -139,12 +129,7 @@ class ImageGPTImages(ImageModel):
 
 
 def load_imagegpt(folder: Path, load_config: LoadConfig) -> ImageGPTImages:
-    """Load a checkpoint such as openai/imagegpt-small.
-
-    Raises:
-        OptionError: another size than the model's.
-        UnsupportedModelError: files that are missing or do not fit.
-    """
+    """Load a checkpoint such as openai/imagegpt-small."""
     from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
     model = load_model(ImageGPTForCausalImageModeling, folder, load_config, optional=_TABLES)

@@ -67,7 +67,6 @@ class Janus(CausalLM):
     arguments: ClassVar[Table] = VisionLanguage.arguments
 
     def own_loop(self, model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Task | None:
-        """The call as an `Task` if it generates an image, else None."""
         if options.get("generation_mode", "text") == "text":
             return None
         try:
@@ -85,12 +84,11 @@ class Janus(CausalLM):
             reasons.append("a cache given by the caller")
         if not processors or not is_own(processors[0], _GUIDANCE_PROCESSOR):
             reasons.append("guidance that does not come first")
-        kinds = [(p, find_kind(p)) for p in processors[1:]]
-        reasons += [
-            f"a {type(p).__name__}, to which Janus passes the prompt alone"
-            for p, kind in kinds
-            if kind != "flat"
-        ]
+        kinds = [(processor, find_kind(processor)) for processor in processors[1:]]
+        for processor, kind in kinds:
+            if kind != "flat":
+                name = type(processor).__name__
+                reasons.append(f"a {name}, to which Janus passes the prompt alone")
         length = model.model.vision_model.config.num_image_tokens
         longest = seen.tokens.shape[1]
         limit = model.config.text_config.max_position_embeddings
@@ -104,9 +102,9 @@ class Janus(CausalLM):
         scale = float(processors[0].guidance_scale)
         temperature = 1.0 if config.do_sample else 0.0
 
-        def hand_on(made: Generation) -> Any:
+        def hand_on(generation: Generation) -> Any:
             nothing = seen.ids[:, :0]  # the library returns codes without the prompt
-            return hand_over(nothing, made, None, config.return_dict_in_generate)
+            return hand_over(nothing, generation, None, config.return_dict_in_generate)
 
         return Task(
             model=JanusCodes(model, prompt.lengths),
@@ -121,12 +119,7 @@ class Janus(CausalLM):
 
 
 class JanusCodes(CausalLMWindow):
-    """Janus as a token model: text ids in a row's prompt, image codes after it.
-
-    Args:
-        model: `JanusForConditionalGeneration`.
-        lengths: `[R]` int64, prompt lengths of the next run; `begin` sets them too.
-    """
+    """Janus as a token model: text ids in a row's prompt, image codes after it."""
 
     own_vocabulary = True
     row_inputs = ("_lengths",)
@@ -139,16 +132,13 @@ class JanusCodes(CausalLMWindow):
         self._lengths = lengths
 
     def output_head(self) -> Any:
-        """As in `CausalLMWindow`: the last layer of the head of image codes."""
         return self.model.model.generation_head.vision_head
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """Set the prompt lengths of the next run; return the prompt."""
         self._lengths = prompt.lengths
         return prompt
 
     def compute(self, **inputs: Any) -> Any:
-        """As in `CausalLMWindow`, of image codes."""
         assert self._lengths is not None, "begin comes first"
         tokens = inputs.pop("input_ids")
         inner = self.model.model
@@ -170,13 +160,10 @@ class _Prepared(MMAccelError):
 
 
 def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
-    """Run the library's own preparation of a call, up to its first pass.
-
-    Lists are copied, because the library appends to the caller's lists.
-
-    Returns:
-        config, processors, others (names of further arguments of a pass), ids `[B, T]` as given,
-        tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
+    """The library's own preparation of a call, up to its first pass: config, processors, others
+    (names of further arguments of a pass), ids `[B, T]` as given, tokens `[2 B, T]` with the
+    rows for guidance, and their mask, bool. Lists are copied, because the library appends to the
+    caller's.
     """
     from transformers import DynamicCache
 
@@ -215,12 +202,7 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 class JanusImages(ImageModel):
-    """Janus as an `ImageModel` of one size.
-
-    Args:
-        model: `JanusForConditionalGeneration`.
-        processor: `JanusProcessor`.
-    """
+    """`JanusForConditionalGeneration` and its processor as an `ImageModel` of one size."""
 
     family = "Janus"
     no_negatives = "whose authors use padding instead of words in the unconditional row"
@@ -247,14 +229,18 @@ class JanusImages(ImageModel):
         return ids
 
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`. The library builds the unconditional rows."""
+        """The library builds the unconditional rows."""
         longest = max(map(len, encoded))
         padded = [[0] * (longest - len(row)) + row for row in encoded]
-        real = [[0] * (longest - len(row)) + [1] * len(row) for row in encoded]
+        is_real = [[0] * (longest - len(row)) + [1] * len(row) for row in encoded]
         ids = torch.tensor(padded, device=ready(self.model), dtype=torch.int64)
-        given = {"input_ids": ids, "attention_mask": ids.new_tensor(real)}
-        options = {**given, "generation_mode": "image", "guidance_scale": _GUIDANCE}
-        seen = prepare_image(self.model, (), options)  # any scale: the rows do not depend on it
+        options = {
+            "input_ids": ids,
+            "attention_mask": ids.new_tensor(is_real),
+            "generation_mode": "image",
+            "guidance_scale": _GUIDANCE,  # any: the rows do not depend on it
+        }
+        seen = prepare_image(self.model, (), options)
         rows = slice(None if guided else len(encoded))
         tokens = seen.tokens[rows]
         mask = seen.mask[rows]
@@ -270,12 +256,7 @@ class JanusImages(ImageModel):
 
 
 def load_janus(folder: Path, load_config: LoadConfig) -> JanusImages:
-    """Load a checkpoint such as deepseek-community/Janus-Pro-1B.
-
-    Raises:
-        OptionError: another size than the model's.
-        UnsupportedModelError: missing files, or files that do not fit.
-    """
+    """Load a checkpoint such as deepseek-community/Janus-Pro-1B."""
     from transformers import JanusForConditionalGeneration, JanusProcessor
 
     processor = load_processor(JanusProcessor, folder, load_config)

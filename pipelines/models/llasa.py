@@ -33,17 +33,7 @@ _ENCODERS = ("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_enc
 
 
 class LlasaSpeech:
-    """A `SpeechModel`.
-
-    Args:
-        window: the language model.
-        tokenizer: of transformers, with a chat template.
-        codec: `Xcodec2Model`; its encoders are not used.
-
-    Raises:
-        UnsupportedModelError: a tokenizer without the codes of the codec, or without a template
-            that lets the model continue a started answer.
-    """
+    """A `SpeechModel` with a `Xcodec2Model`, whose encoders are not used."""
 
     params = SamplingParams(temperature=0.8, top_k=50)  # 50: default of the authors' `generate`
     repetition_penalty = 1.0
@@ -71,9 +61,9 @@ class LlasaSpeech:
                 "leave it out"
             )
         words = check_prompt(text, self.tokenizer, "text to say")
-        asked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
+        marked = f"<|TEXT_UNDERSTANDING_START|>{words}<|TEXT_UNDERSTANDING_END|>"
         chat = [
-            {"role": "user", "content": f"Convert the text to speech:{asked}"},
+            {"role": "user", "content": f"Convert the text to speech:{marked}"},
             {"role": "assistant", "content": _START},
         ]
         encoded = self.tokenizer.apply_chat_template(
@@ -92,24 +82,14 @@ class LlasaSpeech:
             )
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """See `SpeechModel.render`; the codec is deterministic."""
+        """The codec is deterministic."""
         codes = (tokens - self._first)[None, None]  # [1, 1, n]
         sound: Tensor = self.codec.decode(codes.to(ready(self.codec))).audio_values.flatten()
         return sound
 
 
 def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> LlasaSpeech:
-    """Load the language model and the codec.
-
-    Args:
-        source: folder of the language model.
-        codec: folder of an `Xcodec2Model`.
-        load_config: device and dtype; the codec runs in float32.
-
-    Raises:
-        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
-            together.
-    """
+    """Load the language model, and the codec in float32."""
     from transformers import Xcodec2Model
 
     sound = load_model(Xcodec2Model, codec, LoadConfig(device=load_config.device), option="codec")

@@ -17,14 +17,7 @@ from mmaccel.pipelines.text_to_video.types import ClipModel
 
 
 class WordClips(WordPrompts, ClipModel):
-    """A demo model as a `ClipModel`.
-
-    Args:
-        window: predicts the tokens of frames.
-        tokenizer: encodes and decodes frames, an `ImageTokenizer`.
-        words: encodes prompts to ids.
-        n_frames, fps: of a clip.
-    """
+    """A demo model as a `ClipModel`; the tokenizer encodes and decodes frames."""
 
     def __init__(
         self, window: TokenModel, tokenizer: Any, words: CaptionWords, n_frames: int, fps: float
@@ -47,18 +40,7 @@ class WordClips(WordPrompts, ClipModel):
 
 
 def load_moving_words(folder: Path, load_config: LoadConfig) -> WordClips:
-    """Load a causal LM that draws clips.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
-            `tokenizer.safetensors` (the tokenizer of frames), and `words.json` with `n_frames` and
-            `fps`.
-        load_config: device and dtype; the tokenizer stays in float32.
-
-    Raises:
-        OptionError: a missing file, or another size than the model's.
-        UnsupportedModelError: no causal LM, or one of another vocabulary.
-    """
+    """Load a causal LM that draws clips: the files of `load_words`, with `n_frames` and `fps`."""
     content = read_clips(folder)
     if content is None:
         raise OptionError(

@@ -41,16 +41,7 @@ _FIRST = 10  # number of the first code's token; lower numbers are control token
 
 
 class OrpheusSpeech:
-    """A `SpeechModel`.
-
-    Args:
-        window: the language model.
-        tokenizer: of transformers.
-        codec: `snac.SNAC` of three levels.
-
-    Raises:
-        UnsupportedModelError: a tokenizer without the codes of the codec, or another codec.
-    """
+    """A `SpeechModel`: the language model, its tokenizer, and a `snac.SNAC` of three levels."""
 
     params = SamplingParams(temperature=0.6, top_p=0.8)
     repetition_penalty = 1.3
@@ -82,13 +73,10 @@ class OrpheusSpeech:
         return [text]
 
     def encode(self, text: str, voice: str | None) -> list[int]:
-        """See `SpeechModel.encode`; fine-tuned models have other voices than `voices`."""
+        """Fine-tuned models have other voices than `voices`."""
         who: Any = self.voices[0] if voice is None else voice
-        if (
-            not isinstance(who, str)
-            or not who.strip()
-            or any(c in ":<>" or not c.isprintable() for c in who)
-        ):
+        is_name = isinstance(who, str) and bool(who.strip()) and who.isprintable()
+        if not is_name or set(who) & set(":<>"):
             raise OptionError(
                 f"voice: expected a name such as {', '.join(self.voices)}, received {show(who)}; "
                 "leave it out"
@@ -98,7 +86,7 @@ class OrpheusSpeech:
         return [*self._before, *ids, *self._after]
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """See `SpeechModel.render`; `seed` determines the codec's noise."""
+        """The seed determines the codec's noise."""
         slots = torch.arange(len(tokens), device=tokens.device) % _SLOTS
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
         device = ready(self.codec)
@@ -150,12 +138,7 @@ class _CodecNoise:
 
 
 class _NoiseBlock(nn.Module):
-    """SNAC's `NoiseBlock` with another source of noise.
-
-    Args:
-        linear: of SNAC's block.
-        noise: the source.
-    """
+    """SNAC's `NoiseBlock` with another source of noise."""
 
     def __init__(self, linear: nn.Module, noise: _CodecNoise) -> None:
         super().__init__()
@@ -185,18 +168,7 @@ def _find_noise(decoder: nn.Module) -> _CodecNoise:
 def load_orpheus(
     source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig
 ) -> OrpheusSpeech:
-    """Load the language model and the codec.
-
-    Args:
-        source: folder of the language model.
-        codec: folder with config.json and pytorch_model.bin of a SNAC.
-        load_config: device and dtype; the codec runs in float32.
-
-    Raises:
-        MissingBackendError: the package `snac` is not installed.
-        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
-            together.
-    """
+    """Load the language model, and a SNAC in float32 of a folder of the package `snac`."""
     with importing(
         "codec: expected the package snac, which Orpheus' codec is in, received none; "
         "pip install snac"

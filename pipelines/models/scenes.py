@@ -31,13 +31,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 
 
 class WordPrompts(PromptedModel):
-    """A demo model whose prompts are words of a closed list, and whose frames have one size.
-
-    Args:
-        window: predicts the tokens of frames, a `TokenModel` or a `Denoiser`.
-        tokenizer: decodes tokens to frames.
-        words: encodes prompts to ids.
-    """
+    """A demo model whose prompts are words of a closed list, and whose frames have one size."""
 
     no_negatives = None
     params = SamplingParams(guidance_scale=2.0)
@@ -56,7 +50,6 @@ class WordPrompts(PromptedModel):
         return self.words.encode(text)
 
     def encode_negative(self, text: str) -> list[int]:
-        """Encode a negative prompt like a prompt."""
         return self.encode(text)
 
     def unconditional(self) -> list[int]:
@@ -73,22 +66,15 @@ class WordImages(WordPrompts, ImageModel):
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a causal LM that draws scenes.
-
-    Args:
-        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
-            `tokenizer.safetensors` (the image tokenizer), and `words.json`.
-        load_config: device, dtype and size; the tokenizer stays in float32.
-
-    Raises:
-        OptionError: a missing file, or another size than the model's.
-        UnsupportedModelError: no causal LM, or one of another vocabulary.
+    """Load a causal LM that draws scenes, of a folder with `config.json`, `model.safetensors`,
+    `words.json`, and of the image tokenizer, which stays in float32, `tokenizer.json` and
+    `tokenizer.safetensors`.
     """
     return WordImages(*load_window(folder, load_config))
 
 
 def load_window(folder: Path, load_config: LoadConfig) -> tuple[CausalLMWindow, Any, CaptionWords]:
-    """The window, the tokenizer and the words of a causal LM; see `load_words`."""
+    """The window, the tokenizer and the words of a causal LM in the folder of `load_words`."""
     tokenizer, words = load_vocabulary(folder, folder, load_config)
     model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
@@ -98,16 +84,8 @@ def load_window(folder: Path, load_config: LoadConfig) -> tuple[CausalLMWindow, 
 
 
 def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a masked model that draws scenes.
-
-    Args:
-        folder: holds `config.json`, `model.safetensors` and `words.json`; the image tokenizer
-            is there too, or in the folder that `words.json` names.
-        load_config: device, dtype and size; the tokenizer stays in float32.
-
-    Raises:
-        OptionError: a missing file, no masked model, or another size than the model's.
-        UnsupportedModelError: no decoder, or one of another vocabulary.
+    """Load a masked model that draws scenes; its image tokenizer is in its folder, too, or in the
+    one that `words.json` names.
     """
     masked = read_masked(folder)
     if masked is None:
@@ -126,14 +104,14 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
 def load_vocabulary(
     tokenizer_path: Path, folder: Path, load_config: LoadConfig
 ) -> tuple[Any, CaptionWords]:
-    """Load the image tokenizer of one folder and the word list of another."""
+    """The image tokenizer of one folder and the word list of another."""
     tokenizer = load_tokenizer(tokenizer_path).to(load_config.device)
     check_size(load_config.size, (tokenizer.size, tokenizer.size))
     return tokenizer, CaptionWords.load(folder, tokenizer.vocab_size)
 
 
 def load_decoder(folder: Path, load_config: LoadConfig, n_ids: int) -> Any:
-    """Load a decoder with a vocabulary of `n_ids` ids."""
+    """A decoder with a vocabulary of `n_ids` ids."""
     from transformers import AutoModelForCausalLM
 
     model = load_model(AutoModelForCausalLM, folder, load_config)

@@ -40,10 +40,7 @@ def read_words(folder: Path) -> dict[str, Any]:
 
     Its keys are `words`, `max_words` (not for grammar-masked), for a masked model `mask` (the mask
     token's id) and `logit_shift`, for a model of clips `n_frames` and `fps`, and
-    `picture_tokenizer` where another folder holds the image tokenizer (see `tokenizer_folder`).
-
-    Raises:
-        UnsupportedModelError: a file that cannot be read, or values of other kinds.
+    `picture_tokenizer` where another folder holds the image tokenizer.
     """
     file = folder / FILE
     content = read_json(file, may_lack=True)
@@ -78,11 +75,7 @@ def split_words(text: str) -> list[str]:
 
 
 def check_words(option: str, words: Sequence[str], known: Sequence[str], remedy: str) -> None:
-    """Refuse words that a model does not know, each with the known one that resembles it most.
-
-    Raises:
-        OptionError: there are some.
-    """
+    """Refuse words that a model does not know, each with the known one that resembles it most."""
     unknown = list(dict.fromkeys(word for word in words if word not in known))
     if not unknown:
         return
@@ -99,27 +92,16 @@ def check_words(option: str, words: Sequence[str], known: Sequence[str], remedy:
 
 @dataclass(frozen=True)
 class CaptionWords:
-    """Encodes texts to prompt ids.
+    """Encodes texts to prompt ids."""
 
-    Attributes:
-        n_image_tokens: V, the image tokenizer's vocabulary; the first id after it is bos.
-        words: the word list, in id order.
-        max_words: most words of a text.
-        other: a model that reads any text, for messages; empty where there is none.
-    """
-
-    n_image_tokens: int
-    words: tuple[str, ...]
-    max_words: int
-    other: str = "deepseek-community/Janus-Pro-1B"
+    n_image_tokens: int  # V, the image tokenizer's vocabulary; the first id after it is bos
+    words: tuple[str, ...]  # in the order of their ids
+    max_words: int  # of a text
+    other: str = "deepseek-community/Janus-Pro-1B"  # a model that reads any text, for messages
 
     @classmethod
     def load(cls, folder: str | Path, n_image_tokens: int) -> CaptionWords:
-        """Read the word list of a model's folder.
-
-        Raises:
-            OptionError: the folder has no word list.
-        """
+        """Read the word list of a model's folder."""
         content = read_words(Path(folder))
         if content.get("max_words") is None or not content["words"]:
             raise OptionError(
@@ -150,11 +132,7 @@ class CaptionWords:
         return self.n_image_tokens + _N_SPECIAL + len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        """Prompt ids `[bos, words…, boi]`; capitals and punctuation do not matter.
-
-        Raises:
-            OptionError: no text, no words, unknown words, or more than `max_words`.
-        """
+        """Prompt ids `[bos, words…, boi]`; capitals and punctuation do not matter."""
         if not isinstance(text, str):
             raise OptionError(f"prompt: expected a prompt, received {show(text)}; write one")
         words = split_words(text)

@@ -11,16 +11,7 @@ _HEAD = r"^lm_head\."  # of the whole T5; transformers leaves its decoder out, b
 
 
 def load_t5(folder: Path, load_config: LoadConfig, option: str = "model") -> tuple[Any, Any]:
-    """Load the tokenizer and the encoder of a T5, of which the decoder may be there too.
-
-    Args:
-        folder: with `config.json`, weights and the tokenizer's files.
-        load_config: device and dtype.
-        option: name of the option in messages.
-
-    Raises:
-        UnsupportedModelError: files that transformers cannot read, or of another model.
-    """
+    """Load the tokenizer and the encoder of a T5, of which the decoder may be there too."""
     from transformers import AutoTokenizer, T5EncoderModel
 
     encoder = load_model(T5EncoderModel, folder, load_config, _HEAD, option)

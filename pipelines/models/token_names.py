@@ -12,11 +12,7 @@ from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig, load_model
 
 
 def load_window(source: Path, load_config: LoadConfig) -> CausalLMWindow:
-    """Load a language model of transformers as a token model, and self-check its windows.
-
-    Raises:
-        UnsupportedModelError: missing or surplus tensors, or a model that fails the self-check.
-    """
+    """A language model of transformers as a token model, whose windows are self-checked."""
     from transformers import AutoModelForCausalLM
 
     model = load_model(AutoModelForCausalLM, source, load_config)
@@ -26,11 +22,7 @@ def load_window(source: Path, load_config: LoadConfig) -> CausalLMWindow:
 
 
 def find_ids(tokenizer: Any, *names: str) -> list[int]:
-    """Ids of tokens by their names.
-
-    Raises:
-        UnsupportedModelError: a tokenizer without one of them.
-    """
+    """Ids of tokens by their names."""
     ids: list[int | None] = tokenizer.convert_tokens_to_ids(list(names))
     missing = [name for name, k in zip(names, ids) if k in (None, tokenizer.unk_token_id)]
     if missing:
@@ -43,17 +35,7 @@ def find_ids(tokenizer: Any, *names: str) -> list[int]:
 
 
 def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
-    """The first id of a range of tokens with consecutive ids.
-
-    Args:
-        tokenizer: of transformers.
-        name: name of the tokens, with {} for their number.
-        first: number of the first token.
-        count: number of tokens.
-
-    Raises:
-        UnsupportedModelError: a missing token, or ids with gaps.
-    """
+    """The first id of tokens with consecutive ids, whose name has {} for their number."""
     if count > len(tokenizer):
         raise UnsupportedModelError(
             f"model: expected a tokenizer with {count} tokens {name.format(first)}.., as many as "
@@ -61,11 +43,11 @@ def find_range(tokenizer: Any, name: str, first: int, count: int) -> int:
             "a codec that belong together"
         )
     ids = find_ids(tokenizer, *(name.format(first + k) for k in range(count)))
-    for k, found in enumerate(ids):
-        if found != ids[0] + k:
+    for k, id_ in enumerate(ids):
+        if id_ != ids[0] + k:
             raise UnsupportedModelError(
                 f"model: expected {count} tokens {name.format(first)}.. with ids in a row, "
-                f"received {ids[0]} and, {k} later, {found}; give a checkpoint and a codec "
+                f"received {ids[0]} and, {k} later, {id_}; give a checkpoint and a codec "
                 "that belong together"
             )
     return ids[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +41,17 @@ _MOST_PARTS = 200
 
 @dataclass(frozen=True)
 class VoicesFacts:
-    """What `voices.json` has.
+    """What `voices.json` has."""
 
-    Attributes:
-        longest: most words of a text.
-        sample_rate, frame_samples: of the codec.
-        speakers: their names, the usual one first.
-        words: the phonemes of each.
-    """
-
-    longest: int
-    sample_rate: int
+    longest: int  # most words of a text
+    sample_rate: int  # of the codec
     frame_samples: int
-    speakers: tuple[str, ...]
-    words: dict[str, list[str]]
+    speakers: tuple[str, ...]  # the usual one first
+    words: dict[str, list[str]]  # the phonemes of each
 
 
 class VoicesSpeech:
-    """A `SpeechModel`.
-
-    Args:
-        window: the language model.
-        tokenizer: of transformers; a token for each code, phoneme and speaker.
-        codec: turns codes into sound.
-        facts: of `voices.json`.
-
-    Raises:
-        UnsupportedModelError: a tokenizer, a codec and facts that do not belong together.
-    """
+    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker."""
 
     params = SamplingParams(temperature=1.0)
     repetition_penalty = 1.0
@@ -85,11 +69,11 @@ class VoicesSpeech:
         self.sample_rate = codec.sample_rate
         self.frame_samples = codec.hop
         self.sound_context = SoundContext(codec.reach, step=2)
-        wanted = (facts.sample_rate, facts.frame_samples)
-        if (self.sample_rate, self.frame_samples) != wanted:
+        rates = (self.sample_rate, self.frame_samples)
+        if rates != (facts.sample_rate, facts.frame_samples):
             raise UnsupportedModelError(
-                f"codec: expected {wanted[0]} Hz and {wanted[1]} samples a code, as {FILE} says, "
-                f"received {self.sample_rate} Hz and {self.frame_samples}; give the model's codec"
+                f"codec: expected {facts.sample_rate} Hz and {facts.frame_samples} samples a code, "
+                f"as {FILE} says, received {rates[0]} Hz and {rates[1]}; give the model's codec"
             )
         first, _ = CODE.split("{}")
         known = sum(token.startswith(first) for token in tokenizer.get_vocab())
@@ -107,7 +91,7 @@ class VoicesSpeech:
         window.codes = F.pad(vectors, (0, 0, self._first, after), value=math.nan)
 
     def split(self, text: str) -> list[str]:
-        """See `SpeechModel.split`: sentences, and of longer ones parts of similar lengths."""
+        """Sentences, and of longer ones parts of similar lengths."""
         check_prompt(text, self.tokenizer, "text to say")
         if len(split_text(text)) <= self._longest:
             return [text]
@@ -118,7 +102,8 @@ class VoicesSpeech:
                 continue
             count = -(-len(words) // self._longest)
             ends = [len(words) * k // count for k in range(count + 1)]
-            parts += [" ".join(words[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+            for first, end in pairwise(ends):
+                parts.append(" ".join(words[first:end]))
         if len(parts) > _MOST_PARTS:
             raise OptionError(
                 f"text: expected at most {_MOST_PARTS} parts of {self._longest} words, received "
@@ -127,7 +112,6 @@ class VoicesSpeech:
         return parts
 
     def encode(self, text: str, voice: str | None) -> list[int]:
-        """See `SpeechModel.encode`."""
         speaker = self.voices[0] if voice is None else voice
         if speaker not in self.voices:
             raise OptionError(
@@ -153,25 +137,14 @@ class VoicesSpeech:
         return find_ids(self.tokenizer, *list_prompt(speaker, [self._words[w] for w in words]))
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """See `SpeechModel.render`; the codec is deterministic."""
+        """The codec is deterministic."""
         codes = (tokens - self._first)[None].to(ready(self.codec))
         sound: Tensor = self.codec.decode(codes)[0]
         return sound
 
 
 def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> VoicesSpeech:
-    """Load the language model and the codec.
-
-    Args:
-        source: folder of the language model, with `voices.json`.
-        codec: folder with `codec.json` and `codec.safetensors`.
-        load_config: device and dtype; the codec runs in float32.
-
-    Raises:
-        OptionError: a codec without its files.
-        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
-            together.
-    """
+    """Load the language model of a folder with `voices.json`, and the codec in float32."""
     file = source / FILE
     facts = read_settings(VoicesFacts, read_json(file), file)
     sound = load_codec(codec).to(load_config.device)

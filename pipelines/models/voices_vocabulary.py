@@ -18,20 +18,14 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 def split_text(text: str) -> list[str]:
     """Words of a text in lower case; each digit is its word, and other signs part words."""
-    found = re.findall(r"[^\W\d_]+|[0-9]", text.lower().replace("'", ""))
-    return [DIGITS[int(word)] if word.isdigit() else word for word in found]
+    words = re.findall(r"[^\W\d_]+|[0-9]", text.lower().replace("'", ""))
+    return [DIGITS[int(word)] if word.isdigit() else word for word in words]
 
 
 def list_tokens(
     codes: int, speakers: Sequence[str], lexicon: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """All tokens of a vocabulary in the order of their ids.
-
-    Args:
-        codes: of the codec.
-        speakers: their names.
-        lexicon: phonemes of every word.
-    """
+    """All tokens of a vocabulary of `codes` codes in the order of their ids."""
     phonemes = sorted({name for word in lexicon.values() for name in word})
     return [
         *(CODE.format(k) for k in range(codes)),
@@ -42,12 +36,7 @@ def list_tokens(
 
 
 def list_prompt(speaker: str, words: Sequence[Sequence[str]]) -> list[str]:
-    """Tokens of a prompt.
-
-    Args:
-        speaker: who speaks.
-        words: phonemes of each word.
-    """
+    """Tokens of a prompt of words, each given as its phonemes."""
     names = [SPEAKER.format(speaker)]
     for k, word in enumerate(words):
         if k:

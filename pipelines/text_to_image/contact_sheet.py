@@ -33,33 +33,18 @@ _LINE = "#d9d6cf"
 
 @dataclass(frozen=True)
 class Panel:
-    """Images under one heading.
+    """Images under one heading."""
 
-    Attributes:
-        title: set large above them.
-        note: set small below the title.
-        images: PIL images, all of one size.
-        prompts: one per image.
-        foot: set below the images.
-    """
-
-    title: str
-    note: str
-    images: Sequence[Image]
-    prompts: Sequence[str]
-    foot: str
+    title: str  # set large above them
+    note: str  # set small below the title
+    images: Sequence[Image]  # all of one size
+    prompts: Sequence[str]  # one per image
+    foot: str  # set below the images
 
 
 def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
-    """Draw panels side by side.
-
-    Args:
-        panels: at least one, with equally many images each.
-        columns: images in a row of a panel.
-        foot: one line across the bottom.
-
-    Returns:
-        An RGB image.
+    """Panels side by side, with equally many images each, `columns` in a row; `foot` is one line
+    across.
     """
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
@@ -115,9 +100,8 @@ def make_plain(policy: Any) -> Any:
     """The policy of one token per pass to compare with, in the same order where it has one."""
     if getattr(policy, "kind", "window") == "window":
         return Autoregressive()
-    same = ("order", "block", "cache")
-    own = {name: getattr(policy, name) for name in same if hasattr(policy, name)}
-    return Stepwise(**own)
+    names = [name for name in ("order", "block", "cache") if hasattr(policy, name)]
+    return Stepwise(**{name: getattr(policy, name) for name in names})
 
 
 def title_of(name: str, policy: Any) -> str:
@@ -134,12 +118,8 @@ def identical(plain: ImageOutput, made: ImageOutput) -> int:
 
 
 def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
-    """Describe how two outputs differ, and whether the policy's guarantee allows it.
-
-    Args:
-        plain: from token-by-token decoding.
-        made: from a policy, with the same prompts and seeds.
-        dtype: of the generator for both.
+    """How an output of a policy differs from token-by-token decoding of the same prompts and seeds,
+    and whether the policy's guarantee allows it.
     """
     same = identical(plain, made)
     count = len(plain.tokens)
@@ -147,7 +127,8 @@ def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> st
     if same == count:
         return f"The same {'images' if count > 1 else 'image'}, token for token"
     if exactness == "up to rounding":
-        first = (plain.tokens != made.tokens).int().argmax(1)[(plain.tokens != made.tokens).any(1)]
+        is_other = plain.tokens != made.tokens  # [B, N]
+        first = is_other.int().argmax(1)[is_other.any(1)]
         return (
             f"{same} of {count} images identical, the others on average up to token "
             f"{float(first.float().mean()):.0f}: {made.stats.dtype or dtype} rounds differently "
@@ -177,11 +158,12 @@ def describe_guarantee(stats: Stats, dtype: str) -> str:
 
 
 def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str) -> Any:
-    """Both sides on one sheet; `name` is the short name of the policy on the right."""
+    """Both outputs on one sheet; `name` is the short name of the policy on the right."""
     if made.stats.drafts in ("coarse", "online"):
         name += f", {made.stats.drafts} drafts"
+    loop = "one slot per pass" if plain.stats.positions else "the plain loop"
     panels = [
-        make_panel("Token by token", _plain(plain), plain, _cost(plain)),
+        make_panel("Token by token", loop, plain, _cost(plain)),
         make_panel(name, describe_guarantee(made.stats, dtype), made, _cost(made)),
     ]
     return draw_sheet(panels, columns=2, foot=describe_difference(plain, made, dtype))
@@ -195,13 +177,9 @@ def make_panel(title: str, note: str, made: ImageOutput, foot: str) -> Panel:
     return Panel(title, note, made.images, made.prompts[:shown], foot)
 
 
-def _plain(side: ImageOutput) -> str:
-    return "one slot per pass" if side.stats.positions else "the plain loop"
-
-
-def _cost(side: ImageOutput) -> str:
-    stats = side.stats
-    count = len(side.prompts)
+def _cost(output: ImageOutput) -> str:
+    stats = output.stats
+    count = len(output.prompts)
     passes = stats.row_passes / count
     return (
         f"{stats.tokens // count} tokens in {passes:.0f} forward passes{stats.of_canvases}, "

@@ -39,27 +39,13 @@ class PromptedModel(ABC):
 
     The class of a model family defines `encode` and `render`, and `unconditional` if the model has
     guidance. It overrides further methods where the family differs.
-
-    Args:
-        window: predicts the tokens: a `TokenModel` or a `Denoiser`.
-        layout: order of the tokens; `layout.frame` is the number of slots of an image.
-        size: width and height of an image in pixels.
-
-    Attributes:
-        family: name of the family in messages.
-        examples: example prompts.
-        params: guidance, temperature and truncation that the model's authors recommend.
-        no_guidance: reason why the model has no guidance, a clause that follows "as"; None if it
-            has guidance.
-        no_negatives: reason why the model has no negative prompts, a clause that follows the
-            family's name; None if it has them.
-        pad: id that fills short rows; no token attends to it.
     """
 
     family: str = "this model"
     examples: tuple[str, ...] = ()
-    params = SamplingParams()
-    no_guidance: str | None = None
+    params = SamplingParams()  # what the model's authors recommend
+    no_guidance: str | None = None  # why, a clause that follows "as"; None if it has guidance
+    # why, behind the name of the family; None if it has them
     no_negatives: str | None = "whose class has none"
     pad: int = 0
 
@@ -70,7 +56,6 @@ class PromptedModel(ABC):
 
     @property
     def length(self) -> int:
-        """Number of tokens that follow a prompt."""
         return self.layout.frame
 
     @property
@@ -80,18 +65,10 @@ class PromptedModel(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Any:
-        """Check a user's prompt and encode it for `prompt`: to ids, unless `make_prompt` differs.
-
-        Raises:
-            OptionError: a prompt that the model does not take.
-        """
+        """A user's prompt, for `prompt`: ids, unless `make_prompt` differs."""
 
     def encode_negative(self, text: str) -> Any:
-        """Check a negative prompt and encode it for `prompt`. This class refuses all of them.
-
-        Raises:
-            OptionError: a prompt that the model does not take, or a model without negative prompts.
-        """
+        """A negative prompt, for `prompt`. This class refuses all of them."""
         raise OptionError(
             f"negative prompt: expected none for {self.family}, {self.no_negatives}, received "
             f"{text!r:.80}; leave it out"
@@ -107,20 +84,16 @@ class PromptedModel(ABC):
         guided: bool,
         negatives: Sequence[Any | None] | None = None,
     ) -> Prompt:
-        """Build the prompt rows of B results, and prepare the model for a run with them.
+        """The rows of B results of `encode`, and the model prepared for a run with them.
 
         Args:
-            encoded: B results of `encode`.
             guided: whether a branch of B unconditional rows follows.
             negatives: B results of `encode_negative`; None for a row, or for all rows, uses the
                 model's own unconditional prompt.
-
-        Raises:
-            OptionError: guidance or negative prompts for a model without.
         """
-        given = [each for each in negatives or () if each is not None]
-        if given and self.no_negatives is not None:
-            PromptedModel.encode_negative(self, given[0])
+        texts = [each for each in negatives or () if each is not None]
+        if texts and self.no_negatives is not None:
+            PromptedModel.encode_negative(self, texts[0])
         if guided and self.no_guidance is not None:
             raise OptionError(
                 f"guidance_scale: expected 1, as {self.no_guidance}, received another; leave it out"
@@ -130,11 +103,11 @@ class PromptedModel(ABC):
     def make_prompt(
         self, encoded: Sequence[Any], guided: bool, negatives: Sequence[Any | None] | None
     ) -> Prompt:
-        """Build the rows for `prompt`, which has checked the arguments: ids padded on the right."""
+        """The rows for `prompt`, which has checked the arguments: ids padded on the right."""
         rows = list(encoded)
         if guided:
-            own = negatives or [None] * len(rows)
-            rows += [self.unconditional() if ids is None else ids for ids in own]
+            for ids in negatives or [None] * len(rows):
+                rows.append(self.unconditional() if ids is None else ids)
         prompt = stack_rows(rows, 2 if guided else 1, self.layout, self.window.device, self.pad)
         return self.begin(prompt)
 
@@ -143,34 +116,20 @@ class PromptedModel(ABC):
         return prompt
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """A copy of this model for images of another size; the copy shares the weights.
-
-        Args:
-            size: width and height in pixels.
-
-        Raises:
-            OptionError: a size that the model does not have.
-        """
+        """A copy of this model for images of another size in pixels; it shares the weights."""
         resized = copy(self)
         resized.set_size(size)
         return resized
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """Change the image size of this model; this class allows its one size only.
-
-        Raises:
-            OptionError: a size that the model does not have.
-        """
+        """Change the image size of this model; this class allows its one size only."""
         check_size(LoadConfig(size=size).size, self.size)
 
     @abstractmethod
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
-        """Decode tokens to B results.
+        """B results of tokens `[B, length]` int64, structural tokens included.
 
-        Args:
-            tokens: `[B, length]` int64, structural tokens included.
-            prompts: the B texts.
-            seeds: B seeds, for models whose decoder draws random numbers.
+        `seeds` are for models whose decoder draws random numbers.
         """
 
 
@@ -181,30 +140,20 @@ class ImageModel(PromptedModel):
 
     @torch.no_grad()
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:
-        """Decode tokens to B images.
-
-        Args:
-            tokens: `[B, layout.frame]` int64, structural tokens included.
-            prompts, seeds: see `PromptedModel.render`.
-        """
+        """B images of tokens `[B, layout.frame]` int64, structural tokens included."""
         return to_images(self.decode(tokens))
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Decode tokens `[B, layout.frame]` to pixels `[B, 3, H, W]` in 0..1."""
+        """Pixels `[B, 3, H, W]` in 0..1 of tokens `[B, layout.frame]`."""
         raise NotImplementedError(f"{type(self).__name__}: expected decode or render")
 
 
 def stack_rows(
     rows: Sequence[Sequence[int]], branches: int, layout: Layout, device: torch.device, pad: int = 0
 ) -> Prompt:
-    """Stack rows of ids to one prompt.
+    """R rows of ids, none empty, branch by branch, as one prompt of G branches.
 
-    Args:
-        rows: R lists of ids, none empty, branch by branch.
-        branches: G; R is a multiple of it.
-        layout: of the generated tokens.
-        device: of the prompt's tensors.
-        pad: id that fills short rows on the right; no token attends to it.
+    `pad` fills short rows on the right; no token attends to it.
     """
     longest = max(map(len, rows))
     padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
@@ -214,12 +163,8 @@ def stack_rows(
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded prompts of B images.
-
-    Attributes:
-        prompts: B results of `PromptedModel.encode`.
-        negatives: B results of `PromptedModel.encode_negative`, None where a row has no negative
-            prompt; None if no row has one.
+    """Encoded prompts of B images: results of `PromptedModel.encode`, and of `encode_negative`,
+    None where a row has no negative prompt.
     """
 
     prompts: list[Any]
@@ -232,13 +177,11 @@ class Encoded:
         return max((len(item) for item in items if isinstance(item, list)), default=0)
 
     def __getitem__(self, part: slice) -> Encoded:
-        """The prompts of some images."""
         negatives = None if self.negatives is None else self.negatives[part]
         return Encoded(self.prompts[part], negatives)
 
 
 def make_rows(model: PromptedModel, encoded: Encoded, params: SamplingParams) -> Prompt:
-    """Token rows of encoded prompts, with unconditional rows where guidance is on."""
     return model.prompt(encoded.prompts, params.guidance_scale != 1, encoded.negatives)
 
 
@@ -248,40 +191,29 @@ def encode_prompts(
     negatives: Sequence[str | None] | None,
     params: SamplingParams,
 ) -> Encoded:
-    """Check prompts and encode them.
-
-    Args:
-        prompts: B prompts.
-        negatives: B negative prompts, None or empty where an image has none; None for all.
+    """Check prompts and encode them, and negative prompts, None or empty where an image has none.
 
     Raises:
         OptionError: a prompt that the model does not take or that is too long for it; a negative
             prompt without guidance, or for a model without negative prompts.
-        UnsupportedModelError: a tokenizer with ids that the model does not have.
     """
     encoded = [model.encode(text) for text in prompts]
     texts = spread_negatives(negatives, len(encoded))
-    own = [None if text is None else _encode_negative(model, text) for text in texts]
-    given = [each for each in own if each is not None]
-    if given and params.guidance_scale == 1:
+    by_row = [None if text is None else _encode_negative(model, text) for text in texts]
+    encoded_negatives = [each for each in by_row if each is not None]
+    if encoded_negatives and params.guidance_scale == 1:
         raise OptionError(
             "negative prompt: expected a guidance_scale other than 1 with it, received 1, which "
             "runs no unconditional rows; set guidance_scale, or leave it out"
         )
-    _check_ids(model, [*encoded, *given])
-    _check_positions(model, [*encoded, *given])
-    return Encoded(encoded, own if given else None)
+    _check_ids(model, [*encoded, *encoded_negatives])
+    _check_positions(model, [*encoded, *encoded_negatives])
+    return Encoded(encoded, by_row if encoded_negatives else None)
 
 
 def spread_negatives(given: Any, count: int) -> list[str | None]:
-    """Negative prompts of `count` images, one each; None where an image has none.
-
-    Args:
-        given: one text for all, a list of texts and None, or None.
-        count: number of images.
-
-    Raises:
-        OptionError: another type, or a list of another length.
+    """Negative prompts of `count` images, one each, of one text for all or a list; None where an
+    image has none.
     """
     if given is None or isinstance(given, str):
         texts: list[Any] = [given] * count
@@ -308,12 +240,7 @@ def _encode_negative(model: PromptedModel, text: str) -> Any:
 
 
 def check_example(model: PromptedModel) -> None:
-    """Encode an example and the unconditional row, as a run does.
-
-    Raises:
-        UnsupportedModelError: ids that the model does not have; or another exception of a broken
-            tokenizer.
-    """
+    """Encode an example and the unconditional row, as a run does."""
     try:
         encode_prompts(model, model.examples[:1], None, model.params)
     except OptionError:  # an example that is too long, or in words that a small model lacks
@@ -347,10 +274,7 @@ def restore_pixels(pixels: Tensor, image_processor: Any) -> Tensor:
 
 
 def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:
-    """Check that the model has positions for the longest prompt and what follows it.
-
-    Prompts that are not lists of ids, such as class labels, are not counted here.
-    """
+    """Check that the model has positions for the longest list of ids and what follows it."""
     limit: int | None = getattr(model.window, "max_positions", None)
     longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
     positions = longest + model.length - 1  # the last token is not processed
@@ -362,14 +286,8 @@ def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:
 
 
 def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
-    """The sampling parameters of a run: the given values, and the recommended ones for None.
-
-    Args:
-        recommended: by the model's authors.
-        **given: fields of `SamplingParams`; a top_k of 0 keeps all tokens.
-
-    Raises:
-        OptionError: a value outside its domain.
+    """The sampling parameters of a run: the given fields of `SamplingParams`, and those that the
+    model's authors recommend for None; a top_k of 0 keeps all tokens.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     top_k = chosen.get("top_k")
@@ -379,14 +297,7 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
 
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
-    """The given policy, or for None an exact policy of the model's kind.
-
-    Args:
-        policy: as `mmaccel.catalog.read_policy` takes it.
-
-    Raises:
-        OptionError: not a policy, or a policy for another kind of model.
-    """
+    """A policy as `read_policy` takes it, or for None an exact one of the model's kind."""
     kind = window.kind
     if policy is None:
         policy = Jacobi() if kind == "window" else LosslessUnmask()

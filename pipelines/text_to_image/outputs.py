@@ -24,7 +24,6 @@ class Request:
     """A request for one image.
 
     Args:
-        prompt: text that describes the image.
         seed: 64-bit integer.
         tag: any object that identifies the request; the output returns it unchanged.
         negative: prompt to guide away from; None or "" uses the model's own unconditional prompt.
@@ -41,8 +40,6 @@ class RequestOutput(ShortRepr):
     """A finished image and its cost.
 
     Attributes:
-        request: the request it answers.
-        image: PIL image, RGB.
         tokens: `[N]` int64, on the CPU.
         passes: forward passes it took part in while it was unfinished.
         total_variation, nats: as in `mmaccel.Stats`, of this image.
@@ -66,7 +63,6 @@ class ImageOutput(ShortRepr):
         tokens: `[B, h*w]` int64, raster order.
         passes: `[B]` int64, forward passes each image took part in while it was unfinished.
         stats: of the whole batch, or summed over several batches.
-        prompts: B prompts.
         first: index of the first image in the list of the call.
     """
 
@@ -82,12 +78,8 @@ OUTPUT_TYPES = ("pil", "pt", "np", "tokens")
 
 
 def convert_images(images: list[Image], output_type: str) -> Any:
-    """PIL images as diffusers' `output_type` asks for them.
-
-    Args:
-        images: B of one size.
-        output_type: "pil", the images; "pt", a tensor `[B, 3, H, W]`; "np", an array
-            `[B, H, W, 3]`; both float32 in 0..1 in steps of 1/255.
+    """PIL images of one size as diffusers' `output_type` asks for them: "pil", the images; "pt", a
+    tensor `[B, 3, H, W]`; "np", an array `[B, H, W, 3]`; both float32 in 0..1 in steps of 1/255.
     """
     if output_type == "pil" or not images:
         return images
@@ -106,7 +98,6 @@ def to_images(pixels: Tensor) -> list[Image]:
 
 
 def join(parts: Sequence[ImageOutput]) -> ImageOutput:
-    """Concatenate consecutive batches, at least one."""
     return ImageOutput(
         [image for p in parts for image in p.images],
         torch.cat([p.tokens for p in parts]),
@@ -118,11 +109,7 @@ def join(parts: Sequence[ImageOutput]) -> ImageOutput:
 
 
 def check_prompts(prompts: Any) -> list[str]:
-    """Check that `prompts` is a list, and copy it; `ImageModel.encode` checks each prompt.
-
-    Raises:
-        OptionError: no list, or an empty one.
-    """
+    """A copy of a list of prompts; `ImageModel.encode` checks each."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         raise OptionError(
             f"prompt: expected a prompt or a list of them, received {show(prompts)}; write one"
@@ -132,11 +119,7 @@ def check_prompts(prompts: Any) -> list[str]:
 
 
 def check_requests(requests: Any) -> list[Request]:
-    """Check that `requests` is a list of requests, and copy it, with drawn seeds for -1.
-
-    Raises:
-        OptionError: no list, an empty one, items of another type, or an invalid seed.
-    """
+    """A copy of a list of requests, with drawn seeds for -1."""
     is_list = isinstance(requests, Sequence) and not isinstance(requests, str) and bool(requests)
     if is_list:
         check_length("requests", requests)

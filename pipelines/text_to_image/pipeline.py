@@ -85,12 +85,7 @@ class ImageStream(DecodingOptions):
 
 
 class TextToImage(PromptPipeline):
-    """Images from prompts, by any policy. One run at a time: the model has one cache.
-
-    Args:
-        host: the model, an `ImageModel`.
-        source, engine: see `mmaccel.pipelines.pipeline.Pipeline`.
-    """
+    """Images from prompts, by any policy. One run at a time: the model has one cache."""
 
     modality = "Images"
     _interrupt = False  # of the running call; a callback may set it
@@ -108,24 +103,19 @@ class TextToImage(PromptPipeline):
 
         Args:
             name: "scenes", a folder or file, or an id of the hub (downloaded to its cache).
-            size: width and height in pixels, for models with several sizes; None takes the model's
-                default.
+            size: width and height in pixels, for models with several sizes.
             decoder: a file with the image decoder, for checkpoints that have none.
-            **options: see `mmaccel.options.LoadOptions`; families are in docs/models.md.
+            **options: fields of `mmaccel.options.LoadOptions`; families are in docs/models.md.
 
         Raises:
-            OptionError: no such model, option, device, dtype, size or family, or a bad value; a
-                file is missing.
-            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
-                be read or do not fit each other, or code that is not trusted.
-            MissingBackendError: a device map, and the package accelerate is not installed.
+            OptionError: no such model or family, a missing file, or a bad option.
+            UnsupportedModelError: an unknown family, or files that do not fit or are not trusted.
         """
         engine, config = read_loading(options, size=size, decoder=decoder)
         return cls(*open_images(name, config), engine)
 
     @property
     def image_model(self) -> ImageModel:
-        """The model with its layout, prompts and renderer."""
         image_model: ImageModel = self.host
         return image_model
 
@@ -135,22 +125,20 @@ class TextToImage(PromptPipeline):
 
         Args:
             prompt: one or several.
-            policy: how to decode: a policy, its short name, or a dictionary such as
-                `{"name": "jacobi", "window": 32}`. None is `Jacobi()`, or
-                `LosslessUnmask()` for a model that fills a canvas.
+            policy: how to decode: a policy, its short name, or a dictionary such as `{"name":
+                "jacobi", "window": 32}`. None is `Jacobi()`, or `LosslessUnmask()` for a model that
+                fills a canvas.
             kv_cache, attention: which entries of a prompt stay in the layers' caches, and which
-                cached keys a pass attends to, as in `mmaccel.attach`; None keeps all.
+                cached keys a pass attends to, as in `mmaccel.attach`.
             negative_prompt: prompt to guide away from, for models whose authors have one: one for
                 all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an
                 image depends on its own seed and prompt alone. None draws one, see `generator`;
                 `stats.seed` says which.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
-            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
-            entropy_temperature, divergence_temperature: see `mmaccel.SamplingParams`.
-                None takes the value that the model's authors recommend (`image_model.params`);
-                top_k 0 and top_p 1 keep all tokens.
+            temperature, top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff, entropy_temperature,
+                divergence_temperature: as in `mmaccel.SamplingParams`. None takes what the model's
+                authors recommend (`image_model.params`); top_k 0 and top_p 1 keep all tokens.
             num_images_per_prompt: images of each prompt, one after another.
             batch_size: images decoded together; None decodes all together.
             on_step: called after every pass with the state of the running batch.
@@ -163,29 +151,28 @@ class TextToImage(PromptPipeline):
                 pipeline, the number of the pass from 0, the tokens that the slowest image has, and
                 `{"tokens": …, "lengths": …}`, copies that it must not change. It may set
                 `pipe._interrupt = True`, which ends the call after this pass.
-            height, width: of the images in pixels, for models with several sizes; None is the
-                pipeline's own. Each call with another size prepares anew; `resize` does it once.
-            num_inference_steps: the `steps` of `MaskedParallel`; None under other policies, where
-                the message of a number says so.
+            height, width: in pixels, for models with several sizes. Each call with another size
+                prepares anew; `resize` does it once.
+            num_inference_steps: the `steps` of `MaskedParallel`, and of no other policy.
             return_dict: False returns `(images,)`, as in diffusers.
 
         Returns:
-            An `ImageOutput`: images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and
-            `batch_size` change the cost, not the images. Under other policies an image may
-            differ between batch sizes where an acceptance depends on the last bit of a probability.
-            A call that was interrupted has the images of the batches before, and the tokens so far.
+            Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
+                the
+            cost, not the images. Under other policies an image may differ between batch sizes where
+            an acceptance depends on the last bit of a probability. A call that was interrupted has
+            the images of the batches before, and the tokens so far.
 
         Raises:
             OptionError: a prompt or an argument outside its domain, before any pass; or a callback
                 that changes a tensor.
             UnsupportedModelError: a model whose layers do not carry `kv_cache` or `attention`.
-            NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         params = choose_params(self.image_model.params, **sampling_of(call))
         prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
-        wanted = (int(call.width or self.size[0]), int(call.height or self.size[1]))
-        pipe = self if wanted == self.size else self.resize(wanted)
+        size = (int(call.width or self.size[0]), int(call.height or self.size[1]))
+        pipe = self if size == self.size else self.resize(size)
         on_step = call.on_step
         if call.callback_on_step_end is not None:
             on_step = _call_back(self, call.callback_on_step_end, on_step)
@@ -203,13 +190,13 @@ class TextToImage(PromptPipeline):
             on_step=on_step,
             has_pixels=call.output_type != "tokens",
         )
-        made = []
+        finished = []
         self._interrupt = False
         for batch in batches:
-            made.append(batch)
+            finished.append(batch)
             if self._interrupt:
                 break
-        output = join(made)
+        output = join(finished)
         images = convert_images(output.images, call.output_type)
         if not call.return_dict:
             return (images,)  # type: ignore[return-value]
@@ -219,16 +206,13 @@ class TextToImage(PromptPipeline):
     def stream(self, call: ImageStream) -> Iterator[ImageOutput]:
         """Make images batch by batch, and yield each batch as soon as it is finished.
 
+        All arguments, which are otherwise those of `__call__`, are checked before the first batch
+        is read.
+
         Args:
-            prompts: one per image, at least one.
-            params: guidance, temperature and truncation.
             negatives: one negative prompt per image, None or "" where it has none; None for all.
-            policy, kv_cache, attention, seed, batch_size, on_step: as in `__call__`.
             has_pixels: whether tokens are decoded to images. They are not where `on_step` ended a
                 row of the batch early.
-
-        Returns:
-            Batches, in order. All arguments are checked at once, before the first batch is read.
         """
         prompts = check_prompts(call.prompts)
         params = call.params
@@ -240,27 +224,29 @@ class TextToImage(PromptPipeline):
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):
-                part = slice(first, first + step)
-                own = Noise(noise.seeds[part], noise.items[part])
+                rows = slice(first, first + step)
+                rows_noise = Noise(noise.seeds[rows], noise.items[rows])
                 with alone(self.model), torch.no_grad(), self._at_work():
                     plan = RowPlan(
-                        prompt=make_rows(self.image_model, encoded[part], params),
+                        prompt=make_rows(self.image_model, encoded[rows], params),
                         length=self.length,
-                        max_num_seqs=len(own.seeds),
+                        max_num_seqs=len(rows_noise.seeds),
                         params=params,
-                        noise=own,
+                        noise=rows_noise,
                     )
-                    made = self.sample(decoding, plan, call.on_step)
-                made.stats.seed = seed
+                    batch = self.sample(decoding, plan, call.on_step)
+                stats = batch.stats
+                stats.seed = seed
                 began = time.perf_counter()
                 images = []
-                seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                if call.has_pixels and int(made.lengths.min()) == self.length:
-                    images = self._render(made.tokens, prompts[part], seeds)
-                made.stats.pixel_seconds = time.perf_counter() - began
-                tokens = made.tokens.cpu()
-                passes = made.passes.cpu()
-                yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
+                pairs = zip(rows_noise.seeds.tolist(), rows_noise.items.tolist())
+                seeds = [int(seed_of_row + item) for seed_of_row, item in pairs]
+                if call.has_pixels and int(batch.lengths.min()) == self.length:
+                    images = self._render(batch.tokens, prompts[rows], seeds)
+                stats.pixel_seconds = time.perf_counter() - began
+                tokens = batch.tokens.cpu()
+                passes = batch.passes.cpu()
+                yield ImageOutput(images, tokens, passes, stats, prompts[rows], first)
 
         return batches()
 
@@ -271,11 +257,6 @@ class TextToImage(PromptPipeline):
         )
 
     def _set_steps(self, policy: Any, steps: Any) -> Any:
-        """The policy of a call with `num_inference_steps`, or the given one without.
-
-        Raises:
-            OptionError: a policy without such steps.
-        """
         if steps is None:
             return policy
         if self.model.kind == "window":

@@ -41,30 +41,20 @@ class PromptPipeline(Pipeline):
 
     @property
     def prompted_model(self) -> PromptedModel:
-        """The model with its layout, prompts and renderer."""
         model: PromptedModel = self.host
         return model
 
     @property
     def length(self) -> int:
-        """Number of tokens in an image or a clip."""
         return self.prompted_model.length
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of an image or a frame in pixels."""
         return self.prompted_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for another size. Weights are shared; nothing is loaded.
-
-        Both pipelines together still have one run at a time.
-
-        Args:
-            size: width and height in pixels.
-
-        Raises:
-            OptionError: a size that the model does not have; most models have one.
+        """This pipeline for another size in pixels, which most models do not have. Weights are
+        shared; both pipelines together still have one run at a time.
         """
         model = self.prompted_model.resize(LoadConfig(size=size).size or self.size)
         return self._share(model)
@@ -84,10 +74,9 @@ class PromptPipeline(Pipeline):
         """Make an image or a clip for every request, with continuous batching.
 
         Args:
-            requests: at least one.
             params: guidance, temperature and truncation of all.
-            policy, kv_cache, attention: as in `__call__`. Under methods of layers all
-                requests begin together: at most `rows`, and none that join.
+            policy, kv_cache, attention: as in `__call__`. Under methods of layers all requests
+                begin together: at most `rows`, and none that join.
             rows: rows decoded at a time at most; the next request starts when one has finished.
             deliver: called with every output as soon as it is finished, one at a time. An exception
                 from it ends the run and reaches the caller. A row that `on_step` ends early is not
@@ -97,11 +86,11 @@ class PromptPipeline(Pipeline):
                 requests that may join (at least 1); returns that many or fewer, or none. The run
                 ends when all have finished and there are no more. Their numbers, as in the `rows`
                 of `on_step`, follow those of the requests before.
-            prompt_width: tokens of the longest prompt that may join; see `Encoded.width`. No more
-                are reserved than the model has positions for.
+            prompt_width: tokens of the longest prompt that may join (`Encoded.width`). No more are
+                reserved than the model has positions for.
             prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
-                process what follows, and leave their prompts in it, for this `serve` and those
-                that are given the same tree. None: every request processes its whole prompt.
+                process what follows, and leave their prompts in it, for this `serve` and those that
+                are given the same tree.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -112,7 +101,6 @@ class PromptPipeline(Pipeline):
             OptionError: a request or an argument outside its domain, before any pass; or a request
                 that joins.
             NumericsError: the model returned NaN; its `rows` are indices of requests.
-            BusyError: another run of this model has not ended.
         """
         requests = check_requests(call.requests)
         params = call.params
@@ -152,17 +140,10 @@ class PromptPipeline(Pipeline):
     def warm_up(
         self, policy: Any, params: SamplingParams, text: str, rows: int, on_pass: Any = None
     ) -> float:
-        """Run a few passes, so that the first measured image does not pay for allocations. Tokens
-        are not decoded to pixels, which takes some models long.
+        """Seconds of a pass, by a few, so that the first measured image does not pay for
+        allocations.
 
-        Args:
-            policy, params: as they will be measured.
-            text: prompt of the images, which are thrown away.
-            rows: images decoded together.
-            on_pass: called after every pass; an exception from it ends the warming up.
-
-        Returns:
-            Seconds of a pass, without the first.
+        An exception from `on_pass`, called after every pass, ends the warming up.
         """
         ends: list[float] = []
 
@@ -182,7 +163,6 @@ class PromptPipeline(Pipeline):
         return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
     def _render_row(self, request: Request, row: FinishedRow) -> Any:
-        """What `render` makes of one row."""
         seed = Noise.from_seed([request.seed], 1).seeds.tolist()
-        (made,) = self.prompted_model.render(row.tokens[None], [request.prompt], seed)
-        return made
+        (rendered,) = self.prompted_model.render(row.tokens[None], [request.prompt], seed)
+        return rendered

@@ -28,19 +28,7 @@ _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 
 
 def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
-    """Load a text-to-image model.
-
-    Args:
-        name: "scenes", a path, or an id of the hub.
-        load_config: device, dtype, size and decoder.
-
-    Returns:
-        The model, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model, device, dtype, size or family, or a missing file.
-        UnsupportedModelError: an unknown family, with the files that were looked for.
-    """
+    """A text-to-image model, and the path of its checkpoint."""
     if load_config.family is not None:
         check_choice("family", load_config.family, IMAGE_MODELS, hint="leave it out")
     check_task(name, "generate")
@@ -66,49 +54,37 @@ def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, 
 
 
 def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
-    """Find the folder or file of a model, also of a demo model.
-
-    Args:
-        name: of a demo model, a path, or an id of the hub.
-        hub: of a download.
-
-    Raises:
-        OptionError: no such model; with the names of demo models.
-    """
+    """The folder or file of a model: of a demo model, a path, or an id of the hub."""
     return find_model(name, find_demos(), hub=hub)
 
 
 def find_image_family(source: Path, name: str | Path) -> str:
     """The family of a model, one of `IMAGE_MODELS`.
 
-    Args:
-        source: its folder or file.
-        name: given by the user; it distinguishes Lumina-mGPT from Chameleon where the files do not.
-
-    Raises:
-        UnsupportedModelError: an unknown family, with the files that were looked for.
+    `name`, which the user gave, distinguishes Lumina-mGPT from Chameleon where the files do not.
     """
     is_file = source.is_file() and source.suffix in _FILES
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"
     if (source / "words.json").exists():
         return "words" if read_masked(source) is None else "masked-words"
-    kind = read_json(source / "model_index.json", may_lack=True).get("_class_name")
-    if kind == "GlmImagePipeline":
+    pipeline = read_json(source / "model_index.json", may_lack=True).get("_class_name")
+    if pipeline == "GlmImagePipeline":
         return "glm-image"
     config = read_json(source / "config.json", may_lack=True)
-    own = str(config.get("model_type"))
+    model_type = str(config.get("model_type"))
     names = f"{config.get('architectures')} {Path(name).name} {config.get('_name_or_path')}".lower()
-    if own == _LUMINA or (own == "chameleon" and ("lumina" in names or "xllmx" in names)):
+    is_lumina = "lumina" in names or "xllmx" in names
+    if model_type == _LUMINA or (model_type == "chameleon" and is_lumina):
         return "lumina-mgpt"
-    if own in _BY_TYPE:
-        return _BY_TYPE[own]
+    if model_type in _BY_TYPE:
+        return _BY_TYPE[model_type]
     refuse_lookalike(str(name), source)
-    found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
+    received = pipeline or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; "
-        f"{_advise(source, own)}"
+        f"GlmImagePipeline, or a file of LlamaGen, received {received} in {source}; "
+        f"{_advise(source, model_type)}"
     )
 
 

@@ -91,12 +91,7 @@ class SpeechServe(ServeOptions, TokenOptions):
 
 
 class TextToSpeech(Pipeline):
-    """Speech from text, by any window policy. One run at a time: the model keeps one cache.
-
-    Args:
-        host: the model, a `SpeechModel`.
-        source, engine, codec: see `mmaccel.pipelines.pipeline.Pipeline`.
-    """
+    """Speech from text, by any window policy. One run at a time: the model keeps one cache."""
 
     modality = "Speech"
 
@@ -115,14 +110,12 @@ class TextToSpeech(Pipeline):
             codec: the same of the codec, which turns tokens into sound and runs in float32; None
                 takes the one that the family's authors published, from the hub, or that is in the
                 model's folder.
-            **options: see `mmaccel.options.LoadOptions`; families are in docs/speech.md.
+            **options: fields of `mmaccel.options.LoadOptions`; families are in docs/speech.md.
 
         Raises:
-            OptionError: no such model, codec, option, device, dtype or family, or a bad value.
-            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
-                be read or do not fit each other, or code that is not trusted.
-            MissingBackendError: a package that the family's codec needs is not installed, or
-                accelerate for a device map.
+            OptionError: no such model, codec or family, or a bad option.
+            UnsupportedModelError: an unknown family, or files that do not fit or are not trusted.
+            MissingBackendError: a package that the family's codec needs is not installed.
         """
         engine, config = read_loading(options)
         speech, source, codec_source = open_speech(name, codec, config)
@@ -130,38 +123,28 @@ class TextToSpeech(Pipeline):
 
     @property
     def speech(self) -> SpeechModel:
-        """The model with its layout, prompts and codec."""
         speech: SpeechModel = self.host
         return speech
 
     @takes(SpeechCall)
     def __call__(self, call: SpeechCall) -> Speech:
-        """Speak texts.
+        """Speak texts; arguments that are not named here are those of `TextToImage.__call__`.
 
         Args:
             text: one or several.
             policy: how to decode; None is `Jacobi()`.
-            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
-                then begin together.
-            voice: the speaker, for models with several voices; None is the model's default.
+            voice: the speaker, for models with several voices.
             seed: one for all (text b is item b of it), or one per text. With one per text an
-                utterance depends on its own seed and text alone, and on `max_seconds`. None draws
-                one from torch's global generator; `stats.seed` says which.
+                utterance depends on its own seed and text alone, and on `max_seconds`.
             max_seconds: after which an utterance is cut, or each part of a text that is too long
                 for the model. None is 30, or less where the model has no positions for 30 s after
                 the longest text.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
-            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
-            entropy_temperature: see `mmaccel.SamplingParams`.
-                None takes the value that the model's authors recommend (`speech.params`);
-                top_k 0 and top_p 1 keep all tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
                 None takes the value that the authors recommend.
             batch_size: utterances that are decoded at a time at most; None decodes all together.
                 The next text starts when one has finished.
             deliver: called with every utterance as soon as it is finished, in the order they end.
                 An exception from it ends the run and reaches the caller.
-            on_step: called after every pass with the state of the running rows.
             return_dict: False returns a tuple of the waveforms alone, as diffusers' pipelines do.
 
         Returns:
@@ -169,11 +152,7 @@ class TextToSpeech(Pipeline):
             change the cost, not the sound.
 
         Raises:
-            OptionError: a text or an argument outside its domain, before any pass.
-            UnsupportedModelError: a tokenizer with ids that the model does not have, before any
-                pass.
             NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
-            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         seed = choose_seed(call.seed)
         plan = make_plan(
@@ -188,41 +167,36 @@ class TextToSpeech(Pipeline):
             **sampling_of(call),
         )
         decoding = self.choose(call)
-        made: dict[int, Utterance] = {}
-        collect = collect_payloads(made, call.deliver)
+        utterances: dict[int, Utterance] = {}
+        collect = collect_payloads(utterances, call.deliver)
 
-        parts: dict[int, dict[int, Utterance]] = defaultdict(dict)
+        parts: dict[int, dict[int, Utterance]] = defaultdict(dict)  # by text, by row
         counts = Counter(plan.owners)
 
         def finish(row: FinishedRow) -> Utterance | None:
             part = finish_utterance(self.speech, plan, row, index=row.row)
-            own = parts[part.index]
-            own[row.row] = part
-            if len(own) < counts[part.index]:
+            of_text = parts[part.index]
+            of_text[row.row] = part
+            if len(of_text) < counts[part.index]:
                 return None
-            return join_parts([own[k] for k in sorted(own)])
+            return join_parts([of_text[k] for k in sorted(of_text)])
 
         with alone(self.model), self._at_work(), naming_texts(plan):
             stats = self.decode_rows(
                 decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
             )
         stats.seed = seed
-        speech = Speech([made[k] for k in range(len(plan.texts))], stats)
+        speech = Speech([utterances[k] for k in range(len(plan.texts))], stats)
         if not call.return_dict:
             return ([one.waveform for one in speech.utterances],)  # type: ignore[return-value]
         return speech
 
     @takes(SpeechStreamCall)
     def stream(self, call: SpeechStreamCall) -> SpeechStream:
-        """Speak a text in chunks, while it is decoded.
+        """Speak a text in chunks, while it is decoded; other arguments are those of `__call__`.
 
         Args:
-            text: one.
-            policy, kv_cache, attention, voice, seed, max_seconds: as in `__call__`. Parts of a long
-                text follow one after the other.
-            temperature, top_k, top_p, min_p, repetition_penalty: as in `__call__`.
-            top_n_sigma, top_h, eta_cutoff: as in `__call__`.
-            entropy_temperature: as in `__call__`.
+            text: one. Parts of a long text follow one after the other.
             chunk_seconds: of each chunk but the last one, at least. A chunk is decoded to sound
                 when the frames behind it that the codec reads are there too; shorter ones come
                 earlier and cost more, because their surroundings are decoded with each.
@@ -275,8 +249,8 @@ class TextToSpeech(Pipeline):
             parts: list[Utterance] = []
 
             def finish(row: FinishedRow) -> Utterance:
-                own = sound.end(row)
-                return finish_utterance(self.speech, plan, row, index=row.row, sound=own)
+                sent = sound.end(row)
+                return finish_utterance(self.speech, plan, row, index=row.row, sound=sent)
 
             with alone(self.model), self._at_work(), naming_texts(plan):
                 stats = self.decode_rows(
@@ -297,27 +271,15 @@ class TextToSpeech(Pipeline):
         """Speak requests with continuous batching; others may join. An utterance depends on its own
         request and on `max_seconds` alone.
 
+        Other arguments are those of `__call__`, and of `TextToImage.serve`.
+
         Args:
-            requests: at least one.
             max_seconds: after which an utterance is cut.
-            policy, kv_cache, attention: as in `__call__`.
             rows: utterances decoded at a time at most.
             deliver_chunk: called with every request that is `in_chunks` and each of its chunks; the
                 waveform of its utterance is these. None: there is no such request.
-            chunk_seconds: as in `stream`.
             deliver: called with every request and its utterance as soon as it is finished. A row
                 that `on_step` ends before its first token is not delivered.
-            on_step: called after every pass with the state of the running rows.
-            arrivals, prompt_width, prefix_tree: as in `TextToImage.serve`.
-            temperature, top_k, top_p, min_p, repetition_penalty: as in `__call__`.
-            top_n_sigma, top_h, eta_cutoff: as in `__call__`.
-            entropy_temperature: as in `__call__`.
-
-        Returns:
-            Stats of all requests.
-
-        Raises:
-            OptionError: a request or an argument outside its domain.
         """
         decoding = self.choose(call)
         params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
@@ -366,7 +328,7 @@ class TextToSpeech(Pipeline):
                 decoding,
                 whole,
                 finish=finish,
-                deliver=lambda made: call.deliver(*made),
+                deliver=lambda answered: call.deliver(*answered),  # a request and its utterance
                 on_step=call.on_step if call.deliver_chunk is None else sound,
             )
         sound.move_seconds(stats)
@@ -391,15 +353,12 @@ def finish_utterance(
     index: int,
     sound: Tensor | None = None,
 ) -> Utterance:
-    """Decode one row to sound, by itself, so that no other row affects it.
+    """One row, decoded to sound by itself, so that no other row affects it.
 
     Args:
         row: all of its tokens.
         index: of the row in the plan.
         sound: what was sent in chunks, if the row was.
-
-    Raises:
-        NumericsError: the codec returned NaN.
     """
     owner = plan.owners[index]
     seed = plan.seeds[index]

@@ -33,17 +33,11 @@ _ROUNDING = 1e-6  # frames: 0.28 s at 50 frames a second is a little above 14 in
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechPlan(RowPlan):
-    """A checked call; the last slot of a row is for an end token alone.
+    """A checked call; the last slot of a row is for an end token alone."""
 
-    Attributes:
-        texts: B texts.
-        owners: of each row, the index of the text that it says or says a part of.
-        voice: who says them.
-    """
-
-    texts: list[str]
-    owners: list[int]
-    voice: str | None
+    texts: list[str]  # B texts
+    owners: list[int]  # of each row, the index of the text that it says or says a part of
+    voice: str | None  # who says them
 
 
 def make_plan(
@@ -57,11 +51,9 @@ def make_plan(
     in_parts: bool = False,
     **params: Any,
 ) -> SpeechPlan:
-    """Check the arguments of a call and plan it. Nothing is decoded.
+    """Check the arguments of `TextToSpeech.__call__` and plan it. Nothing is decoded.
 
-    Args:
-        texts: B texts; for the other arguments see `TextToSpeech.__call__`.
-        in_parts: a text that is too long for the model becomes several rows, one after the other.
+    With `in_parts` a text that is too long for the model becomes several rows, one after the other.
     """
     chosen = pick_params(speech, **params)
     layout = speech.layout
@@ -104,8 +96,9 @@ def join_plans(plans: Sequence[SpeechPlan]) -> tuple[Prompt, Noise]:
     tokens = [F.pad(prompt.tokens, (0, width - prompt.tokens.shape[1])) for prompt in prompts]
     lengths = torch.cat([prompt.lengths for prompt in prompts])
     prompt = replace(prompts[0], tokens=torch.cat(tokens), lengths=lengths)
-    seeds, items = ([getattr(noise, name) for noise in noises] for name in ("seeds", "items"))
-    return prompt, Noise(torch.cat(seeds), torch.cat(items))
+    seeds = torch.cat([noise.seeds for noise in noises])
+    items = torch.cat([noise.items for noise in noises])
+    return prompt, Noise(seeds, items)
 
 
 def check_call(
@@ -116,11 +109,7 @@ def check_call(
     repetition_penalty: float | None = None,
     **params: Any,
 ) -> None:
-    """Check arguments that do not depend on the model, before it is loaded; see `make_plan`.
-
-    Raises:
-        OptionError: an argument outside its domain.
-    """
+    """Check arguments that do not depend on the model, before it is loaded."""
     for text in texts:
         check_prompt(text, None, "text to say")
     check_seed(seed)
@@ -134,27 +123,17 @@ def check_call(
 def pick_params(
     speech: SpeechModel, *, repetition_penalty: float | None = None, **given: Any
 ) -> SamplingParams:
-    """The parameters of a run: the given values, and the model's recommended ones for None.
-
-    Raises:
-        OptionError: a value outside its domain.
-    """
+    """The parameters of a run: the given values, and the model's recommended ones for None."""
     chosen = choose_params(speech.params, **given)
-    penalty = repetition_penalty
-    penalty = speech.repetition_penalty if penalty is None else penalty
-    rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
+    if repetition_penalty is None:
+        repetition_penalty = speech.repetition_penalty
+    rule = WindowedRepetitionPenalty(repetition_penalty, _WHOLE_PREFIX)
     return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)
 
 
 def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> int:
-    """Most tokens of an utterance, the end token included.
-
-    Args:
-        prompt: tokens of the longest prompt.
-        max_seconds: of sound; None is 30, or less where the model has fewer positions.
-
-    Raises:
-        OptionError: an invalid duration, or one for which the model has too few positions.
+    """Most tokens of an utterance, the end token included, behind a prompt of some tokens; without
+    `max_seconds` of 30 s, or less where the model has fewer positions.
     """
     columns = speech.layout.columns
     limit = getattr(speech.window, "max_positions", None)
@@ -176,13 +155,11 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
 
 
 def share_seconds(speech: SpeechModel, plan: SpeechPlan) -> float:
-    """`max_seconds` of a text that is decoded beside others without depending on them.
+    """`max_seconds` of a text that is decoded beside others without depending on them, of its plan
+    without `max_seconds`.
 
     Its prompt counts as long as the next eighth of the model's positions, so that texts of similar
     lengths have the same maximum and may be decoded together. It depends on its own text alone.
-
-    Args:
-        plan: of the text, without `max_seconds`.
     """
     frames = (plan.length - 1) // speech.layout.columns
     limit = speech.window.max_positions
@@ -196,11 +173,7 @@ def share_seconds(speech: SpeechModel, plan: SpeechPlan) -> float:
 
 
 def count_chunk_frames(speech: SpeechModel, chunk_seconds: float) -> int:
-    """Frames of a chunk of sound: at least `chunk_seconds`, and whole steps of the codec's.
-
-    Raises:
-        OptionError: an invalid duration.
-    """
+    """Frames of a chunk of sound: at least `chunk_seconds`, and whole steps of the codec's."""
     asked = check_seconds(chunk_seconds, "chunk_seconds", usual=CHUNK_SECONDS)
     frames = math.ceil(asked * speech.sample_rate / speech.frame_samples - _ROUNDING)
     step = speech.sound_context.step
@@ -208,24 +181,15 @@ def count_chunk_frames(speech: SpeechModel, chunk_seconds: float) -> int:
 
 
 def take_codes(tokens: Tensor, layout: Frames, length: int) -> tuple[Tensor, bool]:
-    """The codes of whole frames among the tokens of a row, and whether the model ended it.
-
-    Args:
-        tokens: `[n]` int64, of a row; its last one may be an end.
-        layout: of the codes.
-        length: slots of a row; the last one is for an end alone.
+    """The codes of whole frames among the tokens `[n]` of a row, the last of which may be an end,
+    and whether the model ended it.
     """
     is_finished = bool(len(tokens)) and int(tokens[-1]) in layout.ends
     columns = layout.columns
-    whole = min(len(tokens) - is_finished, length - 1) // columns * columns
-    return tokens[:whole], is_finished
+    n_codes = min(len(tokens) - is_finished, length - 1)  # the last slot is for an end alone
+    return tokens[: n_codes // columns * columns], is_finished
 
 
 def check_seconds(asked: Any, name: str = "max_seconds", usual: float = _DEFAULT_SECONDS) -> float:
-    """Check a duration.
-
-    Raises:
-        OptionError: not a number above 0 and up to 3600.
-    """
     check_number(name, asked, 0, _MAX_SECONDS, f"{usual:g} suits most texts", above_low=True)
     return float(asked)

@@ -30,20 +30,8 @@ _MARKER_TOKENS = {  # of one family only
 def open_speech(
     name: str | Path, codec: str | Path | None, load_config: LoadConfig
 ) -> tuple[SpeechModel, Path, Path]:
-    """Load a speech model.
-
-    Args:
-        name: "voices", a path, or an id of the hub.
-        codec: the same of its codec; None is that of `CODECS`, or of the model's folder.
-        load_config: device and dtype.
-
-    Returns:
-        The model, the path of its checkpoint, and the path of its codec.
-
-    Raises:
-        OptionError: no such model, codec, device, dtype or family.
-        UnsupportedModelError: an unknown family, with the tokens that were looked for.
-        MissingBackendError: a package that the codec needs is not installed.
+    """A speech model, the path of its checkpoint, and the path of its codec: the given one, or that
+    of `CODECS`, or of the model's folder.
     """
     from transformers import AutoTokenizer
 
@@ -72,15 +60,7 @@ def open_speech(
 
 
 def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
-    """The folder of a speech model.
-
-    Args:
-        name: "voices", a path, or an id of the hub.
-        hub: of a download.
-
-    Raises:
-        OptionError: no such model, or `voices` without its weights.
-    """
+    """The folder of a speech model: of "voices", of a path, or of an id of the hub."""
     folder = DEMO_WEIGHTS / DEMO
     if str(name) == DEMO and not (folder / "model.safetensors").is_file():
         raise OptionError(

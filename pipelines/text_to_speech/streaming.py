@@ -26,53 +26,30 @@ from mmaccel.tokenizers_vq.decoded import limit
 
 
 class ChunkSender:
-    """Makes chunks of pieces of sound that follow each other.
-
-    Args:
-        sample_rate: in Hz.
-        deliver: receives every chunk.
-    """
-
     def __init__(self, sample_rate: int, deliver: Callable[[SpeechChunk], None]) -> None:
         self._sample_rate = sample_rate
         self._deliver = deliver
         self._n_sent = 0  # samples
 
     def __call__(self, sound: Tensor, passes: int) -> None:
-        """Deliver the next piece.
-
-        Args:
-            sound: `[samples]`.
-            passes: of the run so far.
-        """
+        """Deliver the next piece, `[samples]`, with the passes of the run so far."""
         start = self._n_sent / self._sample_rate
         self._n_sent += len(sound)
         self._deliver(SpeechChunk(sound, self._sample_rate, start, passes))
 
 
 class RowSound:
-    """The sound of one row, in chunks.
-
-    Args:
-        speech: the model.
-        plan: of the row.
-        index: of the row in the plan.
-        number: of the row in the run.
-        frames: of a chunk.
-        send: receives the sound of every chunk, and the passes so far.
-
-    Attributes:
-        number: see above.
-    """
+    """The sound of one row, in chunks."""
 
     def __init__(
         self,
         speech: SpeechModel,
         plan: SpeechPlan,
-        index: int,
+        index: int,  # of the row in the plan
         *,
-        number: int,
-        frames: int,
+        number: int,  # of the row in the run
+        frames: int,  # of a chunk
+        # receives the sound of every chunk, and the passes so far
         send: Callable[[Tensor, int], None],
     ) -> None:
         self.number = number
@@ -85,15 +62,8 @@ class RowSound:
         self._done = 0  # frames that were sent
 
     def take(self, tokens: Tensor, passes: int, *, is_whole: bool = False) -> None:
-        """Send the chunks that can be decoded.
-
-        Args:
-            tokens: `[n]` int64, all of the row so far.
-            passes: of the run so far.
-            is_whole: whether no further token comes.
-
-        Raises:
-            NumericsError: the codec returned NaN or infinity.
+        """Send the chunks that can be decoded, of all tokens `[n]` of the row so far; with
+        `is_whole` no further token comes.
         """
         codes, _ = take_codes(tokens, self._speech.layout, self._length)
         n_frames = len(codes) // self._speech.layout.columns
@@ -109,10 +79,10 @@ class RowSound:
             self._send(sound, passes)
 
     def _render(self, codes: Tensor, end: int) -> Tensor:
-        """Decode the frames from the last one that was sent up to `end`, with those around them."""
+        """The frames from the last one that was sent up to `end`, amid those around them."""
         columns = self._speech.layout.columns
         context = self._speech.sound_context
-        first, last = 0, len(codes) // columns
+        first, last = 0, len(codes) // columns  # frames that are decoded, of which it sends some
         if context.reach is not None:
             first = max(0, self._done - context.reach) // context.step * context.step
             last = min(last, end + context.reach)
@@ -126,33 +96,23 @@ class RowSound:
 
     def join(self) -> Tensor:
         """All sound that was sent, `[samples]`."""
-        return (
-            torch.cat(self._parts)
-            if self._parts
-            else torch.zeros(0, device="cpu", dtype=torch.float32)
-        )
+        nothing = torch.zeros(0, device="cpu", dtype=torch.float32)
+        return torch.cat([nothing, *self._parts])
 
 
 class RunningSound:
     """The `on_step` of a run some of whose rows are sent in chunks.
 
     A row that `on_step` ends sends no frames behind its end, except those that were sent before.
-
-    Args:
-        on_step: the caller's.
-
-    Attributes:
-        seconds: spent in decoding and sending chunks between passes.
     """
 
     def __init__(self, on_step: Callable[[Any], Tensor | None] | None) -> None:
         self._on_step = on_step
         self._rows: dict[int, RowSound] = {}
         self._passes = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent in decoding and sending chunks between passes
 
     def begin(self, sound: RowSound) -> None:
-        """Send a row in chunks from now on."""
         self._rows[sound.number] = sound
 
     def __call__(self, progress: Progress) -> Tensor | None:
@@ -177,8 +137,7 @@ class RunningSound:
         stats.pixel_seconds += self.seconds
 
     def end(self, row: FinishedRow) -> Tensor | None:
-        """Send what is left of a row; returns all of its sound, or None where it is not sent in
-        chunks."""
+        """Send what remains of a row; all of its sound, or None where it is not sent in chunks."""
         sound = self._rows.pop(row.row, None)
         if sound is None:
             return None
@@ -187,7 +146,7 @@ class RunningSound:
 
 
 def check_sound(sound: Tensor, number: int) -> Tensor:
-    """The sound of a codec for the row of a number, float32 in -1..1, on the CPU; see `limit`."""
+    """The sound of a codec for the row of a number, float32 in -1..1, on the CPU."""
     return limit(sound.float(), -1, "waveform: expected samples", number).cpu()
 
 
@@ -210,12 +169,10 @@ class StreamStats(Stats):
         return seconds / self.sound_seconds if self.sound_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As of `Stats`, and `real_time_factor`."""
         return {**super().to_dict(), "real_time_factor": self.real_time_factor}
 
     @property
     def summary(self) -> str:
-        """As of `Stats`, and when sound came."""
         return (
             f"{super().summary}, first sound after {self.first_audio_seconds:.2f} s, "
             f"real-time factor {self.real_time_factor:.2f}"
@@ -243,11 +200,6 @@ class _Channel:
         self.items.put(chunk)
 
     def check(self) -> None:
-        """Called after every pass.
-
-        Raises:
-            StreamClosed: nobody listens any more.
-        """
         if self.is_closed.is_set():
             raise StreamClosed
 
@@ -267,14 +219,8 @@ class SpeechStream:
     """An utterance in chunks, decoded in a thread of its own from the first question for one.
 
     Decoding does not wait for the one who listens. As a context manager it is closed at the end of
-    the block.
-
-    Args:
-        decode: see `Decode`.
-
-    Attributes:
-        utterance: the whole, whose waveform is the chunks one after the other; None before the end.
-        stats: of the run; None before the end.
+    the block. Its `utterance`, whose waveform is the chunks one after the other, and its `stats`
+    are None before the end.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -287,7 +233,7 @@ class SpeechStream:
         self.stats: StreamStats | None = None
 
     def __iter__(self) -> Iterator[SpeechChunk]:
-        """The chunks that are left; leaving the loop over them closes the stream."""
+        """The chunks that remain; leaving the loop over them closes the stream."""
         try:
             while (chunk := next(self, None)) is not None:
                 yield chunk

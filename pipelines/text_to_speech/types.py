@@ -15,90 +15,54 @@ from mmaccel.tokenizers_vq.frames import Frames
 
 @dataclass(frozen=True)
 class SoundContext:
-    """Which frames must be decoded to sound together with others.
+    """Which frames must be decoded to sound together with others."""
 
-    Attributes:
-        reach: frames before and after one whose codes its sound depends on; None: those of the
-            whole utterance.
-        step: windows of frames begin at multiples of it.
-    """
-
+    # frames to each side that a frame's sound depends on; None: the whole utterance's
     reach: int | None
-    step: int = 1
+    step: int = 1  # windows of frames begin at multiples of it
 
 
 class SpeechModel(Protocol):
-    """A token model with its codec: text to prompts, and tokens to sound. One class a family.
+    """A token model with its codec: text to prompts, and tokens to sound. One class a family."""
 
-    Attributes:
-        window: predicts the tokens.
-        layout: which token ids a slot may take, and which ids end an utterance.
-        params: temperature and truncation that the model's authors recommend.
-        repetition_penalty: what they recommend; 1 is none. It counts the whole prefix.
-        sample_rate: of the sound, in Hz.
-        frame_samples: samples of sound for one frame of `layout.columns` tokens.
-        sound_context: what its codec reads to decode a frame, for sound in chunks.
-        voices: names its authors list; empty where a model takes none.
-    """
-
-    window: TokenModel
-    layout: Frames
-    params: SamplingParams
-    repetition_penalty: float
-    sample_rate: int
-    frame_samples: int
-    sound_context: SoundContext
-    voices: tuple[str, ...]
+    window: TokenModel  # predicts the tokens
+    layout: Frames  # which ids a slot may take, and which end an utterance
+    params: SamplingParams  # that the model's authors recommend
+    repetition_penalty: float  # what they recommend; 1 is none. It counts the whole prefix
+    sample_rate: int  # in Hz
+    frame_samples: int  # of the sound of one frame of `layout.columns` tokens
+    sound_context: SoundContext  # what its codec reads to decode a frame, for sound in chunks
+    voices: tuple[str, ...]  # names its authors list; empty where a model takes none
 
     def split(self, text: str) -> list[str]:
         """Parts of a text that are spoken one after the other, each by a prompt of its own; one
         part, the text, where the model takes texts of any length.
-
-        Raises:
-            OptionError: a text the model cannot say in parts either.
         """
 
     def encode(self, text: str, voice: str | None) -> list[int]:
-        """Check a text and make its prompt ids.
-
-        Args:
-            text: what is said.
-            voice: who says it; None is the model's default voice.
+        """The prompt ids of a text, said by a voice; None is the model's default.
 
         Raises:
             OptionError: a text the model cannot say, or a voice for a model that takes none.
         """
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """Decode the tokens of whole frames to sound.
+        """The sound of the tokens `[n]` int64 of whole frames, without an end token: `[n / columns
+        * frame_samples]` floats in about -1..1.
 
-        Args:
-            tokens: `[n]` int64, without an end token; n is a positive multiple of the layout's
-                columns.
-            seed: of the utterance, for codecs that draw random numbers.
-
-        Returns:
-            `[n / columns * frame_samples]` floats in about -1..1.
+        `seed` is for codecs that draw random numbers.
         """
 
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """A request for one utterance.
-
-    Args:
-        text: what is said.
-        seed: 64-bit integer.
-        voice: who says it; None is the model's default voice.
-        tag: any object that identifies the request.
-        in_chunks: whether its sound is delivered in chunks while it is decoded.
-    """
+    """A request for one utterance."""
 
     text: str
     seed: int
-    voice: str | None = None
-    tag: Any = None
-    in_chunks: bool = False
+    voice: str | None = None  # None is the model's default
+    tag: Any = None  # any object that identifies the request
+    in_chunks: bool = False  # whether its sound is delivered while it is decoded
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +71,6 @@ class SpeechChunk(ShortRepr):
 
     Attributes:
         waveform: `[samples]` float32 in -1..1, mono, on the CPU.
-        sample_rate: in Hz.
         start: seconds of the utterance before it.
         passes: forward passes of the run until it was there.
     """
@@ -119,7 +82,6 @@ class SpeechChunk(ShortRepr):
 
     @property
     def seconds(self) -> float:
-        """Duration of the sound."""
         return len(self.waveform) / self.sample_rate
 
 
@@ -129,12 +91,9 @@ class Utterance(ShortRepr):
 
     Attributes:
         index: of the text in the list of the call.
-        text: what is said.
-        voice: who says it; None is the model's default voice.
         seed: of this utterance, in 0..2**64-1. Where one seed was given for all texts, it is that
             seed plus `index`: it identifies the utterance, but does not make it again alone.
         waveform: `[samples]` float32 in -1..1, mono, on the CPU.
-        sample_rate: in Hz.
         tokens: `[n]` int64, the tokens of whole frames, on the CPU.
         passes: forward passes it took part in until it was finished.
         is_finished: True if the model ended it, False if it was cut at the maximum length.
@@ -154,7 +113,6 @@ class Utterance(ShortRepr):
 
     @property
     def seconds(self) -> float:
-        """Duration of the sound."""
         return len(self.waveform) / self.sample_rate
 
 
@@ -172,9 +130,7 @@ class Speech(ShortRepr):
         return (self.stats.seconds + self.stats.pixel_seconds) / seconds if seconds else 0.0
 
     def __len__(self) -> int:
-        """Number of utterances."""
         return len(self.utterances)
 
     def __getitem__(self, index: int) -> Utterance:
-        """One utterance."""
         return self.utterances[index]

@@ -42,48 +42,28 @@ class VideoCall(SamplingOptions, DecodingOptions):
 
 
 class TextToVideo(PromptPipeline):
-    """Clips from prompts, by any window policy. One run at a time: the model has one cache.
-
-    Args:
-        host: the model, a `ClipModel`.
-        source, engine: see `mmaccel.pipelines.pipeline.Pipeline`.
-    """
+    """Clips from prompts, by any window policy. One run at a time: the model has one cache."""
 
     modality = "Clips"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Unpack[LoadKeywords]) -> TextToVideo:
-        """Load a model that ships with the package, or one on disk.
-
-        Args:
-            name: "moving-scenes", a folder, or an id of the hub (downloaded to its cache).
-            **options: see `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, option, device, dtype or family, or a bad value.
-            UnsupportedModelError: files of another model, missing or surplus tensors, or files that
-                cannot be read or do not fit each other.
-            MissingBackendError: a device map, and the package accelerate is not installed.
+        """Load "moving-scenes", a folder, or an id of the hub (downloaded to its cache), by fields
+        of `mmaccel.options.LoadOptions`.
         """
         engine, config = read_loading(options)
         return cls(*open_clips(name, config), engine)
 
     @property
     def clip_model(self) -> ClipModel:
-        """The model with its layout, prompts and renderer."""
         clip_model: ClipModel = self.host
         return clip_model
 
     def start_with(self, start: Any) -> Self:
-        """This pipeline for clips that begin with given frames. Weights are shared.
+        """This pipeline for clips that begin with frames, as `__call__` takes them. Weights are
+        shared.
 
         Both pipelines together still have one run at a time.
-
-        Args:
-            start: see `__call__`.
-
-        Raises:
-            OptionError: no frames, images without pixels, or images of unknown brightness.
         """
         model = self.clip_model
         frames = read_start(start, model.size, model.starts)
@@ -93,44 +73,26 @@ class TextToVideo(PromptPipeline):
 
     @takes(VideoCall)
     def __call__(self, call: VideoCall) -> Clips:
-        """Make clips.
+        """Make clips; arguments that are not named here are those of `TextToImage.__call__`.
 
         Args:
             prompt: one or several.
             policy: how to decode; None is `Jacobi()`.
-            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
-                then begin together.
-            negative_prompt: prompt to guide away from: one for all or one per prompt; None and ""
-                use the model's own unconditional prompt.
             start: what the clips begin with: a PIL image, a list of them, or a tensor `[F, height,
                 width, 3]`, uint8 or float in 0..1. If it has more frames than the model takes, the
-                last ones are used. None for none.
+                last ones are used.
             seed: of the first clip, the next has the next; or one per clip. A clip depends on its
-                own seed, prompt and start alone. None draws one from torch's global generator;
-                `stats.seed` says which.
-            guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
-            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
-            entropy_temperature, divergence_temperature: see `mmaccel.SamplingParams`.
-                None takes the value that the model's authors recommend (`clip_model.params`);
-                top_k 0 and top_p 1 keep all tokens.
+                own seed, prompt and start alone.
             num_videos_per_prompt: clips of each prompt, one after another.
             batch_size: clips that are decoded at a time at most; None decodes all together. The
                 next clip starts when one has finished.
             deliver: called with every clip as soon as it is finished, in the order they end. An
                 exception from it ends the run and reaches the caller.
-            on_step: called after every pass with the state of the running rows.
             return_dict: False returns a tuple of the clips' frames alone, as in diffusers.
 
         Returns:
             Clips in the order of the prompts, and stats. A bitwise `policy` and `batch_size` change
             the cost, not the frames.
-
-        Raises:
-            OptionError: a prompt or an argument outside its domain, before any pass.
-            UnsupportedModelError: a model whose layers do not carry `kv_cache` or `attention`.
-            NumericsError: the model returned NaN.
-            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         params = choose_params(self.clip_model.params, **sampling_of(call))
         prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
@@ -138,15 +100,13 @@ class TextToVideo(PromptPipeline):
         negatives = spread_negatives(call.negative_prompt, len(prompts))
         pairs = [pair for pair in zip(prompts, negatives, strict=True) for _ in range(n)]
         seed = choose_seed(call.seed)
-        requests = [
-            Request(prompt, own, index, negative)
-            for index, ((prompt, negative), own) in enumerate(
-                zip(pairs, spread_seeds(seed, len(pairs)), strict=True)
-            )
-        ]
+        seeds = spread_seeds(seed, len(pairs))
+        requests = []
+        for index, (prompt, negative) in enumerate(pairs):
+            requests.append(Request(prompt, seeds[index], index, negative))
         pipe = self if call.start is None else self.start_with(call.start)
-        made: dict[int, Clip] = {}
-        collect = collect_payloads(made, call.deliver)
+        finished: dict[int, Clip] = {}
+        collect = collect_payloads(finished, call.deliver)
         stats = pipe.serve(
             requests,
             params,
@@ -156,7 +116,7 @@ class TextToVideo(PromptPipeline):
             **call.decoding,
         )
         stats.seed = seed
-        clips = Clips([made[index] for index in sorted(made)], stats)
+        clips = Clips([finished[index] for index in sorted(finished)], stats)
         if not call.return_dict:
             return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
         return clips

@@ -29,19 +29,7 @@ def reads_prompts(name: str | Path) -> bool:
 
 
 def open_clips(name: str | Path, load_config: LoadConfig) -> tuple[ClipModel, Path]:
-    """Load a text-to-video model.
-
-    Args:
-        name: "moving-scenes", a path, or an id of the hub.
-        load_config: device and dtype.
-
-    Returns:
-        The model, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model or family, or a model for something else.
-        UnsupportedModelError: files of another model, or that do not fit.
-    """
+    """A text-to-video model, and the path of its checkpoint."""
     if load_config.family is not None:
         check_choice("family", load_config.family, FAMILIES, hint="leave it out")
     source = find_clips(name, load_config)
@@ -61,15 +49,7 @@ def open_clips(name: str | Path, load_config: LoadConfig) -> tuple[ClipModel, Pa
 
 
 def find_clips(name: str | Path, hub: LoadOptions = USUAL) -> Path:
-    """Find the folder of a text-to-video model, also of the demo model.
-
-    Args:
-        name: of the demo model, a path, or an id of the hub.
-        hub: of a download.
-
-    Raises:
-        OptionError: no such model, one for something else, or a demo model without its weights.
-    """
+    """The folder of a text-to-video model: of the demo model, a path, or an id of the hub."""
     demos = find_demos()
     if str(name) == DEMO and DEMO not in demos:
         raise OptionError(

@@ -24,19 +24,15 @@ class ClipModel(PromptedModel):
 
     The class of a family defines `decode_frames` and `encode_frames`; its `encode` and
     `unconditional` end with `append_given`.
-
-    Attributes:
-        n_frames: frames of a clip; a frame of tokens is one of pixels.
-        fps: frames a second.
-        given: `[f, layout.frame]` int64, tokens of the frames that a clip begins with; they follow
-            the words of a prompt. See `start_with`.
     """
 
-    n_frames: int
-    fps: float
+    n_frames: int  # of a clip; a frame of tokens is one of pixels
+    fps: float  # frames a second
 
     def __init__(self, window: TokenModel, layout: Grid, size: tuple[int, int]) -> None:
         super().__init__(window, layout, size)
+        # [f, layout.frame] int64, tokens of the frames that a clip begins with, behind the words of
+        # a prompt
         self.given = torch.empty(0, layout.frame, dtype=torch.int64, device="cpu")
 
     @property
@@ -45,7 +41,6 @@ class ClipModel(PromptedModel):
 
     @property
     def starts(self) -> range:
-        """Numbers of frames that a clip may begin with."""
         return range(1, self.n_frames)
 
     @abstractmethod
@@ -64,10 +59,8 @@ class ClipModel(PromptedModel):
         return super().begin(replace(prompt, n_shown=self.given.numel()))
 
     def start_with(self, frames: Tensor) -> Self:
-        """A copy of this model whose clips begin with given frames; it shares the weights.
-
-        Args:
-            frames: `[f, 3, height, width]` float32 in -1..1; f is one of `starts`.
+        """A copy of this model whose clips begin with frames `[f, 3, height, width]` float32 in
+        -1..1; f is one of `starts`. It shares the weights.
         """
         started = copy(self)
         started.given = self.encode_frames(frames).cpu()
@@ -76,7 +69,8 @@ class ClipModel(PromptedModel):
     @torch.no_grad()
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
         """Whole clips, those of the given frames first: `[n_frames, height, width, 3]` uint8, on
-        the CPU."""
+        the CPU.
+        """
         clips = tokens.unflatten(1, (-1, self.layout.frame))  # [B, f, n]
         pixels = [self.decode_frames(self.join(clip)) for clip in clips]
         return [each.mul(255).round().to("cpu", torch.uint8).permute(0, 2, 3, 1) for each in pixels]

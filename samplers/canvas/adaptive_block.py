@@ -40,7 +40,9 @@ class AdaptiveBlock(SelectorPolicy):
         tau: probability a delimiter needs at a block's first pass.
         threshold: least probability of a slot's likeliest token, as in `ConfidentParallel`.
         block: most slots of a block; None lets them extend to the canvas's end.
-        cache: as in `Stepwise`.
+
+    Loses: where no delimiter is known, as in images. Models with blocks of their own are refused;
+    `block` divides the canvas.
     """
 
     delimiters: tuple[int, ...] = within((), hint="give the newline's id, as (198,)")

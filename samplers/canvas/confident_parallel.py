@@ -44,7 +44,11 @@ class ConfidentParallel(SelectorPolicy):
         threshold: least probability of a slot's likeliest token, for rule "threshold".
         rule: what takes slots, "threshold" or "frechet".
         factor: of the bound, 1 is the theorem's, for rule "frechet"; see `FrechetProfile`.
-        block, cache: as in `Stepwise`.
+
+    Loses: at a temperature, as likely tokens are not what is always drawn; where slots exclude each
+    other; a threshold below what is true of all but one slot commits all at once.
+    Figures: distance 0.001 in 3.63 of 4 passes at 0.9, 0.044 in 2.96 at 0.8, 0.129 in 2.36 by
+    "frechet" (six enumerated distributions).
     """
 
     threshold: float = within(0.9, 0, 1, "0.9 is usual")

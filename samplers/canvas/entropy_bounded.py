@@ -7,13 +7,11 @@ entropies less the largest. Costs of steps add up (see `mmaccel.samplers.diverge
 bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
 in the same order.
 
-Departures: ties go to the lowest slot. The paper's bound of 0.1 nats a pass is one for text, where
-many slots are sure. On the grid of an image no slot is, and it buys one slot a pass; there the
-default is relative to the model, `SHARE` times the mean entropy of the slots that are open at a
-row's first pass. The paper bounds every step alone; here a budget in nats for
-the whole sequence is possible instead, spent at an even pace: when k more slots of L are committed,
-at most the share (committed + k) / L of the budget may be spent. What one step does not spend is
-left for later ones.
+Departures: ties go to the lowest slot. The paper's 0.1 nats a pass are for text; on the grid of an
+image, where no slot is sure, the default is `SHARE` times the mean entropy of the slots that are
+open at a row's first pass. Beside the paper's bound on every step there is a budget for the whole
+sequence, spent at an even pace: when k more slots of L are committed, at most the share (committed
++ k) / L.
 """
 
 from __future__ import annotations
@@ -46,7 +44,12 @@ class EntropyBounded(SelectorPolicy):
             grid of an image 4 times the mean entropy of a row's open slots at its first pass.
         budget_nats: nats a row in all, spent at an even pace. One below what two slots cost commits
             one slot a pass, which costs 0 nats; `stats.notes` says so where nothing was spent.
-        block, cache: as in `Stepwise`.
+
+    Loses: at temperature 0, where a bound on distributions says nothing; where all slots are
+    uncertain alike and independent, it still takes one a pass.
+    Figures: `grammar-masked`, `gamma=0.57`: 98.3 % right in 2.18 passes (a threshold of 0.9: 97.3 %
+    in 2.60); `scenes-masked`: 256 passes to 128 at `gamma=4`, 44 at 16, with 23 and 18 of 24
+    captions true.
     """
 
     gamma: float | None = within(None, hint="0.1 is usual, 0 is exact")

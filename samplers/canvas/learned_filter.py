@@ -45,7 +45,9 @@ class LearnedFilter(SelectorPolicy):
         filter: a safetensors file of the perceptron, for blocks of one length, or a function of a
             pass's predictions; "" takes the confidences themselves.
         threshold: least probability of a slot that is committed.
-        block, cache: as in `Stepwise`.
+
+    Loses: without a filter, which none ships: it is then `ConfidentParallel` with the same
+    threshold. A filter guarantees nothing.
     """
 
     filter: str | Filter = ""

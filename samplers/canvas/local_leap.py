@@ -31,7 +31,9 @@ class LocalLeap(SelectorPolicy):
         anchor: probability that makes a slot an anchor.
         radius: slots to both sides of an anchor.
         relaxed: least probability inside the radius.
-        block, cache: as in `Stepwise`.
+
+    Loses: where `ConfidentParallel` at the lower threshold errs.
+    Figures: `grammar-masked`: 94.0 % right in 2.25 passes.
     """
 
     anchor: float = within(0.9, 0, 1, "0.9 is usual")

@@ -9,13 +9,11 @@ From the last predictions guess the next slots that stepwise decoding will commi
 canvases d1, d2, ..., each with one more. One pass predicts all of them. d1 is certain; d(k+1) is
 right as long as it is what stepwise decoding makes of d(k).
 
-Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run,
-and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
-of the canvas, and equality can be checked token by token. Every slot's noise is used once, when it
-is committed, so that the distribution is that of fresh noise. Where the order does not depend on
-logits, guesses of a rejected draft are reused for the next one ("carried"), as in Jacobi decoding.
-The number of drafts may be chosen by measured cost (`mmaccel.samplers.canvas.draft_count`): the
-tokens do not depend on it.
+Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run
+and used once, and the choice of slots does not depend on what is drawn, so that the stepwise result
+is a function of the canvas. Where the order does not depend on logits, guesses of a rejected draft
+are reused ("carried"). The number of drafts may be chosen by measured cost
+(`mmaccel.samplers.canvas.draft_count`): the tokens do not depend on it.
 """
 
 from __future__ import annotations
@@ -46,7 +44,8 @@ _HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 @dataclass(frozen=True)
 class LosslessUnmask(RunPolicy):
-    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes.
+    """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes: nested
+    guesses of what stepwise decoding does next, verified in one pass.
 
     Args:
         drafts: canvases that a pass computes, 1..256, of which 1 is `Stepwise`; or "auto" to choose
@@ -55,6 +54,12 @@ class LosslessUnmask(RunPolicy):
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
+
+    Loses: in seconds where a pass of several canvases costs as many times one (a CPU): "auto" then
+    stays at 1 and loses 2 % at most; in orders that depend on logits; with `cache="block"` in
+    ragged batches.
+    Figures: passes 256 to 42 on `scenes-masked` (Halton), 170 by confidence; 14.3 to 5.5 on
+    `grammar-masked`.
     """
 
     drafts: int | str = within("auto", 1, 256, _HINT, words=("auto",))

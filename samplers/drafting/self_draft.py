@@ -82,8 +82,7 @@ class SelfDraft(SelfDrafting):
     Args:
         method: chooses the blocks, such as `mmaccel.Quest(budget=0.05)`.
 
-    Raises:
-        OptionError: no method of attention.
+    Loses: as `Vegas`.
     """
 
     method: Any = field()

@@ -27,6 +27,8 @@ class TriForce(SelfDrafting):
         budget: the fraction of a row's chunks that drafts read, in (0, 1].
         block: entries of a chunk.
         first_layer: layers before it read everything.
+
+    Loses: as `Vegas`.
     """
 
     budget: float = within(0.1, 0, 1, "0.1 suits most models", above_low=True)

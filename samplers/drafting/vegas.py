@@ -24,6 +24,11 @@ class Vegas(SelfDrafting):
     Args:
         budget: the fraction of a row's blocks that drafts read, in (0, 1].
         block: entries of a block.
+
+    Loses: in short contexts, where a draft costs all weights and saves no reading; on a CPU. Before
+    the first verification drafts attend to everything.
+    Figures: random weights, 32768 positions, two cores: 0.62 to 0.76 times as fast as the plain
+    loop.
     """
 
     budget: float = within(0.07, 0, 1, "try 0.07", above_low=True)

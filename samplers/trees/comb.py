@@ -31,6 +31,10 @@ class Comb(TreeShape):
     Args:
         branches: N.
         length: L, less than the window.
+
+    Loses: on a CPU, which pays for every entry.
+    Figures: `scenes`, coarse drafts: window 40 with `Comb(12, 7)` 7.8 tokens a pass, no tree at 64
+    6.7.
     """
 
     branches: int = within(12, 1, 1024, "12 suits a window of 40")

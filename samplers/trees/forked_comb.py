@@ -34,6 +34,8 @@ class ForkedComb(TreeShape):
         twigs: M.
         twig_length: K; L + K - 1 is less than the window.
         ranks: of an entry's children that are looked at, the chain's draft among them.
+
+    Figures: `scenes`, window 48, 127 drafts: 7.7 tokens a pass, as `Comb(16, 5)`.
     """
 
     branches: int = within(8, 1, 1024, "try 8")

@@ -6,10 +6,9 @@ accepted with a chance that depends on r alone, so that the most tokens of a tre
 from those of smaller trees, c(n) = 1 + max over n_1 + n_2 + … = n - 1 of the sum of p_r c(n_r), and
 the same with a limit of the depth.
 
-Departures: chances also depend on how many drafts are before (a draft of the window's end was made
-for a text that has changed since). The chain of the window is in the tree in any case and costs no
-node. With frozen noise nothing is sampled: rank r is the drafter's r-th best. Where a draft model
-draws the tree, rank r is the r-th draw, as in the paper.
+Departures: chances also depend on how many drafts are before. The chain of the window is in the
+tree in any case and costs no node. With frozen noise nothing is sampled: rank r is the drafter's
+r-th best. Where a draft model draws the tree, rank r is the r-th draw.
 """
 
 from __future__ import annotations
@@ -45,6 +44,10 @@ class Sequoia(TreeShape):
         depth: the most nodes of a path, less than the window; the drafter is asked as often.
         acceptance: p of a child by the number of drafts before it, then by its rank, the likeliest
             first; the last row holds for all later drafts. The default is that of coarse drafts.
+
+    Loses: where errors of a chain come together, as on images: shapes of one size are then equally
+    good.
+    Figures: `scenes`, window 48, 80 nodes: 7.7 tokens a pass (`DySpec` 8.0).
     """
 
     nodes: int = within(32, 1, 1024, "32 suits a window of 32")

@@ -33,6 +33,9 @@ class SpecExec(TreeShape):
         depth: the most nodes of a path, less than the window; the drafter is asked as often.
         expand: nodes whose children the drafter is asked for at a time.
         ranks: of an entry's children that are looked at, the chain's draft among them.
+
+    Loses: beyond some hundred nodes: what is left to win lies behind tokens of small chance.
+    Figures: `scenes`, window 64, 192 nodes: 8.2 tokens a pass.
     """
 
     nodes: int = within(512, 1, 16384, "512 suits an idle GPU")

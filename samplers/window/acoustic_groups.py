@@ -15,8 +15,7 @@ and its total variation is the sum of (q a - p b)+; `Stats.total_variation` repo
 
 Departures: no owner is drawn: a draft is accepted with a(x) and replaced by p (1 - b), which is the
 same without the paper's repeated tries. A token that filters or a layout exclude is never accepted:
-q counts where p is above 0, which leaves groups exact. Drafts after the first rejection are redrawn
-with an exact coupling, and a new slot's distribution is recorded.
+q counts where p is above 0. Drafts after the first rejection are redrawn with an exact coupling.
 """
 
 from __future__ import annotations
@@ -60,6 +59,13 @@ class AcousticGroups(WindowPolicy):
 
     Codes are the tokens that the layout allows, or all where there is none, without those that end
     a row. Every other token is a group of its own.
+
+    Loses: against `GroupedSpeculative` on `voices`, which has as many tokens a pass with fewer
+    errors; from a radius of 0.7 on; on deep codebooks, whose embeddings are nearly orthogonal; on
+    wide vocabularies, where all distances are computed once. Models of several codebooks a step are
+    refused; steps are not captured.
+    Figures: `voices`, window 8: 2.32 tokens a pass at 0.6 (`Jacobi` 1.91) for 2.9 points more phone
+    errors.
     """
 
     window: int = 16

@@ -8,13 +8,11 @@ Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and
 (p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
 A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` reports the sum.
 
-Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
-gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back; groups by the distance
-of code vectors are those of LANTERN, in `mmaccel.samplers.window.latent_groups`. A token that
-filters or a layout exclude is never accepted, whatever its group. Drafts after the first rejection
-are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's distribution
-is recorded.
+Departures: the ratio of sums is below min(1, p/q) for some tokens; here a(x) is the larger of both.
+Groups are ranks around the draft, which shrink at the ends of the ranking; those by the distance of
+code vectors are LANTERN's, in `mmaccel.samplers.window.latent_groups`. A token that filters or a
+layout exclude is never accepted. Drafts after the first rejection are redrawn with an exact
+coupling.
 """
 
 from __future__ import annotations
@@ -58,6 +56,11 @@ class GroupedSpeculative(WindowPolicy):
             at least 1, in place of `delta`; None takes `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
+
+    Loses: wherever fidelity to the model matters; in seconds on a CPU, as each slot's vocabulary is
+    ranked.
+    Figures: `scenes`, window 32: 6.3 tokens a pass for a total variation of 0.125 a token; 8.0 and
+    0.132 over coarse drafts, where 58 % of captions are true (plain loop: 73).
     """
 
     window: int = 32

@@ -31,7 +31,8 @@ from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window
 
 @dataclass(frozen=True)
 class Jacobi(WindowPolicy):
-    """Fixed-point decoding; same seed, same tokens as `Autoregressive`.
+    """Fixed-point decoding; same seed, same tokens as `Autoregressive`, for any window, batch and
+    draft source. The default.
 
     Args:
         window: tokens processed per pass, at most where the drafts choose; or "adaptive" to choose
@@ -39,10 +40,17 @@ class Jacobi(WindowPolicy):
         drafts: where drafts come from: a `DraftSource`, such as a `Coarse` or one of your own, or
             the short name of one. "auto" is "suffix" of text ("ngram" where steps are captured);
             elsewhere the coarse model that ships with the model, else "previous-frame" in a clip
-            and "neighbour". The policy's page lists the names.
+            and "neighbour". docs/drafts.md has the names.
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".
+
+    Loses: in batches on a processor without spare arithmetic (two CPU cores in float32: between
+    batch 1 and 8); in windows wider than two rows of an image, as a draft below a slot that is not
+    final is mostly wrong; on text that does not repeat itself.
+    Figures: SmolLM2-135M, four kinds of prompts: 1.07 to 1.86 times as fast as transformers'
+    `generate`; `scenes`, window 32, one image on two cores: 4.5 tokens a pass, 6.2 with coarse
+    drafts.
     """
 
     window: int | str = 32

@@ -24,9 +24,9 @@ TV(p, p'), and that of the sequence by no more than the sum over all slots.
 `Stats.total_variation` reports the sum: p' is in the pass in which the prefix reaches the slot.
 
 Departures: ZipAR leaves out what is not decoded of the row above, and PJD hides it behind a mask;
-here the model sees drafts there, so that passes are those of any window and no layer knows of rows.
-Keys of all rows below the first open one are computed anew in each pass, where ZipAR keeps those
-that saw less. With `ahead` at least a row's length the tokens are those of `Autoregressive`.
+here the model sees drafts there, so that passes are those of any window. Keys of all rows below the
+first open one are computed anew in each pass. With `ahead` at least a row's length the tokens are
+those of `Autoregressive`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class RowParallel(WindowPolicy):
             that tokens depend on them.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
+    Loses: where rows are short (16 tokens let four or five run together) and in large batches on a
+    CPU. Models whose tokens form no rows are refused; steps are not captured.
+    Figures: `scenes`, window 64: 8.2 tokens a pass for a total variation of 0.024 a token, 72 % of
+    captions true (plain loop: 73); 9.0 and 59 % with `ahead=0`.
     """
 
     window: int = 64

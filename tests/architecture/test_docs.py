@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import typer
 import yaml
 
 import mmaccel
-from mmaccel.catalog import METHODS
-from mmaccel.samplers.drafting.sources import SOURCES
+from benchmarks import method_pages
+from mmaccel.catalog import METHODS, load
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "docs"
@@ -49,47 +50,64 @@ def test_local_links_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    from scripts.docs_site import expand_navigation
-
     def pages(entry: object) -> Iterator[str]:
         for value in entry.values() if isinstance(entry, dict) else entry:  # type: ignore[union-attr]
             yield from [value] if isinstance(value, str) else pages(value)
 
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = list(pages(expand_navigation(yaml.safe_load(text)["nav"], DOCS)))
-    assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    assert sorted(pages(nav)) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    from scripts.docs_site import expand_methods
+    from scripts.docs_site import expand_references
 
-    shown: list[str] = []
-    for page in sorted((DOCS / "api").glob("*.md")):
-        text = expand_methods(page.read_text("utf-8"))
-        shown += re.findall(r"^::: mmaccel\.(\w+)$", text, re.MULTILINE)
+    text = expand_references((DOCS / "api.md").read_text("utf-8"))
+    shown = re.findall(r"^::: mmaccel\.(\w+)$", text, re.MULTILINE)
     assert sorted(shown) == sorted(set(mmaccel.__all__) - {"__version__"})
 
 
-@pytest.mark.parametrize(
-    ("page", "slots"),
-    [("long-contexts.md", ("kv_cache", "attention")), ("visual-tokens.md", ("visual_tokens",))],
-)
-def test_every_method_has_its_page_and_its_row(page: str, slots: tuple[str, ...]) -> None:
-    text = (DOCS / page).read_text("utf-8")
-    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(([a-z]+/[\w-]+\.md)\)", text, re.MULTILINE))
-    assert {each.class_name for slot in slots for each in METHODS[slot].values()} <= set(rows)
-    assert all((DOCS / own).is_file() for own in rows.values())
+@pytest.mark.parametrize("slot", METHODS)
+def test_every_method_has_its_section(slot: str) -> None:
+    """Written by `scripts/update_docs.py` from its docstring and its row in the catalog."""
+    text = (DOCS / method_pages.PAGES[slot]).read_text("utf-8")
+    titles = re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert {entry.class_name for entry in METHODS[slot].values()} <= set(titles)
 
 
-def test_the_page_about_drafts_names_every_source() -> None:
-    page = (DOCS / "policies" / "jacobi.md").read_text("utf-8")
-    assert [name for name in SOURCES if f"`{name}`" not in page] == []
+@dataclass(frozen=True)
+class Method:
+    """Halves what it is given.
+
+    Args:
+        share: of it.
+
+    Departures: none, but
+    two lines.
+    Loses: on odd numbers.
+    """
+
+    share: float = 0.5
+
+
+def test_a_section_says_what_the_docstrings_say() -> None:
+    """The head of this file has no paper and no departures; the class has."""
+    text = method_pages.section(Method, "Method", ["half"])
+    assert text == (
+        "### Method\n\nHalves what it is given.\n\n"
+        '`Method(share=0.5)`; `"half"`; `tests/architecture/test_docs.py`.\n\n'
+        "- *Departures*: none, but two lines.\n- *Loses*: on odd numbers."
+    )
+    snapkv = method_pages.section(load(METHODS["kv_cache"]["snapkv"].target), "SnapKV", ["snapkv"])
+    paper = "[arXiv 2404.14469](https://arxiv.org/abs/2404.14469), section 4"
+    assert paper in snapkv and "**relaxed**" in snapkv and "- *Departures*: " in snapkv
 
 
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:
     from scripts.docs_site import split_parameters
 
-    text = "Load.\n\nArgs:\n    name: of it.\n    device, dtype: where, and\n        in what."
+    text = (
+        "Load.\n\nArgs:\n    name: of it.\n    device,\n        dtype: where, and\n        in what."
+    )
     assert split_parameters(text) == (
         "Load.\n\nArgs:\n    name: of it.\n    device: where, and\n        in what.\n"
         "    dtype: where, and\n        in what."

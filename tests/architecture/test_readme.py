@@ -29,10 +29,6 @@ from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
 from tests.fixtures.video import build_video
 
-REDUCERS = sorted((ROOT / "docs" / "reducers").glob("*.md"))
-REDUCERS.remove(ROOT / "docs" / "reducers" / "contract.md")
-
-
 _MADE: dict[str, Callable[[], Any]] = {  # values that need no folder
     "inputs": lambda: {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])},
     "denoiser": TARGETS["masked-lm"],
@@ -77,7 +73,6 @@ HUB = {"HuggingFaceTB/SmolLM2-135M-Instruct": save_language_model}  # and a tiny
 
 GUIDES = (
     "coming-from", "extending", "speech", "video", "answer", "visual-tokens",
-    "reducers/contract",
 )  # fmt: skip
 
 
@@ -135,11 +130,3 @@ def test_the_readmes_figures_are_measured() -> None:
 def test_the_readme_fits_a_screen() -> None:
     lines = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert len(lines) <= 70 and max(map(len, lines)) <= 100
-
-
-@pytest.mark.parametrize("page", REDUCERS, ids=lambda page: page.stem)
-def test_reducers_are_made_as_their_pages_say(page: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    assert blocks
-    for block in blocks:
-        exec(block, {"mmaccel": mmaccel})

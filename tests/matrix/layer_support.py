@@ -2,7 +2,7 @@
 
     python -m tests.matrix.layer_support --json benchmarks/results/layer-support.json
 
-writes the table of docs/cache-policies.md anew, as `test_layer_support.py` compares it.
+writes the table of docs/compatibility.md anew, as `test_layer_support.py` compares it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every cell of the table of docs/cache-policies.md is what a run gives, for every method."""
+"""Every cell of the table of docs/compatibility.md is what a run gives, for every method."""
 
 from __future__ import annotations
 

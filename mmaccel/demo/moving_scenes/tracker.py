@@ -38,37 +38,22 @@ _FITTED = 3  # frames whose shapes are read; most of them decide
 
 @dataclass(frozen=True)
 class Verdict(Judgement):
-    """What is right about one clip.
+    """What is right about one clip."""
 
-    Attributes:
-        background: in every frame.
-        colours: each colour asked for is there, and no other.
-        shapes: of each object, in most frames that were looked at.
-        events: each object is there throughout, or appears or vanishes as asked.
-        directions: each object rests or moves straight as asked; one that hits stops, and the one
-            that is hit goes on.
-        speeds: those that the caption states.
-    """
-
-    background: bool
-    colours: bool
-    shapes: bool
-    events: bool
-    directions: bool
-    speeds: bool
+    background: bool  # in every frame
+    colours: bool  # each colour asked for is there, and no other
+    shapes: bool  # of each object, in most frames that were looked at
+    events: bool  # each object is there throughout, or appears or vanishes as asked
+    directions: bool  # each rests or moves straight; one that hits stops, and the other goes on
+    speeds: bool  # those that the caption states
 
 
 @dataclass(frozen=True)
 class Track:
-    """Where an object is.
+    """Where an object is."""
 
-    Attributes:
-        points: [F, 2], x and y in pixels, NaN where it is missing.
-        masks: of its pixels [h, w], of each frame that shows it.
-    """
-
-    points: np.ndarray
-    masks: dict[int, np.ndarray]
+    points: np.ndarray  # [F, 2], x and y in pixels, NaN where it is missing
+    masks: dict[int, np.ndarray]  # of its pixels [h, w], of each frame that shows it
 
     def velocity(self, first: int = 0, last: int | None = None) -> tuple[np.ndarray, float]:
         """Pixels a frame [2] of the line through the frames `first` to `last - 1`, and how far the
@@ -98,31 +83,23 @@ class Track:
 
 
 def check_clips(clips: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges clips; what a caption leaves open cannot be wrong.
-
-    Args:
-        clips: [B, F, 3, 64, 64] float in 0..1.
-        captions: B of them, no colour twice in one.
-
-    Raises:
-        OptionError: a caption cannot be read.
+    """Judges clips [B, F, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice;
+    what a caption leaves open cannot be wrong.
     """
-    return [
-        _judge(clip.float(), read_caption(caption))
-        for clip, caption in zip(clips, captions, strict=True)
-    ]
+    pairs = zip(clips, captions, strict=True)
+    return [_judge(clip.float(), read_caption(caption)) for clip, caption in pairs]
 
 
-def _judge(clip: Tensor, wanted: Reading) -> Verdict:
+def _judge(clip: Tensor, caption: Reading) -> Verdict:
     labels = classify_pixels(clip, (*COLOURS, *BACKGROUNDS))
-    background = all(has_ground(each, wanted.background) for each in labels)
-    pairs = [(each, follow(labels, each.colour)) for each in wanted.objects]
+    background = all(has_ground(each, caption.background) for each in labels)
+    pairs = [(each, follow(labels, each.colour)) for each in caption.objects]
     tracks = [track for _, track in pairs]
     if not all(track.masks for track in tracks):
         return Verdict(background, *[False] * 5)
-    asked = {each.colour for each in wanted.objects}
-    if wanted.is_hit:
-        directions = _collide(wanted.objects[0].direction, tracks)
+    asked = {each.colour for each in caption.objects}
+    if caption.is_hit:
+        directions = _collide(caption.objects[0].direction, tracks)
     else:
         directions = all(_moves(each.direction, track) for each, track in pairs)
     return Verdict(

@@ -44,38 +44,23 @@ Statement = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a document.
+    """A question about a document."""
 
-    Attributes:
-        task: one of `mmaccel.demo.recall.words.TASKS`.
-        prompt: ids, from the task's word on.
-        answer: ids, `<eos>` at the end.
-    """
-
-    task: str
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    task: str  # one of `TASKS`
+    prompt: tuple[int, ...]  # ids, from the task's word on
+    answer: tuple[int, ...]  # ids, `<eos>` at the end
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document with questions.
+    """A document with questions, in random order; no word is asked about twice."""
 
-    Attributes:
-        tokens: ids, `<bos>` first.
-        questions: about it, in random order; no word is asked about twice.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # ids, `<bos>` first
     questions: tuple[Question, ...]
 
 
 def make_document(seed: int, index: int, length: int) -> Document:
-    """Document `index` of the collection `seed`, of `length` tokens.
-
-    Raises:
-        OptionError: fewer than `SHORTEST` tokens.
-    """
+    """Document `index` of the collection `seed`, of `length` tokens."""
     check_int("length", length, SHORTEST, hint="2048 is what the embedded model was measured at")
     rng = np.random.default_rng((seed, index, length))
     facts, asked = _draw_facts(rng, min(max(length // 16, 8), 64))
@@ -95,18 +80,17 @@ def make_document(seed: int, index: int, length: int) -> Document:
 
 def _pick(rng: np.random.Generator, letter: str, n: int) -> list[int]:
     """`n` different words of a letter, as ids."""
-    found: list[int] = (IDS[f"{letter}0"] + rng.permutation(COUNTS[letter])[:n]).tolist()
-    return found
+    words: list[int] = (IDS[f"{letter}0"] + rng.permutation(COUNTS[letter])[:n]).tolist()
+    return words
 
 
 def _draw(rng: np.random.Generator, letter: str, n: int) -> list[int]:
     """`n` words of a letter, as ids."""
-    found: list[int] = (IDS[f"{letter}0"] + rng.integers(COUNTS[letter], size=n)).tolist()
-    return found
+    words: list[int] = (IDS[f"{letter}0"] + rng.integers(COUNTS[letter], size=n)).tolist()
+    return words
 
 
 def _ask(task: str, word: int, *answer: int) -> Question:
-    """A question about one word."""
     return Question(task, (IDS[task], word, EQUALS, word), (*answer, EOS))
 
 
@@ -116,11 +100,11 @@ def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     n_groups = max(1, n // (2 * _NEEDLES))
     asked = []
     for g in range(n_groups):
-        some = facts[g * _NEEDLES : (g + 1) * _NEEDLES]
-        keys = [key for key, _ in some]
-        both = [word for fact in some for word in fact]
-        prompt = (IDS["needles"], *keys, EQUALS, keys[0])
-        asked.append(Question("needles", prompt, (*both[1:], EOS)))
+        group = facts[g * _NEEDLES : (g + 1) * _NEEDLES]
+        keys = [key for key, _ in group]
+        words = [word for fact in group for word in fact]
+        prompt = (IDS["needles"], *keys, EQUALS, keys[0])  # which begins the answer
+        asked.append(Question("needles", prompt, (*words[1:], EOS)))
     asked += [_ask("recall", *fact) for fact in facts[n_groups * _NEEDLES :]]
     return facts, asked
 
@@ -136,7 +120,6 @@ def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement]
 
 
 def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
-    """Spans; all are asked."""
     letters = _pick(rng, "l", COUNTS["l"])
     statements, asked = [], []
     for name in _pick(rng, "s", n):

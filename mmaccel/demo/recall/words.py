@@ -1,7 +1,4 @@
-"""Words of `recall`, as ids and as a tokenizer of transformers' own classes.
-
-A text is words with blanks between them. Each word is one token.
-"""
+"""Words of `recall`, one token each with blanks between them, as ids and as a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from mmaccel.catalog import DEMO_WEIGHTS
 
 PAD, BOS, EOS, UNKNOWN, EQUALS = range(5)
 TASKS = ("recall", "needles", "last", "copy", "count")
-ANSWERED = ("recall", "needles", "last", "copy")
-"""Tasks that the embedded model has learnt; counting it has not."""
+ANSWERED = ("recall", "needles", "last", "copy")  # what the embedded model has learnt
+# keys, names, spans, items, values, letters, numbers and fillers: `k0` to `k95`, and so on
 COUNTS = {"k": 96, "x": 32, "s": 16, "i": 16, "v": 64, "l": 64, "n": 8, "f": 48}
-"""Keys, names, spans, items, values, letters, numbers and fillers: `k0` to `k95`, and so on."""
 
 WORDS = (
     *("<pad>", "<bos>", "<eos>", "<unk>", "="),
@@ -26,7 +22,6 @@ IDS = {word: k for k, word in enumerate(WORDS)}
 
 
 def to_text(ids: Iterable[int]) -> str:
-    """Ids as words with blanks between them."""
     return " ".join(WORDS[k] for k in ids)
 
 

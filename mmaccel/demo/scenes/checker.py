@@ -63,7 +63,6 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """The whole caption is true."""
         return all(vars(self).values())
 
 
@@ -79,27 +78,22 @@ class Verdict(Judgement):
 
 
 def check_images(images: Tensor, captions: Sequence[str]) -> list[Verdict]:
-    """Judges images; what a caption leaves open cannot be wrong.
-
-    Args:
-        images: [B, 3, 64, 64] float in 0..1.
-        captions: B of them, no colour twice in one.
-
-    Raises:
-        OptionError: a caption cannot be read.
+    """Judges images [B, 3, 64, 64] float in 0..1 by captions, none of which has a colour twice;
+    what a caption leaves open cannot be wrong.
     """
-    labels = classify_pixels(images)
-    return [
-        _judge(p, row, read_caption(c))
-        for p, row, c in zip(images.float(), labels, captions, strict=True)
-    ]
+    verdicts = []
+    for image, labels, caption in zip(
+        images.float(), classify_pixels(images), captions, strict=True
+    ):
+        verdicts.append(_judge(image, labels, read_caption(caption)))
+    return verdicts
 
 
-def _judge(image: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
-    background = has_ground(labels, wanted.background)
-    colours = [o.colour for o in wanted.objects]
+def _judge(image: Tensor, labels: np.ndarray, caption: Reading) -> Verdict:
+    background = has_ground(labels, caption.background)
+    colours = [o.colour for o in caption.objects]
     pieces = {colour: find_pieces(labels == NAMES.index(colour)) for colour in COLOURS}
-    counts = {colour: _count_objects(found) for colour, found in pieces.items()}
+    counts = {colour: _count_objects(of_colour) for colour, of_colour in pieces.items()}
     if not all(counts[colour] for colour in colours):
         return Verdict(background, False, False, False, False)
     fits = []
@@ -109,9 +103,9 @@ def _judge(image: Tensor, labels: np.ndarray, wanted: Reading) -> Verdict:
     return Verdict(
         background,
         all(counts[colour] == (colour in colours) for colour in COLOURS),
-        all(fit.is_shape(o.shape) for fit, o in zip(fits, wanted.objects, strict=True)),
-        all(o.size in (None, fit.size) for fit, o in zip(fits, wanted.objects, strict=True)),
-        all(_stands(r, fits[0], fit) for r, fit in zip(wanted.relations, fits[1:], strict=True)),
+        all(fit.is_shape(o.shape) for fit, o in zip(fits, caption.objects, strict=True)),
+        all(o.size in (None, fit.size) for fit, o in zip(fits, caption.objects, strict=True)),
+        all(_stands(r, fits[0], fit) for r, fit in zip(caption.relations, fits[1:], strict=True)),
     )
 
 
@@ -143,25 +137,18 @@ def _stands(relation: str, first: Fit, second: Fit) -> bool:
 
 @dataclass(frozen=True)
 class Fit:
-    """A shape laid over a piece; x and y are pixels from the image's top left.
-
-    Attributes:
-        explained: share of the variance that it explains, 0..1.
-        overlap: its intersection with the piece over their union, 0..1.
-        extent: the longer side of the piece in diameters of the shape.
-    """
+    """A shape laid over a piece."""
 
     shape: str
-    x: float
+    x: float  # pixels from the image's top left, as `y`
     y: float
     radius: float
-    explained: float
-    overlap: float
-    extent: float
+    explained: float  # share of the variance that it explains, 0..1
+    overlap: float  # its intersection with the piece over their union, 0..1
+    extent: float  # the longer side of the piece in diameters of the shape
 
     @property
     def size(self) -> str:
-        """`small` or `large`."""
         return "large" if self.radius >= _LARGE_FROM else "small"
 
     def is_shape(self, shape: str) -> bool:
@@ -194,12 +181,8 @@ def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
 
 
 def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
-    """The best fit of a shape to a piece of an image.
-
-    Args:
-        image: [3, h, w] float in 0..1.
-        mask: [h, w] bool, where the piece was found; at least one pixel.
-        hidden: [h, w] bool, pixels that show another object; they count neither way.
+    """The best fit of a shape to a piece of an image [3, h, w] float in 0..1: to a mask [h, w] of
+    one pixel at least. Pixels that show another object are hidden, and count neither way.
     """
     labels, hard, soft = _templates()
     rows, columns = np.nonzero(mask)
@@ -217,16 +200,16 @@ def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
     cuts = cuts.permute(1, 2, 0, 3, 4).flatten(3).flatten(0, 1)  # [P, 5, n]
     both, area = cuts[:, 0] @ hard.T, cuts[:, 1] @ hard.T  # [P, K]
     overlap = both / (area + cuts[:, 0].sum(1, keepdim=True) - both)
-    found = []
-    for place, close in enumerate(overlap >= overlap.max() - _CLOSE):
-        chosen = close.nonzero()[:, 0]
-        if len(chosen):
-            explained = _explained(soft[chosen], cuts[place, 2], cuts[place, 3:])
-            top = int(explained.argmax())
-            found.append((float(explained[top]), place, int(chosen[top])))
-    share, place, top = max(found, key=lambda each: each[0])
+    best_fits = []  # (share explained, place, template), of each place
+    for place, is_close in enumerate(overlap >= overlap.max() - _CLOSE):
+        close = is_close.nonzero()[:, 0]
+        if len(close):
+            explained = _explained(soft[close], cuts[place, 2], cuts[place, 3:])
+            best = int(explained.argmax())
+            best_fits.append((float(explained[best]), place, int(close[best])))
+    share, place, top = max(best_fits, key=lambda fit: fit[0])
     shape, radius = labels[top]
-    oy, ox = divmod(place, 2 * _SHIFT + 1)
+    oy, ox = divmod(place, 2 * _SHIFT + 1)  # of the places, the middle one at (cx, cy)
     x, y = cx + ox - _SHIFT + 0.5, cy + oy - _SHIFT + 0.5
     extent = max(float(np.ptp(rows)), float(np.ptp(columns))) / (2 * radius)
     return Fit(shape, x, y, radius, share, float(overlap[place, top]), extent)

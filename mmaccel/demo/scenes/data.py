@@ -37,9 +37,9 @@ _RELATION_WORDS: dict[str, tuple[str, ...]] = {
 }
 _SIZE_WORDS = {"small": ("small", "small", "little"), "large": ("large", "large", "big")}
 
+# words by what they say something about, with what they say where it is not themselves; "" has
+# those that say nothing
 Kinds = Mapping[str, tuple[str, ...] | Mapping[str, str]]
-"""Words by what they say something about, with what they say where it is not themselves; "" has
-those that say nothing."""
 
 _KINDS: Kinds = {
     "colour": COLOURS,
@@ -102,11 +102,7 @@ def _noun(rng: np.random.Generator, thing: Thing) -> str:
 
 
 def read_caption(caption: str) -> Reading:
-    """Reads a caption of a still; capitals, commas and full stops do not matter.
-
-    Raises:
-        OptionError: the words are not a sentence of the language.
-    """
+    """Reads a caption of a still; capitals, commas and full stops do not matter."""
     example = "a red circle above a small blue square on grass"
     reading = read_words(caption, _KINDS, example)
     if len(reading.relations) != len(reading.objects) - 1 or len(reading.objects) > 3:
@@ -116,11 +112,7 @@ def read_caption(caption: str) -> Reading:
 
 
 def read_words(caption: str, kinds: Kinds, example: str) -> Reading:
-    """Reads the words of a caption; a shape ends the noun of an object, which later facts are of.
-
-    Raises:
-        OptionError: an unknown word, a shape without a colour, no object, a fact of none.
-    """
+    """Reads the words of a caption; a shape ends an object's noun, which later facts are of."""
     objects: list[dict[str, str]] = []
     noun: dict[str, str] = {}
     relations: list[str] = []
@@ -155,7 +147,6 @@ def read_words(caption: str, kinds: Kinds, example: str) -> Reading:
 
 
 def unreadable(caption: str, expected: str, example: str) -> OptionError:
-    """That a caption is no sentence of a language."""
     return OptionError(
         f"caption: expected {expected}, received {show(caption)}. Write for example '{example}'."
     )

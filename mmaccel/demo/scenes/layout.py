@@ -34,66 +34,48 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Thing:
-    """One object; lengths are pixels, and what its world has no word for is left out.
-
-    Attributes:
-        track: x and y of its centre in each frame.
-        angle: how far it is turned, radians.
-        seen: whether it is there, of each frame.
-        direction, speed: "" at rest.
-        event: "appears", "vanishes" or "".
-        dot: colour of the dot on it, whose centre is `dot_x`, `dot_y`.
-    """
+    """One object; lengths are pixels, and what its world has no word for is left out."""
 
     colour: str
     shape: str
-    track: tuple[Point, ...]
+    track: tuple[Point, ...]  # x and y of its centre in each frame
     radius: float
-    angle: float
+    angle: float  # how far it is turned, radians
     texture: str = "plain"
     texture_phase: float = 0.0
-    seen: tuple[bool, ...] = (True,)
+    seen: tuple[bool, ...] = (True,)  # whether it is there, of each frame
     size: str = ""
-    direction: str = ""
+    direction: str = ""  # "" at rest, as `speed`
     speed: str = ""
-    event: str = ""
-    dot: str | None = None
+    event: str = ""  # "appears", "vanishes" or ""
+    dot: str | None = None  # colour of the dot on it
     dot_x: float = 0.0
     dot_y: float = 0.0
 
     @property
     def x(self) -> float:
-        """Of its centre in the first frame."""
         return self.track[0][0]
 
     @property
     def y(self) -> float:
-        """Of its centre in the first frame."""
         return self.track[0][1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One scene.
+    """One scene."""
 
-    Attributes:
-        objects: the first is painted last.
-        relations: `relations[k]` says how `objects[0]` stands to `objects[k + 1]`.
-        is_hit: the first object hits the second, which rests until then.
-        light: direction the light comes from, radians.
-        relief, phase, tilt: strength, phase and direction of the ground's pattern.
-        grain: standard deviation of the film grain, in 0..1 of full range.
-    """
-
-    objects: tuple[Thing, ...]
+    objects: tuple[Thing, ...]  # the first is painted last
+    # `relations[k]` says how `objects[0]` stands to `objects[k + 1]`
     relations: tuple[str, ...] = ()
-    is_hit: bool = False
+    is_hit: bool = False  # the first object hits the second, which rests until then
     background: str
-    light: float
+    light: float  # direction the light comes from, radians
+    # strength of the ground's pattern; `phase` and `tilt` are its phase and direction
     relief: float
     phase: float
     tilt: float
-    grain: float
+    grain: float  # standard deviation of the film grain, in 0..1 of full range
 
 
 def generator(seed: int, index: int, which: int = 0) -> np.random.Generator:
@@ -195,8 +177,8 @@ def _propose(
         place[last][axis] = _MARGIN + 2 * radii[first] + _GAP + radii[last] + high
     for k, relation in beside:  # stay near the anchor's row or column
         across = 0 if relation in VERTICAL else 1
-        wanted = place[anchor][across] + rng.uniform(-7, 7)
-        place[k][across] = float(np.clip(wanted, edges[k], CANVAS - edges[k]))
+        near = place[anchor][across] + rng.uniform(-7, 7)
+        place[k][across] = float(np.clip(near, edges[k], CANVAS - edges[k]))
     if is_inside:
         place[0] = [place[1][0] + rng.uniform(-0.7, 0.7), place[1][1] + rng.uniform(-0.7, 0.7)]
     return [(float(x), float(y)) for x, y in place]

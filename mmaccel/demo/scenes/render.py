@@ -55,11 +55,7 @@ def render(scenes: Sequence[Scene], noises: Sequence[Noise]) -> Tensor:
 
 
 class Picture:
-    """Frames of B scenes while they are drawn, first the ground.
-
-    Attributes:
-        frames: [B, F, 3, side, side], 0..1 and beyond.
-    """
+    """Frames of B scenes while they are drawn, first the ground."""
 
     def __init__(self, scenes: Sequence[Scene], noises: Sequence[Noise]) -> None:
         self.scenes = scenes
@@ -74,26 +70,26 @@ class Picture:
         half = side / 2
         across = (self.xs - half) * self.light[0] + (self.ys - half) * self.light[1]
         ground = ground * (1 + 0.14 * across / half)[:, None]
+        # [B, F, 3, side, side], 0..1 and beyond
         self.frames = ground[:, None].repeat(1, n_frames, 1, 1, 1)
 
     def paint(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Paints object number `slot` of every scene and frame that shows one, with its shadow.
-
-        Returns:
-            N numbers of frames, among B times F, and how much of their pixels the object covers,
-            [N, side, side] in 0..1.
+        """Paints object number `slot` of every scene and frame that shows one, with its shadow: N
+        numbers of frames, among B times F, and how much of their pixels it covers, [N, side,
+        side] in 0..1.
         """
         n_frames = self.frames.shape[1]
-        shown = [
-            (b * n_frames + frame, scene.objects[slot], scene.objects[slot].track[frame])
-            for b, scene in enumerate(self.scenes)
-            for frame in range(n_frames)
-            if slot < len(scene.objects) and scene.objects[slot].seen[frame]
-        ]
-        rows = torch.tensor([row for row, _, _ in shown], dtype=torch.int64)
-        things = [thing for _, thing, _ in shown]
-        dx = self.xs - _column([x for _, _, (x, _) in shown])
-        dy = self.ys - _column([y for _, _, (_, y) in shown])
+        numbers, things, places = [], [], []
+        for b, scene in enumerate(self.scenes):
+            for thing in scene.objects[slot : slot + 1]:
+                for frame in range(n_frames):
+                    if thing.seen[frame]:
+                        numbers.append(b * n_frames + frame)
+                        things.append(thing)
+                        places.append(thing.track[frame])
+        rows = torch.tensor(numbers, dtype=torch.int64)
+        dx = self.xs - _column([x for x, _ in places])
+        dy = self.ys - _column([y for _, y in places])
         lx, ly = (way[rows // n_frames] for way in self.light)
         shadow, _ = _cover(things, dx + _SHADOW * lx, dy + _SHADOW * ly)
         cover, depth = _cover(things, dx, dy)
@@ -121,7 +117,6 @@ class Picture:
 
 
 def _column(values: Sequence[float]) -> Tensor:
-    """Numbers as [B, 1, 1] float32."""
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
@@ -159,9 +154,7 @@ def _draw_ground(
 
 
 def _cover(things: Sequence[Thing], dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], `dx`, `dy` from the
-    objects' centres.
-    """
+    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], of objects at (0, 0)."""
     radius = _column([thing.radius for thing in things])
     angle = _column([thing.angle for thing in things])
     u = dx * angle.cos() + dy * angle.sin()
@@ -205,5 +198,5 @@ def _star(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     return (py * ex - (px - outer) * ey) / (ex * ex + ey * ey).sqrt()
 
 
+# depth under a shape's edge in pixels, negative outside, at (u, v) from its centre, by radius
 DEPTH = {"circle": _circle, "square": _square, "triangle": _triangle, "star": _star, "ring": _ring}
-"""Depth under a shape's edge in pixels, negative outside, at (u, v) from its centre, by radius."""

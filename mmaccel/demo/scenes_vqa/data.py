@@ -82,7 +82,6 @@ class BusyScene(Scene):
 
 
 def draw_scene(rng: np.random.Generator) -> BusyScene:
-    """One busy scene."""
     n_objects = int(rng.integers(3, 8))
     pairs = rng.permutation(len(COLOURS) * len(SHAPES))[:n_objects]
     nouns = [(COLOURS[p // len(SHAPES)], SHAPES[p % len(SHAPES)]) for p in pairs]
@@ -162,21 +161,20 @@ def _draw_centres(
     rng: np.random.Generator, corners: list[tuple[int, int]], reaches: list[float]
 ) -> list[Point] | None:
     """Centres, the widest object's first; None where one found no room."""
-    found: dict[int, Point] = {}
+    centres: dict[int, Point] = {}
     for k in sorted(range(len(reaches)), key=lambda k: -reaches[k]):
         reach = reaches[k]
         low = _MARGIN + reach
         for x, y in rng.uniform(low, CANVAS - low, (40, 2)).tolist():
-            is_free = all(
-                math.hypot(x - ox, y - oy) >= reach + reaches[o] + _GAP
-                for o, (ox, oy) in found.items()
-            ) and all(_gap(x, y, corner) >= reach + _GAP for corner in corners)
+            is_free = all(_gap(x, y, corner) >= reach + _GAP for corner in corners)
+            for other, centre in centres.items():
+                is_free &= math.dist((x, y), centre) >= reach + reaches[other] + _GAP
             if is_free:
-                found[k] = (x, y)
+                centres[k] = (x, y)
                 break
         else:
             return None
-    return [found[k] for k in range(len(reaches))]
+    return [centres[k] for k in range(len(reaches))]
 
 
 def _gap(x: float, y: float, corner: tuple[int, int]) -> float:
@@ -205,11 +203,8 @@ GLYPHS = np.array([[list(map(int, row)) for row in d.split()] for d in _DIGITS],
 
 
 def render(scenes: Sequence[BusyScene], noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
-    """Draws B scenes.
-
-    Returns:
-        Images [B, 3, 80, 80] uint8, and maps [B, 80, 80] uint8 of what each pixel shows: 0 the
-        ground, k + 1 object k, `FIRST_SIGN` + k sign k.
+    """Draws B scenes: images [B, 3, 80, 80] uint8, and maps [B, 80, 80] uint8 of what each pixel
+    shows: 0 the ground, k + 1 object k, `FIRST_SIGN` + k sign k.
     """
     picture = Picture(scenes, noises)
     images = picture.frames[:, 0]
@@ -291,7 +286,7 @@ def ask(
     rng: np.random.Generator, scene: BusyScene, per_kind: int | Mapping[str, int] = 1
 ) -> list[Question]:
     """Questions, no two alike, at most `per_kind` of each kind, or a number a kind."""
-    found: dict[str, Question] = {}
+    by_text: dict[str, Question] = {}
     for kind, list_answers in KINDS.items():
         by_answer: dict[str, list[str]] = {}
         most = per_kind if isinstance(per_kind, int) else per_kind[kind]
@@ -301,8 +296,8 @@ def ask(
         for _ in range(most if answers else 0):  # each answer that occurs is equally likely
             answer = answers[rng.integers(len(answers))]
             text = by_answer[answer][rng.integers(len(by_answer[answer]))]
-            found.setdefault(text, Question(kind, text, answer))
-    questions = list(found.values())
+            by_text.setdefault(text, Question(kind, text, answer))
+    questions = list(by_text.values())
     return [questions[k] for k in rng.permutation(len(questions))]
 
 
@@ -421,8 +416,8 @@ def _noun(thing: Thing) -> str:
     return f"{thing.colour} {thing.shape}"
 
 
-def _number(scene: BusyScene, **wanted: str) -> int:
-    return sum(all(getattr(t, k) == v for k, v in wanted.items()) for t in scene.objects)
+def _number(scene: BusyScene, **looks: str) -> int:
+    return sum(all(getattr(t, k) == v for k, v in looks.items()) for t in scene.objects)
 
 
 TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 21, 22, 23
@@ -431,18 +426,12 @@ _BATCH = 16
 
 
 class Examples(NamedTuple):
-    """B images with questions.
-
-    Attributes:
-        images: [B, 3, 80, 80] uint8.
-        maps: [B, 80, 80] uint8, what each pixel shows; see `render`.
-        questions: of each image.
-    """
+    """B images with questions."""
 
     scenes: list[BusyScene]
-    images: Tensor
-    maps: Tensor
-    questions: list[list[Question]]
+    images: Tensor  # [B, 3, 80, 80] uint8
+    maps: Tensor  # [B, 80, 80] uint8, what each pixel shows, as `render` says
+    questions: list[list[Question]]  # of each image
 
 
 def make_examples(
@@ -467,13 +456,13 @@ def make_questions(
 
 def list_questions(per_kind: int, seed: int = EVALUATION_SEED) -> Iterator[tuple[Tensor, Question]]:
     """Images [3, 80, 80] uint8 with one question each, `per_kind` of each kind, scene by scene."""
-    left = dict.fromkeys(KINDS, per_kind)
+    n_missing = dict.fromkeys(KINDS, per_kind)
     first = 0
-    while any(left.values()):
+    while any(n_missing.values()):
         examples = make_examples(seed, range(first, first + _BATCH))
         for image, questions in zip(examples.images, examples.questions, strict=True):
             for question in questions:
-                if left[question.kind]:
-                    left[question.kind] -= 1
+                if n_missing[question.kind]:
+                    n_missing[question.kind] -= 1
                     yield image, question
         first += _BATCH

@@ -1,7 +1,7 @@
 """The processor of `scenes-vqa`, of transformers' own classes; torchvision is not needed.
 
-Words are pieces of a WordPiece vocabulary that has every word of the questions; a number is two
-pieces, so that `72` is read digit by digit and written as one word.
+A number is two pieces of its WordPiece vocabulary, so that `72` is read digit by digit and written
+as one word.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ def make_tokenizer() -> Any:
 
 
 def make_processor() -> LlavaNextProcessor:
-    """The processor of `scenes-vqa`.
-
-    `processor(images=..., text=..., padding=True, return_tensors="pt")` with one `<image>` in the
-    text for each image gives `input_ids` and `attention_mask` [B, T], `pixel_values`
-    [N, 5, 3, 40, 40] and `image_sizes` [N, 2] for N images in all. Images are resized to 80x80 (or
+    """`processor(images=..., text=..., padding=True, return_tensors="pt")` with one `<image>` in
+    the text for each image gives `input_ids` and `attention_mask` [B, T], `pixel_values` [N, 5,
+    3, 40, 40] and `image_sizes` [N, 2] for N images in all, which are resized to 80x80 (or
     40x80, 80x40 where that fits their shape better); they were 80x80 in training.
     """
     from transformers import LlavaNextProcessor

@@ -30,19 +30,12 @@ FOLDER = "depth"
 
 @dataclass(frozen=True)
 class Spoken:
-    """An utterance.
+    """An utterance."""
 
-    Attributes:
-        codes: `[F, Q]` int64, without the frame that ends them.
-        waveform: `[samples]` float32 in -1..1.
-        sample_rate: Hz.
-        is_finished: whether the model ended it.
-    """
-
-    codes: Tensor
-    waveform: Tensor
+    codes: Tensor  # [F, Q] int64, without the frame that ends them
+    waveform: Tensor  # [samples] float32 in -1..1
     sample_rate: int
-    is_finished: bool
+    is_finished: bool  # whether the model ended it
 
 
 class StackedVoices:
@@ -58,10 +51,10 @@ class StackedVoices:
         self.frame_seconds = 2 * stack * self._codec.hop / self._codec.sample_rate
 
     def speak(self, text: str, voice: str | None = None, seed: int = 0, **options: Any) -> Spoken:
-        """Speaks a text; arguments as of `generate`."""
-        made = self.generate(text, voice, seed, **options)
-        ends = (made[:, 0] == self.model.config.codebook_eos_token_id).nonzero()
-        codes = made[: int(ends[0])] if len(ends) else made
+        codes = self.generate(text, voice, seed, **options)
+        ends = (codes[:, 0] == self.model.config.codebook_eos_token_id).nonzero()
+        if len(ends):
+            codes = codes[: int(ends[0])]
         return Spoken(codes, self.render(codes), self._codec.sample_rate, len(ends) > 0)
 
     @torch.no_grad()
@@ -74,21 +67,8 @@ class StackedVoices:
         max_seconds: float = 6.0,
         temperature: float = 1.0,
     ) -> Tensor:
-        """The frames of a text by the model's own `generate`.
-
-        Args:
-            text: of at most 8 words of `voices.json`.
-            voice: a name of the speakers; None: the first one.
-            seed: of the first book's draws, and of the other books' where no policy is attached;
-                torch's own generator is left as it was.
-            temperature: of all books; 0 takes the likeliest codes.
-
-        Returns:
-            Codes `[F, Q]` int64, the frame that ends them included.
-
-        Raises:
-            OptionError: see `VoicesSpeech.encode` and `TextToSpeech`; less than a frame, or more
-                frames than the model has positions.
+        """The frames of a text, at most 8 words, by the model's own `generate`: codes `[F, Q]`
+        int64, the frame that ends them included. Torch's own generator stays as it was.
         """
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
         prompt = torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
@@ -108,8 +88,8 @@ class StackedVoices:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             ids = (prompt - self._codec.flat_size).to(device)
-            made: Tensor = self.model.generate(ids, max_new_tokens=n_frames, **choice)[0]
-        return made
+            codes: Tensor = self.model.generate(ids, max_new_tokens=n_frames, **choice)[0]
+        return codes
 
     @torch.no_grad()
     def render(self, codes: Tensor) -> Tensor:
@@ -121,15 +101,7 @@ class StackedVoices:
 
 
 def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:
-    """Opens the embedded model, float32.
-
-    Args:
-        folder: "voices", or one that `python -m scripts.training voices` wrote.
-        device: where both models run; see `TextToSpeech.from_pretrained`.
-
-    Raises:
-        OptionError: a folder without the model.
-    """
+    """Opens the embedded model, float32, or that of a folder of `scripts.training voices`."""
     from transformers import CsmForConditionalGeneration
 
     pipe = TextToSpeech.from_pretrained(folder, device=device)

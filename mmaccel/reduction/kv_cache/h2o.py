@@ -26,8 +26,11 @@ class H2O(CacheMethod):
     """Keeps what the whole prompt attends to, and the last entries.
 
     Args:
-        budget: entries that each row keeps in a layer.
         recent: share of the budget for the last entries, 0 to 1; at least one stays.
+
+    Cost: the prompt's attention a second time, 64 queries at a time.
+    Loses: what the end asks for: early entries are seen by more queries.
+    Figures: SmolLM2-135M: 46, 33, 21 % right at 1/2, 1/4, 1/10.
     """
 
     recent: float = within(0.5, 0, 1, "0.5 is the paper's")
@@ -39,6 +42,5 @@ class H2O(CacheMethod):
         return max(1, int(self.budget * self.recent))
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """The attention received, `[R, H, S]`."""
         assert layer.total is not None
         return layer.total

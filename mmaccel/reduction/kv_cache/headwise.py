@@ -33,18 +33,10 @@ class HeadwiseMethod(CacheMethod):
 
     @abstractmethod
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """`[R, H, S]` bool, the entries that stay beside the last `n_recent`.
-
-        Args:
-            layer: of the cache.
-            scores: of `score`; in rows of one item their mean.
-        """
+        """`[R, H, S]` bool, the entries that stay beside the last `n_recent`, by `score`."""
 
     def plan(self, layer: CachedLayer, scores: Tensor) -> Tensor:
-        """The entries that stay, `[R, H, K]` int64, ascending; shorter lists end in -1.
-
-        Cost: a host synchronisation.
-        """
+        """The entries that stay, `[R, H, K]` int64, ascending, then -1. Synchronises."""
         is_short = (layer.lengths <= self.budget)[:, None, None]
         keeps = self.keeps(layer, scores)
         check_answer(f"{self.name}.keeps", keeps, scores.shape, "bool")
@@ -66,7 +58,6 @@ class ThresholdMethod(HeadwiseMethod):
 
     @property
     def n_recent(self) -> int:
-        """The budget."""
         return self.budget
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:

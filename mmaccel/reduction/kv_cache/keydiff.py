@@ -22,8 +22,8 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 class KeyDiff(CacheMethod):
     """Keeps the entries whose keys point away from the mean key, head by head.
 
-    Args:
-        budget: entries that each row keeps in a layer.
+    Loses: in texts of many equal parts; the question has no say.
+    Figures: SmolLM2-135M: 68, 41, 19 % right at 1/2, 1/4, 1/10.
     """
 
     def score(self, layer: CachedLayer) -> Tensor:

@@ -24,8 +24,11 @@ class KNorm(CacheMethod):
     """Keeps the entries whose keys are shortest, head by head.
 
     Args:
-        budget: entries that each row keeps in a layer.
         first_layer: layers before it keep everything.
+
+    Loses: in models whose keys are normalised (Qwen3, Gemma 3); the question has no say; the first
+    layers do not shrink.
+    Figures: SmolLM2-135M: 21 % right at 1/2.
     """
 
     first_layer: int = within(2, hint="2 suits most models")

@@ -29,14 +29,7 @@ _PUBLISHED = "a published scorer, such as nvidia/KVzap-mlp-Qwen3-8B"
 
 
 class Scorer:
-    """The networks of all layers.
-
-    Args:
-        maps: weight `[N, C]` and bias `[N]` of one map, or of two, for each layer.
-
-    Attributes:
-        sizes: of the layers that it is for.
-    """
+    """The networks of all layers, each a map of weight `[N, C]` and bias `[N]`, or two."""
 
     def __init__(self, maps: list[list[tuple[Tensor, Tensor]]]) -> None:
         self._maps = maps
@@ -57,12 +50,7 @@ class Scorer:
 
 
 def open_scorer(path: str) -> Scorer:
-    """Read a scorer; one that did not change is read once.
-
-    Raises:
-        OptionError: no such file, or a folder without it.
-        UnsupportedModelError: what safetensors cannot read, or other tensors.
-    """
+    """Read a scorer; one that did not change is read once."""
     file = Path(path) / WEIGHTS if os.path.isdir(path) else Path(path)
     hint = f"download a scorer, such as nvidia/KVzap-mlp-Qwen3-8B, and give its folder or {WEIGHTS}"
     check_path(_OPTION, file, "file", hint=hint)
@@ -84,14 +72,14 @@ def _read(file: Path, _time: int, _size: int) -> Scorer:
             f"tensors such as {shorten(sorted(known)[:3])}; give {_PUBLISHED}"
         )
     depth = len(known) // (2 * len(form))
-    wanted: dict[str, tuple[int, ...]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for layer in range(depth):
         width = shapes[0][1]
         for name, (out, _) in zip(form, shapes, strict=True):
-            wanted[f"layers.{layer}.{name}weight"] = (out, width)
-            wanted[f"layers.{layer}.{name}bias"] = (out,)
+            expected[f"layers.{layer}.{name}weight"] = (out, width)
+            expected[f"layers.{layer}.{name}bias"] = (out,)
             width = out  # what one map makes is what the next reads
-    tensors = weights.read(wanted)
+    tensors = weights.read(expected)
     maps = []
     for layer in range(depth):
         names = [f"layers.{layer}.{name}" for name in form]

@@ -30,8 +30,10 @@ class LineKV(CacheMethod):
         lines: how many of the last rows stay.
         sinks: how many of the first entries stay: those of the prompt, say.
 
-    Raises:
-        OptionError: a value out of range, or a budget that rows and first entries fill.
+    Loses: in small images, texts, and batches of prompts of different lengths. Windows wider than a
+    row are refused.
+    Figures: `scenes`, a quarter kept: 85 % of captions true (whole cache 89, `KeyDiff` 90, random
+    38).
     """
 
     budget: int = budget_above("n_recent + sinks")
@@ -41,13 +43,11 @@ class LineKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The last row."""
         assert self.every is not None
         return self.every
 
     @property
     def n_recent(self) -> int:
-        """The last rows."""
         return self.lines * self.observed
 
     def score(self, layer: CachedLayer) -> Tensor:

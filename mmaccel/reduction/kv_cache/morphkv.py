@@ -25,12 +25,12 @@ class MorphKV(CacheMethod):
     """Keeps what the most recent entries attend to, again after every `every` tokens.
 
     Args:
-        budget: entries that each row keeps in a layer, the recent ones among them.
-        every: see `CacheMethod`.
+        every: generated tokens of a round, at least the window of the policy.
         window: how many recent entries stay, and vote.
 
-    Raises:
-        OptionError: a value out of range, or a budget that holds the recent entries alone.
+    Loses: what no recent entry attends to, though a later one would; in short answers. A window
+    wider than `every` is refused.
+    Figures: SmolLM2-135M: 49, 29, 20 % right at 1/2, 1/4, 1/10.
     """
 
     every: int | None = field(default=64, kw_only=True)
@@ -39,9 +39,7 @@ class MorphKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The recent entries."""
         return self.window
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """Votes `[R, H, S]`."""
         return layer.mass()

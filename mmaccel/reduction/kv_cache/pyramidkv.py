@@ -29,10 +29,11 @@ class PyramidKV(SnapKV):
     Args:
         budget: entries that each row keeps in a layer in the mean, the observation window among
             them.
-        window: entries of the observation window.
-        kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
         slope: how many times the mean budget is that of the last layer, beside the window; 1 gives
             all layers the same.
+
+    Loses: where higher layers look for many things; the first layers hold nearly twice the mean.
+    Figures: SmolLM2-135M: 96, 85, 52 % right at 1/2, 1/4, 1/10.
     """
 
     slope: int = within(20, 1, hint="20 is the paper's")

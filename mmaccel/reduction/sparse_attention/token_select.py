@@ -30,9 +30,12 @@ class TokenSelect(AttentionMethod):
     """Reads the blocks that the heads vote for, and those again while queries are similar.
 
     Args:
-        budget, block, first_layer: as for every method.
         similarity: the least cosine between a pass's mean query and that of the last choice with
             which the choice is read again, in [0, 1]; 1 chooses at every pass.
+
+    Loses: where each pass has to choose, which reads all keys; in batches, unless all rows look
+    alike.
+    Figures: SmolLM2-135M: 99, 98 % right at 1/4, 1/10.
     """
 
     similarity: float = within(0.9, 0, 1, "0.9 suits most models; 1 chooses at every pass")

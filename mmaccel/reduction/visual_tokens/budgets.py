@@ -22,16 +22,7 @@ _LONGEST = 10**6  # denominator of a fraction of tokens
 
 
 def uniform(available: Tensor, keep: float | None, n_keep: int | None) -> Tensor:
-    """How many of `available` tokens stay.
-
-    Args:
-        available: `[...]` int64.
-        keep: a fraction in (0, 1], or None.
-        n_keep: a number of tokens, or None.
-
-    Returns:
-        `[...]` int64, at least 1 where a token is available.
-    """
+    """How many of `available` tokens stay, both `[...]` int64: at least 1 where there is one."""
     if n_keep is not None:
         return available.clamp(max=n_keep)
     assert keep is not None
@@ -52,16 +43,8 @@ def geometric(
 ) -> Tensor:
     """How many tokens stay after one of several stages, each of which keeps the same fraction.
 
-    Args:
-        initial: `[B]` int64, tokens before the first stage.
-        available: `[B]` int64, tokens before this stage.
-        keep: the fraction that the last stage leaves, or None.
-        n_keep: the number that the last stage leaves, or None.
-        stage: this one, from 1 on.
-        stages: how many there are.
-
-    Returns:
-        `[B]` int64; the last stage's is `uniform` of the initial tokens.
+    `[B]` int64, as `initial` (before the first stage) and `available` (before this one); stages
+    count from 1. `keep` and `n_keep` are what the last one leaves of the initial tokens.
     """
     last = uniform(initial, keep, n_keep)
     if stage < stages:
@@ -81,25 +64,19 @@ def linear(
     stage: int,
     stages: int,
 ) -> Tensor:
-    """How many tokens stay after one of several stages, each of which removes as many (ToMe's r).
-
-    Arguments and result as of `geometric`.
-    """
+    """As `geometric`, but each stage removes as many (ToMe's r)."""
     removed = initial - uniform(initial, keep, n_keep)
-    part = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
-    return (initial - part).minimum(available)
+    gone = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
+    return (initial - gone).minimum(available)
 
 
 def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
-    """Shares of a count in proportion to weights, none above its capacity.
+    """Shares `[B, G]` int64 of a count in proportion to weights, none above its capacity.
 
     Args:
         total: `[B]` int64, at most the sum of capacities.
         weights: `[B, G]` float >= 0. Groups of weight 0 receive what the others cannot hold.
         capacity: `[B, G]` int64, how many tokens each group has.
-
-    Returns:
-        `[B, G]` int64, which add up to `total`.
     """
     room = capacity.double()
     weights = weights.double().where(capacity > 0, 0.0)
@@ -126,9 +103,7 @@ def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
 
 
 def threshold(scores: Tensor, valid: Tensor, least: float) -> Tensor:
-    """How many valid scores `[B, N]` are at least `least`: `[B]` int64, at least 1 of a row that
-    has tokens.
-    """
+    """`[B]` int64: how many valid scores `[B, N]` are at least `least`, 1 or more of a row."""
     return ((scores >= least) & valid).sum(1).clamp(min=1).minimum(valid.sum(1))
 
 
@@ -140,5 +115,5 @@ def top_p(scores: Tensor, valid: Tensor, p: float) -> Tensor:
     """
     mass = scores.double().where(valid, 0.0).sort(dim=1, descending=True).values
     before = mass.cumsum(1) - mass
-    wanted = p * mass.sum(1, keepdim=True) * (1 - 1e-6)  # float32 scores
-    return (before < wanted).sum(1).clamp(min=1).minimum(valid.sum(1))
+    share = p * mass.sum(1, keepdim=True) * (1 - 1e-6)  # float32 scores
+    return (before < share).sum(1).clamp(min=1).minimum(valid.sum(1))

@@ -76,7 +76,6 @@ class VisualContext(Capable):
 
     @property
     def offers(self) -> Words:
-        """See `mmaccel.capabilities.Capable`."""
         return self.has | {"visual tokens"}
 
     @property
@@ -96,27 +95,16 @@ class VisualContext(Capable):
         return count_groups(group, self.valid, int(group.max()) + 1 if group.numel() else 1)
 
     def keys(self, layer: int) -> Tensor:
-        """Keys of the visual tokens in a layer, negative ones counted from the last.
-
-        Returns:
-            `[B, N, H, D]`.
-        """
+        """Keys `[B, N, H, D]` in a layer, negative ones counted from the last."""
         self._ask("keys")
         assert self._keys is not None
         return self._keys(layer)
 
     def attention(self, layer: int, queries: Queries, per_head: bool = False) -> Tensor:
-        """Attention that each visual token receives in a layer. A query's attention is normalised
-        over all that the query sees, text included; then queries are summed.
+        """Attention that each visual token receives in a layer, `[B, N]` float32, or `[B, H, N]`.
 
-        Args:
-            layer: of the encoder or, where `layer` is one of it, of the language model; negative
-                ones are counted from the last.
-            queries: whose attention.
-            per_head: of each head; False: the sum over heads.
-
-        Returns:
-            `[B, N]` float32, or `[B, H, N]`.
+        A query's attention is normalised over all that the query sees, text included; then queries
+        are summed. Layers are the encoder's at its exit; negative ones are counted from its end.
         """
         self._ask(f"{queries}_attention")
         assert self._attention is not None
@@ -156,25 +144,21 @@ def make_context(
     """A `VisualContext`, with what is left out filled in.
 
     Args:
-        x, valid, group, row, column, tile_grid, size, initial, layer, depth: see `VisualContext`.
         groups: what groups are; None: there is one group.
         seed: of all rows, or `[B]` int64 of each.
-        keys: layer -> `[B, N, H, D]`.
-        attention: layer, queries, per_head -> `[B, N]` or `[B, H, N]`.
         queries: which queries `attention` knows.
-        text: -> `Text`.
         offers: ("pixels",) where x are pixels.
     """
     valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
     whole = torch.zeros_like(valid, dtype=torch.int64)
-    given = {
+    known = {
         "keys": keys,
         "text": text,
         "grid": row if column is not None else None,
         "tiles": tile_grid,
         "frames": group if groups == "frames" else None,
     }
-    has = {name for name, value in given.items() if value is not None}
+    has = {name for name, value in known.items() if value is not None}
     has |= {f"{name}_attention" for name in queries if attention is not None}
     return VisualContext(
         x,

@@ -57,9 +57,6 @@ class TokenReducer(Method):
             most that do.
         revives: tokens dropped earlier are scored again at every step.
         restarts: the model runs from its first layer with the tokens that the plan keeps.
-
-    Raises:
-        OptionError: neither or both, or a value out of range.
     """
 
     keep: float | None = within(
@@ -87,28 +84,26 @@ class TokenReducer(Method):
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return type(self).__name__
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """See `mmaccel.capabilities.Capable`: its stage, whatever a child needs."""
+        """Its stage, whatever a child needs."""
         return (Leaving(self),)
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         if self.stage != "llm_layer":
             return {}
         why = (
             "drops tokens inside the language model; for visual ones take a method at the "
             "encoder's exit, such as DivPrune"
         )
-        found = dict.fromkeys(("eviction", "packed entries"), why)
+        reasons = dict.fromkeys(("eviction", "packed entries"), why)
         if self.revives:
             other = ("trees", "step blocks", "draft canvas", "draft passes", "layer states")
-            found |= dict.fromkeys(other, "computes tokens of the prompt beside those of a pass")
-        return found
+            reasons |= dict.fromkeys(other, "computes tokens of the prompt beside those of a pass")
+        return reasons
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
@@ -119,11 +114,7 @@ class TokenReducer(Method):
 
     @final
     def layers_of(self, depth: int) -> tuple[int, ...]:
-        """`layers_in`, of a tower that has them all.
-
-        Raises:
-            OptionError: a layer that the tower lacks.
-        """
+        """`layers_in`, of a tower that has them all."""
         layers = self.layers_in(depth)
         if self.stage.endswith("layer"):
             last = layers[-1] if layers else 0
@@ -150,17 +141,7 @@ class TokenReducer(Method):
 
     @final
     def plan(self, context: VisualContext) -> Plan:
-        """What stays of the visual tokens.
-
-        Args:
-            context: the tokens of some rows.
-
-        Returns:
-            A `Plan`; if nothing is to go, the one that keeps all valid tokens.
-
-        Raises:
-            UnsupportedModelError: the context lacks what the method needs.
-            ShapeError: `score` or `select` returns something else than it should.
+        """What stays of the visual tokens of some rows; if nothing is to go, all valid ones.
 
         Cost: four host synchronisations, and the method's own.
         """
@@ -203,11 +184,7 @@ class StagedReducer(TokenReducer):
         return self.layers or self.usual(depth)
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`: what is left behind a layer.
-
-        Raises:
-            OptionError: a context without depth, or at another layer.
-        """
+        """What is left behind a layer, `[B]`."""
         layers = () if context.depth is None else self.layers_of(context.depth)
         if context.layer not in layers:
             raise OptionError(
@@ -252,7 +229,6 @@ class LeavingWords(Leaving):
 
     @property
     def excludes(self) -> Exclusions:
-        """See `mmaccel.capabilities.Capable`."""
         return self.method.excludes
 
 
@@ -261,14 +237,7 @@ UsePromptReducer = PromptReducer | str | Mapping[str, Any] | None
 
 
 def read_prompt_reducer(given: UsePromptReducer) -> PromptReducer | None:
-    """The method of `prompt_tokens=`.
-
-    Args:
-        given: a method, a short name or a dictionary, as for `read_reducers`; None for none.
-
-    Raises:
-        OptionError: unknown name, a dictionary without one, a bad field, or no method for words.
-    """
+    """The method of `prompt_tokens=`."""
     if given is None:
         return None
     method = read_method("visual_tokens", given)
@@ -285,21 +254,15 @@ UseReducers = (
 def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
     """The methods of `visual_tokens=`, in the order in which an image meets their stages.
 
-    Args:
-        given: a method; a short name, such as "dart", which keeps `mmaccel.catalog.KEEP`; a
-            dictionary of a name and fields, such as `{"name": "dart", "keep": 0.3}`; a list with at
-            most one of these a stage; None for none.
-
-    Raises:
-        OptionError: unknown name, a dictionary without one, a bad field, no method, or two of a
-            stage. What is done before the encoder and in it is one stage here.
+    A short name, such as "dart", keeps `mmaccel.catalog.KEEP`. What is done before the encoder and
+    in it is one stage here, and of a stage there is one method.
     """
     if given is None:
         return ()
     if isinstance(given, list | tuple):
         check_length("visual_tokens", given)
-    every = given if isinstance(given, list | tuple) else [given]
-    methods = [read_method("visual_tokens", one) for one in every]
+    asked = given if isinstance(given, list | tuple) else [given]
+    methods = [read_method("visual_tokens", each) for each in asked]
     for method in methods:
         check_method("visual_tokens", method, TokenReducer, "mmaccel.DART(keep=0.22)")
     places = ["encoder_layer" if m.stage == "pixels" else m.stage for m in methods]

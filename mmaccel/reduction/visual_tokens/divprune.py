@@ -28,10 +28,13 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True)
 class DivPrune(TokenReducer):
-    """Keeps tokens far from each other at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+    """Keeps tokens far from each other. It reads no attention and no question: any encoder, and
+    several questions may share an image.
 
-    Cost: cosines of all pairs once and `[B, N]` work for each token kept; without an attention.
+    Cost: cosines of all pairs once and `[B, N]` work for each token kept.
+    Loses: where an image has more different small things than the budget has places; noise is
+    diverse, too.
+    Figures: `scenes-vqa`, 22 % kept: 1.3 points lost of 97.0.
     """
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
@@ -46,22 +49,18 @@ class DivPrune(TokenReducer):
             picks[:, k : k + 1] = pick.where(k < budget[:, None], -1)
             index = pick[..., None].expand(-1, -1, n if pairs is not None else vectors.shape[2])
             if pairs is not None:
-                found = pairs.gather(1, index)[:, 0]
+                distance = pairs.gather(1, index)[:, 0]
             else:
-                found = _distance(vectors @ vectors.gather(1, index).mT)[..., 0]
-            nearest = (_nearer(nearest, found) if k else found).masked_fill(~valid, -2.0)
-            nearest = nearest.scatter(1, pick, -1.0)
+                distance = _distance(vectors @ vectors.gather(1, index).mT)[..., 0]
+            if k:  # to the nearest of the chosen ones
+                distance = nearest.minimum(distance)
+            nearest = distance.masked_fill(~valid, -2.0).scatter(1, pick, -1.0)
         return keep_tokens(picks, valid, context.size)
 
 
 def _distance(cosine: Tensor) -> Tensor:
     distance = 1 - cosine
     return distance.masked_fill(distance < _EQUAL, 0.0)
-
-
-def _nearer(nearest: Tensor, found: Tensor) -> Tensor:
-    """Distances to the nearest chosen token `[B, N]`, with one more chosen."""
-    return nearest.minimum(found)
 
 
 def _start(vectors: Tensor, pairs: Tensor | None, valid: Tensor) -> Tensor:

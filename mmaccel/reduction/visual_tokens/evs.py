@@ -27,12 +27,14 @@ _NEW = 3.0  # above the distance of opposite vectors
 
 @dataclass(frozen=True)
 class EVS(TokenReducer):
-    """Keeps what changed in a video at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+    """Keeps what changed in a video; the first frame stays whole.
 
     Args:
         least_change: a token that changed by less (0 nothing, 1 orthogonal) goes even if there is
             budget; None: keep the whole budget.
+
+    Loses: under a moving camera, and for slow movement; a server with many requests was slower by
+    it (vLLM issue 51221).
     """
 
     least_change: float | None = within(None, 0, 2, "0.1 is a visible change")
@@ -40,7 +42,7 @@ class EVS(TokenReducer):
     needs = frozenset({"frames", "grid"})
 
     def budget(self, context: VisualContext) -> Tensor:
-        """See `TokenReducer.budget`; never less than the first frame."""
+        """Never less than the first frame, `[B]`."""
         first = (context.valid & (context.group == 0)).sum(1)
         return super().budget(context).maximum(first)
 

@@ -23,13 +23,17 @@ from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 
 @dataclass(frozen=True)
 class FastV(TokenReducer):
-    """Keeps what the last token attends to in the language model. Give one of `keep` and `n_keep`,
-    see `TokenReducer`; the paper's is `keep=0.5`.
+    """Keeps what the prompt's last token attends to in one early layer; the paper's is `keep=0.5`.
 
     Args:
         layer: the first that receives fewer tokens (the paper's K).
         top_p: keep no more than the tokens that hold this fraction of the attention on all visual
             tokens; None: keep the whole budget.
+
+    Loses: what compares places: early attention prefers tokens near the text; what is dropped is
+    lost for the whole answer.
+    Figures: `scenes-vqa`: 5.0 points lost of 97.0 at 22 %; the mass of one query is 2.3 times as
+    fast as maps.
     """
 
     layer: int = within(2, 1, hint="a plan is made from the layer before")
@@ -42,7 +46,6 @@ class FastV(TokenReducer):
     needs = frozenset({"last_attention"})
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
-        """See `TokenReducer.layers_in`."""
         return (self.layer,)
 
     def score(self, context: VisualContext) -> Tensor:

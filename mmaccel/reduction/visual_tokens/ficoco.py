@@ -7,11 +7,10 @@ tokens and is attended to little, by the class token (V, in the encoder, weight 
 stay. *Compress*: it is merged into them. V has the paper's local penalty: in each 2 x 2 window the
 most redundant token counts as more so.
 
-Departures: attention between patches, a map, is replaced by the cosine of keys; the token goes into
-its one best match (the paper's 0.998 quantile of 576 correlations is one or two) by weighted mean,
-weighed by the correlation; only tokens that stay are matches. The released code adds to other
-tokens than it has chosen, because it uses indices of all tokens for those that stay in the order of
-their scores, and its L variant uses attention of visual tokens to later text, which is 0.
+Departures: attention between patches is replaced by the cosine of keys; a token goes into its one
+best match among those that stay, by a mean weighed by the correlation. The released code adds to
+other tokens than it has chosen (it uses indices of all tokens for those that stay), and its L
+variant uses attention of visual tokens to later text, which is 0.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ class _FiCoCo(StagedReducer):
 
 @dataclass(frozen=True)
 class FiCoCoV(_FiCoCo):
-    """FiCoCo in the layers of the encoder. Give one of `keep` and `n_keep`, what is left of an
-    image, tile or frame after the last layer; see `TokenReducer`.
+    """FiCoCo in the layers of the encoder; `keep` is what is left after the last.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: from the middle on, of
@@ -89,6 +87,9 @@ class FiCoCoV(_FiCoCo):
         local_penalty: count the most redundant token of each 2 x 2 window as more redundant, if
             the context has a grid, so that what is removed is spread over the image.
         features: what the language model sees, see `ToMe`.
+
+    Loses: as `ToMe`; each layer compares all pairs.
+    Figures: `scenes-vqa`, 22 % kept: 6.0 points lost of 97.0.
     """
 
     attended: float = 0.35
@@ -118,12 +119,14 @@ class FiCoCoV(_FiCoCo):
 
 @dataclass(frozen=True)
 class FiCoCoL(_FiCoCo):
-    """FiCoCo in the layers of the language model. Give one of `keep` and `n_keep`, what is left
-    after the last layer; see `TokenReducer`.
+    """FiCoCo in the layers of the language model; `keep` is what is left after the last.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: from the fifth on.
         attended: weight of the text's attention, against that of the resemblance.
+
+    Loses: in shallow models, as it begins at layer 5; it is nearly the slowest, and the most
+    accurate on `scenes-vqa`, where it loses nothing at 11 %.
     """
 
     attended: float = 0.4

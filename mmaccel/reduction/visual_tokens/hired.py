@@ -32,8 +32,7 @@ from mmaccel.reduction.visual_tokens.selection import (
 
 @dataclass(frozen=True)
 class HiRED(TokenReducer):
-    """Budgets of tiles at the exit of the encoder. Give one of `keep` and `n_keep`, see
-    `TokenReducer`; the paper's is `keep=0.2`.
+    """Gives each tile a budget of its own by the overview; the paper's is `keep=0.2`.
 
     Args:
         alpha: the overview's fraction of the budget.
@@ -42,6 +41,10 @@ class HiRED(TokenReducer):
         queries: whose attention: "cls" the class token's, "all" that of all visual tokens.
         scorer: ranks the tokens of a tile instead of the late layer: a method whose scores decide
             alone, such as EVS or RandomTokens; its own budget is not used.
+
+    Loses: small print in a tile that looks empty in the overview. For LLaVA-NeXT, and
+    LLaVA-OneVision with `queries="all"`.
+    Figures: `scenes-vqa`, 22 % kept: 6.7 points lost of 97.0.
     """
 
     alpha: float = within(0.5, 0, 1, "0.5 is the paper's")

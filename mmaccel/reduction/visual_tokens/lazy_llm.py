@@ -6,10 +6,9 @@ that predicts are left out of this step's later layers. Their states at that lay
 auxiliary cache, from which a later step that wants them goes on.
 
 Departures: of a prompt with images, visual tokens alone are dropped; of a text, all words but the
-first and the newest. What was generated stays. The plan is made here for one layer of one step;
-`revives` says that the caller makes a context at every step, whose first layer has *all* tokens
-again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's: each layer leaves the
-same fraction of what the one before left; the paper tunes percentiles by task.
+first and the newest. What was generated stays. `revives` says that the caller asks at every step,
+with *all* tokens again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's, where
+the paper tunes percentiles by task.
 """
 
 from __future__ import annotations
@@ -23,12 +22,18 @@ from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
 
 @dataclass(frozen=True)
 class LazyLLM(PromptReducer, PyramidDrop):
-    """Drops tokens of a prompt for the present step alone. Give one of `keep` and `n_keep`, what
-    the last layers see of all that may leave; see `TokenReducer` and `PromptReducer`.
+    """Drops tokens of a prompt for the present step alone; a step that wants one computes it in the
+    later layers. `keep` is what the last layers see. Of images (`visual_tokens=`) or words
+    (`prompt_tokens=`).
 
     Args:
         layers: those that receive fewer tokens than the one before; None: at a quarter, half and
             three quarters of the depth.
+
+    Loses: in long answers: each step wants other tokens; no memory is saved; trees, drafts of the
+    model itself and heads are refused.
+    Figures: SmolLM2-135M, prompts of 1500 words: the first token computes 74 % of the prompt's
+    layers at 0.5 and 58 at 0.25, the answer 89 to 95 and 74 to 85; 5 and 3 of 5 answers stay.
     """
 
     revives: ClassVar[bool] = True

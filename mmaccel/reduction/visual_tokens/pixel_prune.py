@@ -32,12 +32,17 @@ from mmaccel.reduction.visual_tokens.selection import itself, top
 
 @dataclass(frozen=True)
 class PixelPrune(TokenReducer):
-    """Drops patches that repeat a neighbour, before the encoder: what is left has the positions
+    """Drops patches that repeat a neighbour, before the encoder; what is left has the positions
     that it had. A patch is one visual token's part of the image. `keep` and `n_keep` may be left
-    out; they are the most that stays.
+    out: they are the most that stays. For screens and documents.
 
     Args:
         threshold: the largest difference of two pixels that counts as none.
+
+    Loses: on photographs, which repeat nothing; on backgrounds that the processor resized; where
+    equal things are counted. Chameleon is refused.
+    Figures: of a painted page 448 of 2943 tokens stay at threshold 0; `scenes-vqa`, 22 % kept: 85.5
+    % right of 97.0.
     """
 
     threshold: float = within(0.0, hint="0 drops repetitions alone")
@@ -56,9 +61,7 @@ class PixelPrune(TokenReducer):
         return budget.minimum(differs.sum(1))
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
-        """See `TokenReducer.select`: a patch that goes is merged into the one that stands for it,
-        whose pixels alone count.
-        """
+        """A patch `[B, N]` that goes is merged into the one that stands for it."""
         kept = top(scores, context.valid, budget)
         target = self._predict(context)[1].where(~kept, itself(kept))
         for _ in range(kept.shape[1].bit_length()):  # of a target that went, its own target
@@ -74,14 +77,14 @@ class PixelPrune(TokenReducer):
         x = context.x  # [B, N, P]
         valid = context.valid
         width = context.column.amax(1, keepdim=True) + 1
-        own = itself(valid)
-        left = (own - 1).clamp(0)  # patches are in the order of reading
-        up = (own - width).clamp(0)
+        index = itself(valid)
+        left = (index - 1).clamp(0)  # patches are in the order of reading
+        up = (index - width).clamp(0)
         has_left = (context.column > 0) & valid.gather(1, left)
         has_up = (context.row > 0) & valid.gather(1, up)
         difference = torch.full(x.shape[:2], torch.inf, device=x.device, dtype=torch.float32)
         predictor = valid.int().argmax(1, keepdim=True).repeat(1, x.shape[1])
-        stands = own.clone()  # for each patch, the one that is shown in its place
+        stands = index.clone()  # for each patch, the one that is shown in its place
         wave = (context.row + context.column).where(valid & (has_left | has_up), -1)
         for step in range(1, int(wave.max()) + 1):
             b, n = (wave == step).nonzero().unbind(1)

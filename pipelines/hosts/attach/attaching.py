@@ -1,7 +1,7 @@
-"""What `attach` does: finds the model and its family, checks them, patches, hands back the handle.
+"""What `mmaccel.attach` does: find the model in its target, ask what goes with what, and patch it.
 
-From here a call's way is that of `pipelines.hosts.attach.generate`: `GenerateService.methods` are
-what a model gets, and its `sample` is the loop that decodes.
+From there on transformers prepares a call of `generate` as always, looks its decoding loop up on
+the model, and finds `GenerateService.sample` (`pipelines.hosts.attach.generate`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ from mmaccel.samplers.drafting.sources import source_of
 
 
 def attach_policy(target: Any, policy: Any, options: AttachOptions) -> Handle:
-    """Let a policy decode what a target generates; see `mmaccel.attach`."""
+    """Let a policy decode what a target generates; takes what `mmaccel.attach` was given."""
     if find_pipeline(target):
         return _attach_to_pipeline(target, policy, options)
     model, family, refusal = find_served(target)  # runs the model's self-check
-    chosen = choose_policy(policy, options.layout, family.layout(model))
-    check_layout(options.layout, count_ids(model))
+    policy = choose_policy(policy, options.layout, family.layout(model))
     engine = options.engine
-    engine.check(find_device(model), chosen)
-    if options.strict and refusal is not None:
+    engine.check(find_device(model), policy)
+    if refusal is not None and options.strict:
         raise refusal
     window = family.wrap(model) if refusal is None else None
+    check_layout(options.layout, count_ids(model) or getattr(window, "vocab_size", None))
+
+    # every part says what it needs of the others
     reduction = options.reduction
     vision = VisionModel(model, family, reduction) if reduction else None
-    refuse(explain(chosen, options.layer_methods, *reduction.parts, engine, window, vision))
-    handle = Handle(model, GenerateService(chosen, family, options, target, model))  # patches
-    if engine.needs_fused and find_training_effect(model) is None:  # else at its first call
+    refuse(explain(policy, options.layer_methods, *reduction.parts, engine, window, vision))
+
+    # the handle exchanges the model's class: its `generate` decodes by the policy now
+    handle = Handle(model, GenerateService(policy, family, options, target, model))
+    if engine.needs_fused and find_training_effect(model) is None:  # else at the first call
         try:
             window = family.wrap(model)
             engine.use_fused(window)
@@ -63,20 +67,16 @@ def _attach_to_pipeline(target: Any, policy: Any, options: AttachOptions) -> Han
             f"{slot}: expected a language model of transformers, received a "
             f"{type(target).__name__}; leave {slot} out"
         )
-    chosen = read_canvas_policy(policy)
     service = open_service(target)
-    service.serve(chosen, options)
+    service.serve(read_canvas_policy(policy), options)
     return Handle(target, service)
 
 
 def find_served(target: Any) -> tuple[Any, CausalLM, UnsupportedModelError | None]:
     """The model in a target of `attach`, its family, and why no call of it can be served.
 
-    Every call asks the family again. A model in training mode whose passes differ from those in
-    evaluation mode can be served: its calls run the original until `eval()`.
-
-    Raises:
-        UnsupportedModelError: the target does not generate with transformers.
+    Runs the model's self-check. Every call asks the family again: a model in training mode may be
+    attached to, and its calls run the original until `eval()`.
     """
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
@@ -94,25 +94,17 @@ def find_served(target: Any) -> tuple[Any, CausalLM, UnsupportedModelError | Non
 
 def family_of(model: Any) -> CausalLM:
     """The family a model belongs to, by the `model_type` of its configuration."""
-    kind = getattr(getattr(model, "config", None), "model_type", None)
-    family: CausalLM = load(find_family(kind))()
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    family: CausalLM = load(find_family(model_type))()
     return family
 
 
-def choose_policy(policy: Any, layout: Any, own: Layout | None = None) -> Policy:
-    """The policy that `mmaccel.catalog.read_policy` finds, checked.
-
-    Args:
-        policy, layout: as `attach` takes them.
-        own: the layout of the model's family.
-
-    Raises:
-        OptionError: no policy, an object that is no layout, or drafts that need another one.
-    """
+def choose_policy(policy: Any, layout: Any, family_layout: Layout | None = None) -> Policy:
+    """The policy that a caller named or gave, checked with its drafts' layout."""
     policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
     source = source_of(policy)
     if source is not None:
-        source.check_layout(own if layout is None else layout)
+        source.check_layout(family_layout if layout is None else layout)
     return policy

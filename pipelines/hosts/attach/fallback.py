@@ -28,18 +28,16 @@ def run_original(
     """Run a method that an injection replaced, and measure it.
 
     Args:
-        model: the model.
         name: a decoding loop of `GenerationMixin`.
-        options: arguments of the loop by name.
         seed: of torch's generators (the CPU's and the model's device's) during the run; their
             states are restored afterwards. Several seeds are hashed into one. None leaves the
-            generators alone. The generators belong to the process, so seeded runs in several
-            threads at once disturb each other.
+            generators alone. They belong to the process: seeded runs in several threads at once
+            disturb each other.
 
     Returns:
-        What the loop returned, and its statistics. The prompt's pass counts too, passes that a
-        logits processor makes by itself do not; tokens of a beam search are those of the returned
-        sequences. A loop that returns no tokens, but latents or sound, has none.
+        What the loop returned, and its statistics: the prompt's pass counts, passes that a logits
+        processor makes do not; tokens of a beam search are those of the returned sequences. A loop
+        that returns latents or sound has no tokens.
     """
     began = time.perf_counter()
     others = dict(options)
@@ -48,11 +46,11 @@ def run_original(
         out = original(model, name)(ids, **others)
     seconds = time.perf_counter() - began
     passes = counter.passes
-    made = getattr(out, "sequences", out)
-    if not isinstance(made, Tensor):
+    sequences = getattr(out, "sequences", out)
+    if not isinstance(sequences, Tensor):
         row_passes = passes * ids.shape[0]
         return out, Stats(tokens=0, passes=passes, row_passes=row_passes, seconds=seconds)
-    tokens = made[:, ids.shape[1] :]
+    tokens = sequences[:, ids.shape[1] :]
     ends = getattr(options["generation_config"], "_eos_token_tensor", None)
     n_tokens = tokens.numel()
     if ends is not None:  # of several codebooks `[B, L, K]`, each ends by itself
@@ -64,18 +62,18 @@ def run_original(
 
 @contextmanager
 def count_passes(model: Any) -> Iterator[Any]:
-    """Inside the block an object's `passes` are those of transformers' loops over a model.
+    """Inside the block an object's `passes` counts those of transformers' loops over a model.
 
-    A loop calls `prepare_inputs_for_generation` once before every pass. That method is an attribute
-    of the model in the block, which counts and calls it; else the model is not touched: code that
-    torch compiled for it sees neither a hook nor another class.
+    A loop calls `prepare_inputs_for_generation` once before every pass. In the block that method is
+    an attribute of the model. Nothing else changes: code that torch compiled sees neither a hook
+    nor another class.
     """
-    own = getattr(model, _BEFORE_PASS)
+    prepare = getattr(model, _BEFORE_PASS)
 
-    @functools.wraps(own)
+    @functools.wraps(prepare)
     def count(*args: Any, **options: Any) -> Any:
         counter.passes += 1
-        return own(*args, **options)
+        return prepare(*args, **options)
 
     counter: Any = count
     counter.passes = 0
@@ -108,12 +106,12 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
         if hasattr(backend, "device"):  # of which there are several
             current = backend.device(device)
     with current:
-        states = [one.get_rng_state() for one in backends]
+        states = [each.get_rng_state() for each in backends]
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds every device
-        for one in backends[1:]:
-            one.manual_seed(seed)
+        for each in backends[1:]:
+            each.manual_seed(seed)
         try:
             yield
         finally:
-            for one, state in zip(backends, states):
-                one.set_rng_state(state)
+            for each, state in zip(backends, states):
+                each.set_rng_state(state)

@@ -54,22 +54,13 @@ _STEP = 0x9E3779B97F4A7C15  # odd: the seeds of 2**63 calls of a series differ
 
 @dataclass(frozen=True)
 class AttachOptions:
-    """What `mmaccel.attach` was given beside the target and the policy, as it is used.
+    """What `mmaccel.attach` was given beside the target and the policy."""
 
-    Attributes:
-        seed: one for all rows, one per row, or None to draw one from torch's global generator at
-            every call.
-        strict: raise instead of running the original.
-        layout: what is known about the slots of every call, or None. The original gets it as logits
-            processors; a loop that takes none is refused.
-        engine: how passes are carried out.
-        assume_stateless: as in `GenerateCall`.
-        reduction: of the prompt of every call.
-        layer_methods: what is done to the layers' caches and attention in every call.
-    """
-
+    # one for all rows, one per row, or None to draw one from torch's generator at every call
     seed: int | Sequence[int] | None = None
     strict: bool = False
+    # of the slots of every call; the original gets it as logits processors, and a loop that takes
+    # none is refused
     layout: Layout | None = None
     engine: Engine = field(default_factory=Engine)
     assume_stateless: bool = False
@@ -79,20 +70,7 @@ class AttachOptions:
 
 @dataclass(eq=False)
 class GenerateService(Service):
-    """Serves the `generate` calls of one model.
-
-    Args:
-        policy: how to decode.
-        family: the model's family.
-        options: of every call.
-        target: what was given to `attach`; None where nothing is attached.
-        model: the model in it.
-        coarse_drafts: those that were opened for the model.
-
-    Attributes:
-        series: of the present thread: what its calls have made, and the one that runs.
-        visuals: what reducers did in the last call that ended.
-    """
+    """Serves the `generate` calls of one model."""
 
     policy: Policy
     family: CausalLM
@@ -102,19 +80,19 @@ class GenerateService(Service):
     coarse_drafts: Opened = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.series = CallSeries(self.options.reduction)
-        self.visuals = VisualCall(self.options.reduction)
+        self.series = CallSeries(self.options.reduction)  # of the present thread
+        self.visuals = VisualCall(self.options.reduction)  # of the last call that ended
         self._one_call = RLock()
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        own = {"_sample": self.sample, "generate": self._generate}
-        own |= {name: partial(self._run_other, name) for name in _OTHER_LOOPS}
-        own |= {name: partial(self._run_batches, name) for name in _BATCHES}
-        found: list[tuple[Any, Methods]] = [(self.model, own)]
+        replaced = {"_sample": self.sample, "generate": self._generate}
+        replaced |= {name: partial(self._run_other, name) for name in _OTHER_LOOPS}
+        replaced |= {name: partial(self._run_batches, name) for name in _BATCHES}
+        objects: list[tuple[Any, Methods]] = [(self.model, replaced)]
         holder = unwrap(self.target)
         if is_holder(holder):
-            found.append((holder, {"generate": self.watch_calls}))
-        return found
+            objects.append((holder, {"generate": self.watch_calls}))
+        return objects
 
     def kept_tokens(self) -> list[Any]:
         return self.visuals.kept_tokens()
@@ -130,7 +108,7 @@ class GenerateService(Service):
             close_forwards(self.model, forget=False)
 
     def record(self, stats: Stats) -> None:
-        """See `Service`; the statistics of a watched series are added up at its end."""
+        """The statistics of a watched series are added up at its end."""
         self.series.n_calls += 1
         (self.history if self.series.parts is None else self.series.parts).append(stats)
         self.warn(stats.fallbacks)
@@ -138,13 +116,9 @@ class GenerateService(Service):
     # ------------------------------------------------------------------ the replaced methods
 
     def sample(self, model: Any, *args: Any, **options: Any) -> Any:
-        """`_sample` by the policy, or by the original where that cannot serve it.
-
-        Raises:
-            UnsupportedModelError, AttachError: the call cannot be served, and `strict`.
-        """
-        given = dict(zip(_SAMPLE, args)) | options
-        others = dict(given)
+        """`_sample` by the policy, or by the original where that cannot serve it."""
+        arguments = dict(zip(_SAMPLE, args)) | options
+        others = dict(arguments)
         loop = [others.pop(name, None) for name in _SAMPLE]
         ids, processors, criteria, config, synced, streamer = loop
         call = GenerateCall(
@@ -163,7 +137,7 @@ class GenerateService(Service):
             earlier=self.series.tokens,
             window=self.series.window,
         )
-        run_original = partial(self._fall_back, model, "_sample", given)
+        run_original = partial(self._fall_back, model, "_sample", arguments)
         try:
             facts = self.family.check(model)
         except UnsupportedModelError as error:
@@ -199,7 +173,8 @@ class GenerateService(Service):
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
         generate = original(model, "generate")
         options = name_cache(options, inspect.signature(generate).parameters)
-        if options.get("custom_generate") is not None:
+        is_callers_loop = options.get("custom_generate") is not None
+        if is_callers_loop:
             self._refuse(_CALLERS_LOOP, [_CALLERS_LOOP])
         reasons = [_UNKNOWN_LOOP]
         task = self.family.own_loop(model, args, options)
@@ -211,7 +186,7 @@ class GenerateService(Service):
         inputs = {"input_ids": args[0] if args else options.get("inputs"), **options}
         n_before = self.series.n_calls
         began = time.perf_counter()
-        with self._reducing(model, inputs):
+        with self._reducing(model, inputs, encodes_whole=is_callers_loop):
             out = generate(*args, **options)
         if self.series.n_calls == n_before:  # `generate` reached no loop of `methods`
             self._refuse(_UNKNOWN_LOOP)
@@ -219,28 +194,26 @@ class GenerateService(Service):
         return out
 
     def watch_calls(self, holder: Any, *args: Any, **options: Any) -> Any:
-        """`generate` of a model that calls the served one many times: one series, with the sums of
-        the calls' statistics.
-        """
+        """`generate` of a model that calls the served one many times: one series, one record."""
         began = time.perf_counter()
-        parts: list[Stats] = []
+        records: list[Stats] = []
         try:
-            with self.series.watch() as parts:
+            with self.series.watch() as records:
                 return original(holder, "generate")(*args, **options)
         finally:
-            if parts:
+            if records:
                 seconds = time.perf_counter() - began
-                stats = add_stats(parts)
+                stats = add_stats(records)
                 stats.seed = self.options.seed
-                stats.notes.append(f"{len(parts)} calls of the decoder, {seconds:.2f} s in all")
+                stats.notes.append(f"{len(records)} calls of the decoder, {seconds:.2f} s in all")
                 self.history.append(stats)
             else:
                 reason = f"a call of a {type(holder).__name__} that never called its decoder"
                 self._record_fallback([reason], began)
 
     def _run_other(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
-        given = dict(zip(_SAMPLE, args)) | options
-        return self._fall_back(model, name, given, [_OTHER_LOOPS[name]])
+        arguments = dict(zip(_SAMPLE, args)) | options
+        return self._fall_back(model, name, arguments, [_OTHER_LOOPS[name]])
 
     def _run_batches(self, name: str, model: Any, *args: Any, **options: Any) -> Any:
         self._refuse(_BATCH, [_BATCH])
@@ -248,7 +221,9 @@ class GenerateService(Service):
         return original(model, name)(*args, **options)
 
     @contextmanager
-    def _reducing(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
+    def _reducing(
+        self, model: Any, inputs: Mapping[str, Any], encodes_whole: bool
+    ) -> Iterator[None]:
         """Inside the block, reducers work on a call.
 
         They put hooks on the model's layers: calls of other threads wait, and one inside a running
@@ -259,13 +234,13 @@ class GenerateService(Service):
             return
         with self._one_call:
             outer = self.series.visuals
-            own = self.series.visuals = VisualCall(self.options.reduction)
+            visuals = self.series.visuals = VisualCall(self.options.reduction)
             try:
-                with own.running(model, inputs, self.options.seed):
+                with visuals.running(model, inputs, self.options.seed, encodes_whole):
                     yield
             finally:
                 self.series.visuals = outer
-                self.visuals = own
+                self.visuals = visuals
 
     # ------------------------------------------------------------------ what a policy serves
 
@@ -315,15 +290,11 @@ class GenerateService(Service):
     # ------------------------------------------------------------------ what no policy serves
 
     def _refuse(self, loop: str, reasons: Sequence[str] = (), *, is_held: bool = False) -> None:
-        """Refuse a call that the original would have to run.
+        """Raise AttachError where the original loop would break `strict`, or a layout.
 
         Args:
-            loop: that would run it.
-            reasons: why no policy can.
+            loop: that would run.
             is_held: whether the loop can follow a layout.
-
-        Raises:
-            AttachError: there are reasons, and `strict`, or there is a layout.
         """
         if self.options.strict and reasons:
             raise AttachError(
@@ -346,8 +317,8 @@ class GenerateService(Service):
             if getattr(options["generation_config"], "is_assistant", False):
                 self._refuse("a model that drafts for another one")
             n_prompt = options["input_ids"].shape[1]
-            given = options["logits_processor"]
-            options["logits_processor"] = with_layout(given, layout, n_prompt)
+            processors = options["logits_processor"]
+            options["logits_processor"] = with_layout(processors, layout, n_prompt)
         self.warn(reasons)
         out, stats = run_original(model, name, options, self._vary_seed())
         stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
@@ -355,7 +326,6 @@ class GenerateService(Service):
         return out
 
     def _record_fallback(self, reasons: list[str], began: float) -> None:
-        """Record a call that no loop of ours has seen."""
         seconds = time.perf_counter() - began
         self.record(Stats(repr(self.policy), fallbacks=list(reasons), seconds=seconds))
 

@@ -47,37 +47,30 @@ class Handle:
         return self._service.kept_tokens()
 
     def reset(self) -> None:
-        """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them
-        again.
+        """Drop all CUDA graphs, their buffers and the fused decoder; the next calls make them anew.
 
         Call it after a change of the model that moves no parameter: an attribute, a hook, an
-        adapter that is switched on or off. A moved parameter is noticed without it. Calls that run
-        in other threads end first.
-
-        Raises:
-            BusyError: this thread is inside a call, in a callback or a stopping criterion.
+        adapter that is switched on or off. A moved parameter is noticed without it. Waits for calls
+        of other threads; inside a call it raises BusyError.
         """
         with self._injection.calls.change("reset"):
             self._service.reset()
 
     def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
-        Calls that run in other threads end first.
+
+        Waits for calls of other threads; inside a call it raises BusyError. AttachError where other
+        code changed the model's class since.
 
         Args:
             keep_packed: whether parameters that are views of packed tensors stay such views, so
                 that the next policy that is attached packs nothing.
-
-        Raises:
-            AttachError: other code changed the model's class since.
-            BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
         with self._injection.calls.change("detach"):
             self._service.close(keep_packed=keep_packed)
             self._injection.remove()
 
     def __enter__(self) -> Handle:
-        """Raises `AttachError` if the policy was detached before."""
         if not self._injection.is_active:
             raise AttachError(
                 "handle: expected an attached policy, received one that was detached; "

@@ -19,19 +19,15 @@ _CONTRACTS: dict[str, tuple[type, str]] = {  # slot -> base of its methods, an e
 
 
 def read_methods(kv_cache: Any, attention: Any) -> LayerMethods:
-    """The methods that a caller gave, as `mmaccel.attach` takes them.
-
-    Raises:
-        OptionError: something that is no method of its keyword.
-    """
+    """The methods that a caller gave, as `mmaccel.attach` takes them."""
     return LayerMethods(_read("kv_cache", kv_cache), _read("attention", attention))
 
 
-def _read(slot: str, given: Any) -> Any:
-    if given is None:
+def _read(slot: str, method: Any) -> Any:
+    if method is None:
         return None
     base, example = _CONTRACTS[slot]
-    return check_method(slot, read_method(slot, given), base, example)
+    return check_method(slot, read_method(slot, method), base, example)
 
 
 def parts_of(call: GenerateCall) -> tuple[Option, ...]:
@@ -45,4 +41,6 @@ def parts_of(call: GenerateCall) -> tuple[Option, ...]:
         ("a cache in the output", "caller's cache"): call.returns_cache,
         (f"prefill_chunk_size={chunks}", "own chunks"): chunks and bool(call.prompt_reasons),
     }
-    return tuple(Option(text, frozenset({word})) for (text, word), so in asked.items() if so)
+    return tuple(
+        Option(text, frozenset({word})) for (text, word), is_asked in asked.items() if is_asked
+    )

@@ -28,7 +28,6 @@ class LayoutMask:
     """A logits processor that masks what a layout does not allow at the current slot.
 
     Args:
-        layout: of the generated tokens.
         n_prompt: T, prompt tokens of a row as transformers has them, padding included.
         is_last: whether it only makes forced tokens survive whatever other processors masked.
     """
@@ -66,12 +65,7 @@ def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
 
 
 def check_layout(layout: Any, n_ids: int | None = None) -> None:
-    """Raise OptionError for an object that is no layout, or is one of another vocabulary.
-
-    Args:
-        layout: None passes.
-        n_ids: of the model; None where it is not known.
-    """
+    """Refuse an object that is no layout, or is one of another vocabulary than `n_ids`."""
     if layout is None:
         return
     if isinstance(layout, type) or not isinstance(layout, Layout):

@@ -50,7 +50,6 @@ class RunningCalls:
 
     @contextmanager
     def call(self, target: Any) -> Iterator[None]:
-        """Inside the block a call of an object runs."""
         entry = (get_ident(), id(target))
         with self._behind_changes():
             self._running.append(entry)
@@ -63,15 +62,7 @@ class RunningCalls:
 
     @contextmanager
     def change(self, what: str, target: Any = None) -> Iterator[None]:
-        """Inside the block no call of an object runs.
-
-        Args:
-            what: is done, for the message.
-            target: the object; None for all of them.
-
-        Raises:
-            BusyError: this thread is inside a call, in a callback or a stopping criterion.
-        """
+        """Inside the block no call of a target runs, or of any; BusyError inside a call."""
         if get_ident() in self._threads(target):
             raise BusyError(
                 f"{what}: expected no running call, received it from inside one; end the call "
@@ -106,13 +97,8 @@ class _Patch:
 class Injection:
     """Replaced methods of some objects, restored in reverse order.
 
-    Usage: `add` once per object, `remove` at the end.
-
     Args:
-        owner: the object that makes the injection; `find_owner` returns it.
-
-    Attributes:
-        calls: of the replaced methods, that run now.
+        owner: what `find_owner` returns of these objects.
     """
 
     def __init__(self, owner: Any = None) -> None:
@@ -121,15 +107,9 @@ class Injection:
         self.calls = RunningCalls()
 
     def add(self, target: Any, methods: Mapping[str, Callable[..., Any]]) -> None:
-        """Replace methods of one object.
+        """Replace methods of one object by functions of (object, *args, **kwargs), by name.
 
-        Args:
-            target: the object.
-            methods: name to a function of (object, *args, **kwargs). It takes over the name and
-                signature of the original, if there is one, which is `original(object, name)`.
-
-        Raises:
-            AttachError: the object has an injection already, or its class cannot be exchanged.
+        Each takes over the signature of the original, which is `original(object, name)`.
         """
         base = plain_class(target)
         if is_injected(target):
@@ -149,15 +129,13 @@ class Injection:
 
     @property
     def is_active(self) -> bool:
-        """Whether an object is injected."""
         return bool(self._objects)
 
     def remove(self) -> None:
-        """Restore the class of every object, the last one first. A second call does nothing.
+        """Restore the class of every object, the last one first; a second call does nothing.
 
-        Raises:
-            AttachError: an object's class was exchanged by other code since; that object stays as
-                it is, and the call may be repeated.
+        AttachError where an object's class was exchanged by other code since; that object stays as
+        it is, and the call may be repeated.
         """
         while self._objects:
             target = self._objects[-1]
@@ -219,7 +197,6 @@ def _move(self: Any, *args: Any, **options: Any) -> Any:
 
 
 def is_injected(target: Any) -> bool:
-    """Whether the object has an injection."""
     return _patch_of(target) is not None
 
 

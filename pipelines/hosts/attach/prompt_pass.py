@@ -35,19 +35,13 @@ from mmaccel.pipelines.hosts.vision_language.visuals import find_placeholder
 
 @dataclass(frozen=True)
 class Prefill:
-    """The columns of a call's prompt that no cache holds, as the model's own prefill takes them.
-
-    Args:
-        call: the call.
-        others: the arguments of the model's forward.
-    """
+    """The columns of a call's prompt that no cache holds, as the model's own prefill takes them."""
 
     call: GenerateCall
     others: dict[str, Any]
 
     @property
     def n_new(self) -> int:
-        """Its columns."""
         return self.call.n_columns - self.call.n_cached
 
     def run(self, size: int | None) -> tuple[Any, int]:
@@ -74,9 +68,10 @@ class Prefill:
     def _find_ends(self, columns: int) -> list[int]:
         """The column behind each chunk of so many at most, or of one image."""
         call = self.call
-        may_end = torch.ones(call.n_columns + 1, dtype=torch.bool)
+        may_end = torch.ones(call.n_columns + 1, dtype=torch.bool)  # in front of column i
         types = self.others.get("token_type_ids")
         if types is not None:
+            # an image goes on where two columns have the same type, and not that of text
             goes_on = (types[:, 1:] == types[:, :-1]) & (types[:, 1:] != 0)
             may_end[call.n_columns + 1 - types.shape[1] : -1] = ~goes_on.any(0).cpu()
         boundaries = may_end.nonzero()[:, 0]
@@ -88,29 +83,29 @@ class Prefill:
         return ends[1:]
 
     def _take(self, first: int, end: int) -> tuple[Tensor, dict[str, Any]]:
-        """Ids, and arguments of the forward, for the columns from one on, before another."""
+        """Ids, and arguments of the forward, for the columns from `first` on, before `end`."""
         call = self.call
         others = dict(self.others)
         new = call.ids[:, -self.n_new :]
-        own = slice(first - call.n_cached, end - call.n_cached)
+        taken = slice(first - call.n_cached, end - call.n_cached)
         n_left = call.n_columns - end
         others["attention_mask"] = call.mask[:, :end].long()
         for name in ("token_type_ids", "mm_token_type_ids", "inputs_embeds"):
-            given = others.get(name)
-            if given is not None:
-                others[name] = given[:, : given.shape[1] - n_left]
+            values = others.get(name)
+            if values is not None:
+                others[name] = values[:, : values.shape[1] - n_left]
         if others.get("position_ids") is not None:
-            others["position_ids"] = others["position_ids"][..., -self.n_new :][..., own]
+            others["position_ids"] = others["position_ids"][..., -self.n_new :][..., taken]
         encoded = others.pop("mm_encoder_outputs", None)
         if encoded:
-            is_own = torch.zeros_like(new, dtype=torch.bool)
-            is_own[:, own] = True
+            is_taken = torch.zeros_like(new, dtype=torch.bool)
+            is_taken[:, taken] = True
             others["mm_encoder_outputs"] = {
-                modality: take_features(call.model, modality, output, new, is_own)
+                modality: take_features(call.model, modality, output, new, is_taken)
                 for modality, output in encoded.items()
-                if bool((new[:, own] == find_placeholder(call.model, modality)).any())
+                if bool((new[:, taken] == find_placeholder(call.model, modality)).any())
             }
-        return new[:, own], others
+        return new[:, taken], others
 
 
 def _find_whole(call: GenerateCall, layers: PromptCuts | None, methods: LayerMethods | None) -> str:
@@ -135,10 +130,9 @@ def open_prompt(
     """The prompt of a call, as a window takes it.
 
     Args:
-        call: the call.
-        outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
-        layers: drops tokens inside the language model; None where nobody asked.
-        methods: of the layers' caches; None where there are none.
+        outputs: gets the hidden states and attentions of the prompt.
+        layers: drops tokens inside the language model.
+        methods: of the layers' caches.
     """
     device = call.device
     mask = call.mask.to(device)

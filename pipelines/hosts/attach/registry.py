@@ -17,21 +17,14 @@ OWN_POLICIES = {"cached-blocks": CachedBlocks}
 
 
 def find_pipeline(target: Any) -> str | None:
-    """Name of an object's class in `PIPELINES`, or of a denoiser's family.
-
-    None for any other target. For denoisers see `mmaccel.pipelines.hosts.diffusion_lm.registry`.
-    """
-    classes = [k for k in type(target).__mro__ if k.__module__.partition(".")[0] in _PACKAGES]
-    own = next((k.__name__ for k in classes if k.__name__ in PIPELINES), None)
-    return own or find_denoiser(target)
+    """Name of an object's class in `PIPELINES`, or of a denoiser's family."""
+    classes = [cls for cls in type(target).__mro__ if cls.__module__.partition(".")[0] in _PACKAGES]
+    name = next((cls.__name__ for cls in classes if cls.__name__ in PIPELINES), None)
+    return name or find_denoiser(target)
 
 
 def open_service(target: Any) -> PolicyService:
-    """The service of a target that `find_pipeline` names, without a policy.
-
-    Raises:
-        OptionError, UnsupportedModelError: a model that no denoiser can be made of.
-    """
+    """The service of a target that `find_pipeline` names, without a policy."""
     service: PolicyService = load(PIPELINES.get(find_pipeline(target) or "", DENOISER_SERVICE))(
         target
     )
@@ -39,22 +32,13 @@ def open_service(target: Any) -> PolicyService:
 
 
 def pipeline_policies(target: Any) -> tuple[str, ...]:
-    """Short names of the policies that can be attached to a target of `find_pipeline`.
-
-    Raises:
-        OptionError, UnsupportedModelError: a model that no denoiser can be made of.
-    """
+    """Short names of the policies that can be attached to a target of `find_pipeline`."""
     service = open_service(target)
     names = (*OWN_POLICIES, *policy_names("canvas"))
     return tuple(name for name in names if not explain(read_canvas_policy(name), service))
 
 
 def read_canvas_policy(policy: Any) -> Any:
-    """The policy of a canvas that `mmaccel.attach` was given.
-
-    Raises:
-        OptionError: no such policy.
-    """
     if isinstance(policy, str) and policy in OWN_POLICIES:
         return OWN_POLICIES[policy]()
     if isinstance(policy, CachedBlocks):

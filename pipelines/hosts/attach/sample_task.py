@@ -28,33 +28,25 @@ def open_task(
     methods: LayerMethods,
     seed: int | Sequence[int],
 ) -> Task:
-    """The task of a call that a window can serve.
-
-    Args:
-        call: the call, without obstacles.
-        family: of its model.
-        visuals: what reducers do to its prompt.
-        methods: of the layers' caches and attention.
-        seed: of all rows, or one per row.
-    """
+    """The task of a call without obstacles."""
     samples = call.config.do_sample
     assert call.length is not None  # `find_obstacles` requires a limit
     rows = range(len(call.ids))
     seeds = [seed + row for row in rows] if isinstance(seed, int) else list(seed)
-    own = visuals.apply(call, seeds)
+    reduced = visuals.apply(call, seeds)
     cuts = visuals.cuts
-    prompt = family.prompt(own)
-    kinds, warpers = take_warpers(own.kinds, samples)
+    prompt = family.prompt(reduced)
+    kinds, warpers = take_warpers(reduced.kinds, samples)
     chain = LogitsChain(kinds, call.ids, prompt.tokens.shape[1]) if kinds else None
-    window = family.open(own)
+    window = family.open(reduced)
     if methods:
         window.use_methods(methods, prompt.branches)
     if cuts is not None and cuts.steps is not None:
         window.attention = "model"  # under masks of each step's own
-    outputs = _prepare(own, window, family, cuts)
+    outputs = _prepare(reduced, window, family, cuts)
     streamer = None
-    if own.needs_streamer:
-        scores = outputs.scores if outputs is not None and "scores" in own.records else None
+    if reduced.needs_streamer:
+        scores = outputs.scores if outputs is not None and "scores" in reduced.records else None
         streamer = TokenStreamer(call.ids, call.criteria, call.streamer, call.pad, scores)
 
     def on_step(progress: Progress) -> Tensor | None:
@@ -77,7 +69,7 @@ def open_task(
         model=window,
         prompt=prompt,
         length=call.length,
-        params=own.params({"processor": chain} | warpers),
+        params=reduced.params({"processor": chain} | warpers),
         samples=samples,
         seed=seed,
         on_step=None if streamer is None and chain is None else on_step,
@@ -103,10 +95,10 @@ def _prepare(
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out
-    is_own = bool(call.prompt_reasons) or layers is not None
-    if not is_own and returns_cache and call.guidance is None and family.takes_own_prompt:
-        is_own = not bool(call.mask.all())  # for the keys and values of padding
-    if is_own:
+    is_prefilled = bool(call.prompt_reasons) or layers is not None
+    if not is_prefilled and returns_cache and call.guidance is None and family.takes_own_prompt:
+        is_prefilled = not bool(call.mask.all())  # for the keys and values of padding
+    if is_prefilled:
         window.own_prompt = open_prompt(call, outputs, layers, window.methods)
     return outputs
 

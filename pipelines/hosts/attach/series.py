@@ -15,29 +15,17 @@ from mmaccel.results import Stats
 
 
 class CallSeries(threading.local):
-    """What consecutive calls of the present thread have made.
-
-    Args:
-        reduction: of the visual tokens of its calls.
-
-    Attributes:
-        visuals: what reducers do in the call that runs.
-        tokens: `[B, L]` int64, of the last call; None before the first.
-        window: of the last call of a watched series; None of any other.
-        n_calls: how many there were.
-        parts: their statistics, of a watched series; None of any other.
-    """
+    """What consecutive calls of the present thread have made."""
 
     def __init__(self, reduction: VisualReduction) -> None:
         self.visuals = VisualCall(reduction)
         self.reset()
 
     def reset(self) -> None:
-        """The next call of this thread is the first one of a series."""
-        self.tokens: Tensor | None = None
-        self.window: Any = None
+        self.tokens: Tensor | None = None  # [B, L] int64, of the last call
+        self.window: Any = None  # of the last call of a watched series
         self.n_calls = 0
-        self.parts: list[Stats] | None = None
+        self.parts: list[Stats] | None = None  # of the calls of a watched series; None of any other
 
     @contextmanager
     def watch(self) -> Iterator[list[Stats]]:

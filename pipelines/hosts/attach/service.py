@@ -15,19 +15,13 @@ Methods = Mapping[str, Callable[..., Any]]
 
 @dataclass(eq=False, kw_only=True)
 class Service:
-    """Base of these, which have a `policy`.
-
-    Args:
-        history: statistics of all calls, the last one at the end.
-        warned: reasons for running without the policy that the caller was warned of.
-    """
+    """Base of these, which have a `policy`."""
 
     history: list[Stats] = field(default_factory=list)
-    warned: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)  # reasons that the caller was warned of
 
     @property
     def stats(self) -> Stats | None:
-        """Statistics of the last finished call; None before the first."""
         return self.history[-1] if self.history else None
 
     def methods(self) -> list[tuple[Any, Methods]]:
@@ -35,7 +29,6 @@ class Service:
         raise NotImplementedError
 
     def kept_tokens(self) -> list[Any]:
-        """Visual tokens that the last call kept, see `mmaccel.Handle.kept_tokens`."""
         return []
 
     def reset(self) -> None:
@@ -45,7 +38,6 @@ class Service:
         """Drop what was made for the model, before the policy is detached."""
 
     def record(self, stats: Stats) -> None:
-        """Keep the statistics of a call, and warn if it ran without the policy."""
         self.history.append(stats)
         self.warn(stats.fallbacks)
 

@@ -38,9 +38,6 @@ class StepOutputs(StepRecorder):
         cache: a transformers cache that gets the keys and values of all tokens but the last, or
             None. It holds the prompt already if its length is that of the prompt.
         dtype: of the scores; logits are float32.
-
-    Attributes:
-        is_active: whether anything is recorded in a pass.
     """
 
     def __init__(
@@ -67,10 +64,8 @@ class StepOutputs(StepRecorder):
         """Take the values of step 0 from the model's output of the prompt's pass.
 
         Args:
-            output: of the model's forward.
-            cache: the transformers cache that the pass filled, whose layers say which columns
-                attention weights have; None for a call without one, whose loop gives out the
-                values of all tokens at every step.
+            cache: that the pass filled, whose layers say which columns attention weights have; None
+                for a call without one, whose loop gives out all tokens' values at every step.
         """
         self._prompt_output = output
         self._is_uncached = cache is None
@@ -78,21 +73,22 @@ class StepOutputs(StepRecorder):
             self._windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
 
     def record(self, name: str, value: Any, skipped: int = 0) -> None:
-        """See `StepRecorder.record`; values per layer are tuples of tensors with R rows."""
+        """Values per layer are tuples of tensors with R rows."""
         if name in self._steps and value is not None:
             self._noted[name] = value, skipped
 
     def accept(self, first: Tensor, n_new: Tensor) -> None:
-        """See `StepRecorder.accept`. Cost: one host synchronisation, one copy per slot."""
+        """Cost: one host synchronisation, one copy per slot."""
         starts: list[int] = first.tolist()
         ends = [start + n for start, n in zip(starts, n_new.tolist())]
         gained = [row for row, end in enumerate(ends) if end > starts[row]]
         first_step = min((starts[row] for row in gained), default=0)
         for step in range(first_step, max((ends[row] for row in gained), default=0)):
+            # rows are at steps of their own: these have accepted a token at this one
             rows = [row for row in gained if starts[row] <= step < ends[row]]
-            entries = [step - starts[row] for row in rows]
+            entries = [step - starts[row] for row in rows]  # of the window
             for name, (value, skipped) in self._noted.items() if rows else ():
-                at = [entry - skipped for entry in entries]
+                at = [entry - skipped for entry in entries]  # of the noted value
                 steps = self._steps[name]
                 steps += [None] * (step + 1 - len(steps))
                 if name in PER_STEP.values():
@@ -117,7 +113,7 @@ class StepOutputs(StepRecorder):
 
     def collect(self) -> dict[str, Any]:
         """Fields of transformers' output object: a tuple of steps for everything recorded."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, steps in self._steps.items():
             if name in PER_LAYER.values():
                 steps[:1] = [getattr(self._prompt_output, name)]
@@ -125,8 +121,8 @@ class StepOutputs(StepRecorder):
                     steps = [None] * self._n_steps
                 elif self._is_uncached:
                     steps = list(accumulate(steps, _grow))
-            found[name] = tuple(steps[: self._n_steps])
-        return found | ({} if self._cache is None else {CACHE: self._cache})
+            fields[name] = tuple(steps[: self._n_steps])
+        return fields | ({} if self._cache is None else {CACHE: self._cache})
 
     def _store_layers(
         self, name: str, step: int, layers: Any, rows: list[int], entries: list[int]
@@ -149,10 +145,10 @@ class StepOutputs(StepRecorder):
     ) -> Tensor:
         """Attention weights `[n, H, S]` over cache indices, over transformers' columns instead."""
         index = torch.cat([self._prompt_index(), self._new_index(step)], 1)[rows]
-        index = index[:, None].to(weights.device)  # [n, 1, T + step]
-        found = weights.gather(2, index.clamp(min=0).expand(-1, weights.shape[1], -1))
-        found = found.where(index >= 0, 0)
-        return found if window is None else found[..., -window:]
+        index = index[:, None].to(weights.device)  # [n, 1, T + step], of all heads
+        taken = weights.gather(2, index.clamp(min=0).expand(-1, weights.shape[1], -1))
+        taken = taken.where(index >= 0, 0)
+        return taken if window is None else taken[..., -window:]
 
     def _prompt_index(self) -> Tensor:
         """`[B, T]` int64, cache indices of the prompt's columns, -1 where nobody attends."""
@@ -184,7 +180,6 @@ def _grow(before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def _put(before: Tensor | None, part: Tensor, rows: list[int], batch: int) -> Tensor:
-    """A tensor of `batch` rows, with `part` in some of them."""
     if len(rows) == batch:
         return part
     if before is None:

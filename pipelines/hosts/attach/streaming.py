@@ -26,15 +26,10 @@ class TokenStreamer:
 
     Args:
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
-        criteria: transformers' stopping criteria.
-        streamer: transformers' streamer or None.
         pad: pads a finished row; None lets finished rows go on until all are finished, as
             transformers does where no criterion has an end-of-sequence token.
         scores: gives the scores `[B, V]` of the first n steps, which criteria may read; None where
             the call records none. Those of rows that have ended are not there yet.
-
-    Attributes:
-        steps: number of steps passed on so far.
     """
 
     def __init__(
@@ -54,10 +49,7 @@ class TokenStreamer:
         self.steps = 0
 
     def __call__(self, progress: Progress) -> Tensor | None:
-        """Pass on all complete steps; returns `[B]` int64, where rows end.
-
-        Cost: one host synchronisation.
-        """
+        """Pass on all complete steps; `[B]` int64, where rows end. Synchronises with the host."""
         lengths: list[int] = progress.lengths.tolist()
         while _OPEN in self._ends:
             # without padding rows that have ended go on until all have

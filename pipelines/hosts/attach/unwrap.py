@@ -15,9 +15,7 @@ _BASE = "DiffusionPipeline"  # a caller's own pipeline has no other class of dif
 
 
 def unwrap(target: Any) -> Any:
-    """The model that torch compiled, peft wrapped or a pipeline of transformers holds, or `target`
-    itself.
-    """
+    """The model that torch compiled, peft wrapped or a pipeline of transformers holds."""
     if is_pipeline(target, "transformers.pipelines"):
         target = target.model
     while hasattr(target, "_orig_mod"):
@@ -28,44 +26,38 @@ def unwrap(target: Any) -> Any:
 
 
 def find_generator(target: Any) -> Any:
-    """The part of `target` whose `generate` is served.
+    """The part of `target` whose `generate` is served, or `target` itself where it wraps nothing.
 
-    Args:
-        target: a transformers model; one compiled by torch or wrapped by peft; a speech model in
-            `HOLDERS`, whose depth decoder is served; a pipeline of transformers; a pipeline of
-            diffusers in `GENERATORS`; or a pipeline of the caller's own, of whose components
-            exactly one generates.
-
-    Returns:
-        That model, or `target` itself where it wraps nothing.
-
-    Raises:
-        UnsupportedModelError: another pipeline of diffusers, or one of the caller's own with no
-            such component, or with several.
+    A speech model in `HOLDERS` has it in its depth decoder, a pipeline of diffusers in the
+    component of `GENERATORS`, a caller's own pipeline in the one component that generates.
     """
     target = unwrap(target)
     if is_holder(target):
         return _find_decoder(target)
-    parts = getattr(target, "components", None)
+    components = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
-    if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
+    if is_ours or not isinstance(components, dict) or hasattr(type(target), "_sample"):
         return target
-    found = {name: part for name, part in parts.items() if hasattr(type(part), "_sample")}
-    if is_pipeline(target, "diffusers") or not found:
-        return find_generator(parts[_find_component(target, parts)])
-    if len(found) > 1:
-        names = ", ".join(found)
+    generating = {
+        name: component
+        for name, component in components.items()
+        if hasattr(type(component), "_sample")
+    }
+    if is_pipeline(target, "diffusers") or not generating:
+        return find_generator(components[_find_component(target, components)])
+    if len(generating) > 1:
+        names = ", ".join(generating)
         raise UnsupportedModelError(
             f"attach: expected a pipeline with one component that generates, received a "
             f"{type(target).__name__} with {names}; attach to the component itself"
         )
-    return find_generator(next(iter(found.values())))
+    return find_generator(next(iter(generating.values())))
 
 
 def is_holder(target: Any) -> bool:
     """Whether an object is a model in `HOLDERS`, whose `generate` calls that of a part of it."""
-    kind = type(target)
-    return kind.__name__ in HOLDERS and kind.__module__.startswith(PACKAGES)
+    cls = type(target)
+    return cls.__name__ in HOLDERS and cls.__module__.startswith(PACKAGES)
 
 
 def _find_decoder(target: Any) -> Any:
@@ -82,19 +74,18 @@ def _find_decoder(target: Any) -> Any:
 
 def is_pipeline(target: Any, module: str) -> bool:
     """Whether an object's class is a pipeline of a library's module, or a child of one."""
-    for kind in type(target).__mro__:
-        is_of_module = kind.__module__.startswith(module) and kind.__name__ != _BASE
-        if is_of_module and kind.__name__.endswith("Pipeline"):
+    for cls in type(target).__mro__:
+        is_of_module = cls.__module__.startswith(module) and cls.__name__ != _BASE
+        if is_of_module and cls.__name__.endswith("Pipeline"):
             return True
     return False
 
 
-def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
-    """Name of the component in `GENERATORS`."""
+def _find_component(pipe: Any, components: dict[str, Any]) -> str:
     names = [GENERATORS[k.__name__] for k in type(pipe).__mro__ if k.__name__ in GENERATORS]
     if names:
         return names[0]
-    cached = [part for part in parts.values() if hasattr(part, "enable_cache")]
+    cached = [component for component in components.values() if hasattr(component, "enable_cache")]
     raise UnsupportedModelError(
         "attach: expected a pipeline that generates tokens (GlmImagePipeline, AmusedPipeline, "
         f"LLaDA2Pipeline, DiffusionGemmaPipeline), received a {type(pipe).__name__}, none of "

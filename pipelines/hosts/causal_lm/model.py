@@ -282,7 +282,6 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return logits
 
     def _score(self, entries: Pass, skipped: int = 0) -> Tensor:
-        """Logits `[R, W, V]` of a window without its first `skipped` entries."""
         chooser = self.run_caches().find_chooser()
         output = self.run_pass(entries, sparse=chooser, **self.pass_options)
         for option in self.pass_options:
@@ -316,12 +315,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self, entries: Pass, *, is_prompt: bool = False, sparse: BlockChooser | None = None,
         watcher: Watcher | None = None, prompt: Tensor | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the model's forward for entries whose keys and values are stored.
-
-        Args:
-            is_prompt: whether the model's own attention serves, as long as it can.
-            sparse, watcher, prompt: as of `WindowPass`.
-            **options: further arguments of the forward.
+        """The output of the forward; `is_prompt`: under the model's own attention as long as that
+        can.
         """
         stores = self.run_caches()
         tokens = entries.tokens
@@ -382,9 +377,7 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self, tokens: Tensor, position_ids: Tensor, masks: Any, this: WindowPass | None, *,
         is_prompt: bool = False, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the forward for tokens (or embeddings) at position ids `[R, W]`: under
-        masks, or as a pass says.
-        """
+        """The output of the forward for tokens or embeddings at position ids `[R, W]`."""
         from transformers.cache_utils import Cache
 
         if masks is None:  # one zero: given no mask, some models synchronise to look for padding
@@ -408,7 +401,6 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
             )
 
     def compute(self, **inputs: Any) -> Any:
-        """The output of a forward, by the run's route."""
         decoder = self.forwards.decoder
         if decoder is None:
             return run_model(self, inputs)
@@ -426,7 +418,5 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
 
 
 def select_kept(hidden: Tensor, kept: int | Tensor) -> Tensor:
-    """Of states `[R, W, C]` those that transformers' `logits_to_keep` names: the last n, all for 0,
-    or those of these columns.
-    """
+    """Of `[R, W, C]` what `logits_to_keep` names: the last n, all for 0, or these columns."""
     return hidden[:, kept] if isinstance(kept, Tensor) else hidden[:, -kept:]

@@ -15,29 +15,16 @@ _STRIDE = 64  # of the attended length on a CPU, where it is known without waiti
 
 
 class StepCaches:
-    """The caches of a run, as layers of transformers take them.
-
-    Args:
-        n_layers: of the decoder.
-        rows: R.
-        n_entries: steps, and entries before them.
-        dtype: of the model.
-        padding: `[R, T]` bool, the first cache indices, True where no entry of the row sees them;
-            None: all are seen.
-        reads_back: whether passes may read tensors on the host.
-
-    Attributes:
-        own: the `Cache` of self-attention.
-    """
+    """The caches of a run, as layers of transformers take them."""
 
     def __init__(
         self,
         n_layers: int,
         rows: int,
-        n_entries: int,
+        n_entries: int,  # steps, and entries before them
         dtype: torch.dtype,
         *,
-        padding: Tensor | None = None,
+        padding: Tensor | None = None,  # [R, T] bool, True where no entry of the row sees an index
         reads_back: bool = True,
     ) -> None:
         self._reads_back = reads_back
@@ -47,7 +34,7 @@ class StepCaches:
         if padding is not None:
             n_behind = self._layout.max_length - padding.shape[1]
             self._padding = pad(padding, (0, n_behind), value=False)
-        self.own: Any = make_cache(n_layers, self._layout)
+        self.own: Any = make_cache(n_layers, self._layout)  # of self-attention
 
     @cached_property
     def both(self) -> Any:

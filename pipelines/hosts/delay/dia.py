@@ -55,12 +55,8 @@ _END = "DiaEOSDelayPatternLogitsProcessor"
 
 @dataclass(frozen=True)
 class DiaGuidance(SamplingParams):
-    """Guidance of Dia: conditional scores of the codes that guided scores choose.
-
-    Guided scores are ``c + s (c - u)``; without `guidance_top_k` they are the scores themselves.
-
-    Args:
-        guidance_top_k: k, of the guided scores; None: they are the scores.
+    """Guidance of Dia: conditional scores of the k codes that guided scores ``c + s (c - u)``
+    choose; without k (`guidance_top_k`) the guided scores themselves.
     """
 
     guidance_top_k: int | None = None
@@ -73,36 +69,25 @@ class DiaGuidance(SamplingParams):
         guided = conditional + (conditional - unconditional) * self.guidance_scale
         if self.guidance_top_k is not None:
             chosen = guided.topk(self.guidance_top_k, dim=-1).indices
-            is_out = torch.ones_like(guided, dtype=torch.bool).scatter(-1, chosen, False)
-            guided = conditional.masked_fill(is_out, -math.inf)
+            is_left_out = torch.ones_like(guided, dtype=torch.bool).scatter(-1, chosen, False)
+            guided = conditional.masked_fill(is_left_out, -math.inf)
         return pad(guided, (0, 1), value=-math.inf)
 
 
 @dataclass(frozen=True)
 class DiaRules:
-    """What Dia allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`).
+    """What Dia allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`)."""
 
-    Args:
-        cells: of the stream's slots.
-        delays: `[K]` int64, of the books.
-        end: id that ends a book. Larger ones are begin and padding ids, which are never drawn.
-        padding: id of a book behind its end.
-        stop: V, which the stream has where the last book ends.
-        last_begin: step at which the first book ends at the latest; None: it need not end.
-        before: applied before these rules; None: nothing is.
-    """
-
-    cells: Cells
-    delays: Tensor
-    end: int
-    padding: int
-    stop: int
-    last_begin: int | None
-    before: Processor | None = None
+    cells: Cells  # of the stream's slots
+    delays: Tensor  # [K] int64, of the books
+    end: int  # id that ends a book; larger ones (begin, padding) are never drawn
+    padding: int  # id of a book behind its end
+    stop: int  # V, which the stream has where the last book ends
+    last_begin: int | None  # step at which the first book ends at the latest
+    before: Processor | None = None  # applied before these rules
 
     @property
     def is_capturable(self) -> bool:
-        """Whether it never reads tensors on the host."""
         return self.before is None
 
     @cached_property
@@ -123,6 +108,7 @@ class DiaRules:
         step = self.cells.step[at]  # [B, W]
         book = self.cells.book[at]
         filtered = self._filter(scores, book)
+        # the end of book k stands delays[k] steps behind that of the first; padding follows it
         due = self.find_ends(tokens, slots) + self.delays[book]
         ends = torch.where(book == self._last_book, self.stop, self.end)
         certain = torch.where(step == due, ends, self.padding)
@@ -139,29 +125,18 @@ class DiaRules:
         return kept.masked_fill(ends != (index == self.end), -math.inf)
 
     def find_ends(self, tokens: Tensor, slots: Tensor) -> Tensor:
-        """At which step the first book has ended before each slot, `[B, W]` int64.
-
-        Args:
-            tokens: `[B, N]` int64, the prompt's column, generated tokens, drafts.
-            slots: `[B, W]` int64.
+        """The step at which the first book has ended before each of slots `[B, W]`, of tokens `[B,
+        N]`.
         """
-        own = self._first_book
-        n_before = torch.searchsorted(own, slots.contiguous())
-        found = find_first(tokens[:, own + 1] == self.end, self.cells.step[own], n_before)
-        return found if self.last_begin is None else found.clamp(max=self.last_begin)
+        first_book = self._first_book
+        n_before = torch.searchsorted(first_book, slots.contiguous())
+        is_end = tokens[:, first_book + 1] == self.end  # column 0 is the prompt's
+        step = find_first(is_end, self.cells.step[first_book], n_before)
+        return step if self.last_begin is None else step.clamp(max=self.last_begin)
 
 
 class DiaSteps(StepDecoder):
-    """`DiaForConditionalGeneration` as a decoder of steps.
-
-    Args:
-        model: the model.
-        states: `[R, T, D]` of the encoder.
-        mask: `[R, T]`, 1 where a state is seen; None: everywhere.
-
-    Attributes:
-        vocab_size: V.
-    """
+    """`DiaForConditionalGeneration` over states `[R, T, D]`, seen where the mask `[R, T]` is 1."""
 
     def __init__(self, model: Any, states: Tensor, mask: Tensor | None) -> None:
         self.vocab_size = int(model.vocab_size)
@@ -214,16 +189,18 @@ class Dia(CodeDecoder):
                 decoder_input_ids=codes,
                 use_cache=False,
             ).logits
-        own = logits.unflatten(0, (rows, -1)).transpose(1, 2)  # [R, S, K, V]
-        return DiaSteps(model, states, mask), codes, own
+        logits = logits.unflatten(0, (rows, -1)).transpose(1, 2)  # [R, S, K, V]
+        return DiaSteps(model, states, mask), codes, logits
 
     def read(self, call: GenerateCall) -> Task:
         model = call.model
         config = model.config.decoder_config
         names = [type(processor).__name__ for processor in call.processors]
         guidance = call.processors[0] if names[:1] == [_GUIDANCE] else None
-        own = (_GUIDANCE, _FILTER, _END)
-        kinds = [(p, kind) for p, kind in call.kinds if not any(is_own(p, name) for name in own)]
+        kinds = []  # of the processors that are not Dia's own
+        for processor, kind in call.kinds:
+            if not any(is_own(processor, name) for name in (_GUIDANCE, _FILTER, _END)):
+                kinds.append((processor, kind))
         reasons = [*find_unflat(kinds)]
         if not names or names[-1] != _END or names.count(_FILTER) != 1:
             reasons.append("logits processors in another order than Dia's")
@@ -274,9 +251,9 @@ class Dia(CodeDecoder):
             )
         branches = 1 if guidance is None else 2
 
-        def hand_over(made: Generation) -> Any:
+        def hand_over(stream: Generation) -> Any:
             ends = {"stop": rules.stop, "end": rules.end, "padding": padding}
-            return hand_rows(call, read_ended(made, cells, given, **ends))
+            return hand_rows(call, read_ended(stream, cells, given, **ends))
 
         steps = DiaSteps(model, call.others["encoder_outputs"][0], text)
         return make_task(

@@ -34,19 +34,12 @@ _ATTENTIONS = ("eager", "sdpa")  # that take masks of numbers
 
 
 class CodeDecoder(OwnPasses):
-    """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
-
-    Attributes:
-        arguments: of its forward that calls may have, whatever `read` finds in them; with `CACHE`,
-            its `generate` makes a cache for every call.
-        decoder_config: of the part of a model that makes codes.
-        n_books, vocab_size: K and V of a model.
-    """
+    """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each."""
 
     name: ClassVar[str] = "delay"
-    decoder_config: ClassVar[attrgetter[Any]]
-    n_books: ClassVar[attrgetter[int]]
-    vocab_size: ClassVar[attrgetter[int]]
+    decoder_config: ClassVar[attrgetter[Any]]  # of the part of a model that makes codes
+    n_books: ClassVar[attrgetter[int]]  # K of a model
+    vocab_size: ClassVar[attrgetter[int]]  # V of a model
 
     @abstractmethod
     def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
@@ -55,29 +48,29 @@ class CodeDecoder(OwnPasses):
         """
 
     def facts(self, model: Any) -> ModelFacts:
-        """See `OwnPasses.facts`."""
         config = self.decoder_config(model)
         rope = vars(config).get("rope_parameters") or {}
         attention = config._attn_implementation
         if rope.get("rope_type") in ("dynamic", "longrope"):
-            kind = rope["rope_type"]
-            self.refuse(model, f"one whose rotations change with the length ({kind})")
+            rotation = rope["rope_type"]
+            self.refuse(model, f"one whose rotations change with the length ({rotation})")
         if attention not in _ATTENTIONS:
             self.refuse(model, f"one with {attention}; load it with attn_implementation='sdpa'")
         return ModelFacts(config, (None,) * config.num_hidden_layers, self.vocab_size(model))
 
     def compared(self, model: Any) -> tuple[Tensor, Tensor]:
-        """See `OwnPasses.compared`: passes over steps, some of which were wrong before."""
+        """Passes over steps, some of which were wrong before."""
         steps, codes, expected = self.example(model)
         rows, n_steps, _ = codes.shape
         steps.reserve(rows, n_steps)
         at = torch.arange(n_steps, device=codes.device).expand(rows, -1)
         steps.forward(codes.roll(1, 2)[:, :3], at[:, :3])
-        parts = [steps.forward(codes[:, part], at[:, part]) for part in (slice(2), slice(2, None))]
-        return expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
+        begin = steps.forward(codes[:, :2], at[:, :2])
+        rest = steps.forward(codes[:, 2:], at[:, 2:])
+        received = torch.cat([begin, rest], 1)
+        return expected.flatten(1, 2).float(), received.flatten(1, 2).float()
 
     def layout(self, model: Any) -> Layout:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_books(model))
 
     def wrap(self, model: Any) -> Any:
@@ -86,7 +79,6 @@ class CodeDecoder(OwnPasses):
         return DelayWindow(model, steps, cells, codes)
 
     def sample_loop(self, call: GenerateCall) -> Task | None:
-        """See `CausalLM.sample_loop`."""
         reasons = [*find_in_call(call), *self._find_in_call(call)]
         return Task(reasons) if reasons else self.read(call)
 
@@ -95,26 +87,21 @@ class CodeDecoder(OwnPasses):
         """The task of a call whose arguments can be served, or why it cannot be."""
 
     def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Cells | None]:
-        """Codes of all cells `[B, S, K]` as far as they are given, and the free cells of every row.
-
-        The second is None where rows have different patterns.
-
-        Args:
-            call: whose ids `[B * K, T]` are rows of single books.
-            mask: `[B, S', K]`, codes of the pattern.
-            empty: its value in cells that it does not give.
+        """Codes of all cells `[B, S, K]` as far as they are given, and the free cells of every row,
+        None where rows have different patterns.
         """
         assert call.length is not None
-        own = call.ids.unflatten(0, (-1, self.n_books(call.model))).mT  # [B, T, K]
-        n_prompt = own.shape[1]
-        own = pad(own, (0, 0, 0, call.length), value=empty)
-        mask = mask[:, : own.shape[1]]
-        mask = pad(mask, (0, 0, 0, own.shape[1] - mask.shape[1]), value=empty)
+        prompt = call.ids.unflatten(0, (-1, self.n_books(call.model))).mT  # [B, T, K]
+        n_prompt = prompt.shape[1]
+        prompt = pad(prompt, (0, 0, 0, call.length), value=empty)  # [B, S, K]
+        # [B, S', K], codes of the pattern; `empty` in cells that it does not give
+        mask = mask[:, : prompt.shape[1]]
+        mask = pad(mask, (0, 0, 0, prompt.shape[1] - mask.shape[1]), value=empty)
         free = mask == empty
-        given = torch.where(free, own, mask)
+        given = torch.where(free, prompt, mask)
         free[:, :n_prompt] = False
-        is_one = torch.equal(free, free[:1].expand_as(free))
-        return given, list_cells(free[0]) if is_one else None
+        is_one_pattern = torch.equal(free, free[:1].expand_as(free))
+        return given, list_cells(free[0]) if is_one_pattern else None
 
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.has_callers_cache or CACHE in call.given["refuse"]:
@@ -125,9 +112,8 @@ class CodeDecoder(OwnPasses):
 
 
 def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
-    """Reasons against processors that read more than the scores of one code.
-
-    In a row of a book they would read what was drawn in cells that the pattern overwrites.
+    """Reasons against processors that read more than the scores of one code: in a row of a book
+    they would read what was drawn in cells that the pattern overwrites.
     """
     for processor, kind in kinds:
         if kind in ("window", "prefix"):
@@ -139,7 +125,7 @@ def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
 def read_warpers(
     call: GenerateCall, kinds: list[tuple[Any, str]]
 ) -> tuple[LogitsChain | None, dict[str, Any]]:
-    """Flat processors of a call as a logits chain (None: there are none) and as settings."""
+    """Flat processors of a call as a logits chain and as settings."""
     samples = call.config.do_sample
     rest, warpers = take_warpers(kinds, samples)
     chain = LogitsChain(rest, call.ids[:, :0], 1) if rest else None
@@ -168,25 +154,14 @@ def make_task(
     call: GenerateCall,
     steps: StepDecoder,
     cells: Cells,
-    given: Tensor,
-    hand_over: Callable[[Generation], Any],
+    given: Tensor,  # [B, S, K], of all cells but the stream's
+    hand_over: Callable[[Generation], Any],  # makes what `_sample` returns
     *,
     params: SamplingParams,
-    branches: int = 1,
-    end: int | None = None,
+    branches: int = 1,  # G
+    end: int | None = None,  # code that ends a row, as in `DelayWindow`
 ) -> Task:
-    """The task of a stream of codes, whose prompt is one token a row.
-
-    Args:
-        call: the call.
-        steps: of the model.
-        cells: the stream's.
-        given: `[B, S, K]`, codes of all other cells.
-        hand_over: makes what `_sample` returns.
-        params: of the stream.
-        branches: G.
-        end: see `DelayWindow`; its id ends a row. None: only the length does.
-    """
+    """The task of a stream of codes, whose prompt is one token a row."""
     model = DelayWindow(call.model, steps, cells, given.repeat(branches, 1, 1), end)
     n_rows = len(given) * branches
     tokens = torch.zeros(n_rows, 1, dtype=torch.int64, device=given.device)
@@ -207,32 +182,25 @@ def make_task(
 
 
 def read_ended(
-    made: Generation, cells: Cells, given: Tensor, *, stop: int, end: int, padding: int
+    stream: Generation, cells: Cells, given: Tensor, *, stop: int, end: int, padding: int
 ) -> Tensor:
     """The grid `[B, S', K]` of a stream whose rows end, up to the last step of the longest.
 
-    Args:
-        made: the stream.
-        cells: its slots' cells.
-        given: as in `make_task`.
-        stop: id of the stream in place of an `end`.
-        end: code that ends a book.
-        padding: code behind a row's end.
+    The stream has `stop` in place of an `end`, the code that ends a book; `padding` goes behind it.
     """
-    index = torch.arange(made.tokens.shape[1], device=given.device)
-    tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
+    index = torch.arange(stream.tokens.shape[1], device=given.device)
+    tokens = torch.where(index < stream.lengths[:, None], stream.tokens, padding)
     tokens = torch.where(tokens == stop, end, tokens)
-    grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
-    return grid[:, : int(cells.step[int(made.lengths.max()) - 1]) + 1]
+    decoded = Cells(cells.step[: len(index)], cells.book[: len(index)])
+    grid = arrange(tokens, decoded, given)
+    last_step = int(cells.step[int(stream.lengths.max()) - 1])
+    return grid[:, : last_step + 1]
 
 
 def find_first(is_end: Tensor, step: Tensor, n_before: Tensor) -> Tensor:
     """The step of the first end of a row among its first slots, `[B, W]` int64; `NEVER` without.
 
-    Args:
-        is_end: `[B, n]` bool, of some slots of a row.
-        step: `[n]` int64, theirs.
-        n_before: `[B, W]` int64, how many of them are looked at.
+    Of slots at steps `[n]`, `is_end` `[B, n]`, the first `n_before` `[B, W]` are looked at.
     """
     first = torch.where(is_end, step, NEVER).cummin(1).values
-    return pad(first, (1, 0), value=NEVER).gather(1, n_before)
+    return pad(first, (1, 0), value=NEVER).gather(1, n_before)  # column n: among the first n

@@ -49,23 +49,13 @@ _DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
 
 @dataclass(frozen=True)
 class HiggsRules:
-    """What Higgs allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`).
-
-    Args:
-        cells: of the stream's slots.
-        n_books: K.
-        end: id that ends a book.
-        stop: V, which the stream has in place of an end behind K - 1 others of its step.
-
-    Attributes:
-        is_capturable: see `DiaRules`.
-    """
+    """What Higgs allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`)."""
 
     is_capturable: ClassVar[bool] = True
     cells: Cells
-    n_books: int
-    end: int
-    stop: int
+    n_books: int  # K
+    end: int  # id that ends a book
+    stop: int  # V, which the stream has in place of an end behind K - 1 others of its step
 
     def __call__(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         slots = columns - 1  # the prompt is one column
@@ -73,9 +63,11 @@ class HiggsRules:
         step = self.cells.step[at]  # [B, W]
         book = self.cells.book[at]
         index = torch.arange(scores.shape[-1], device=scores.device)
+        # behind an end at step s, book k has ends from step s + k + 1 on
         is_due = step > self.find_ends(tokens, step) + book
         allowed = torch.where(is_due[..., None], index == self.end, index != self.stop)
         kept = scores.masked_fill(~allowed, -math.inf)
+        # the last of K ends in a step ends the row: its score is that of the id `stop`
         is_last = self._ends_before(tokens, slots) == self.n_books - 1
         last = kept.clone()
         last[..., self.stop] = kept[..., self.end]
@@ -86,9 +78,9 @@ class HiggsRules:
         """The first step before `step` `[B, W]` that has an end, `[B, W]` int64."""
         n_slots = len(self.cells.step)
         is_end = tokens[:, 1 : 1 + n_slots] == self.end
-        own = self.cells.step[: is_end.shape[1]]
-        n_before = torch.searchsorted(own, step.contiguous())  # slots of the steps before
-        return find_first(is_end, own, n_before)
+        step_of_slot = self.cells.step[: is_end.shape[1]]
+        n_before = torch.searchsorted(step_of_slot, step.contiguous())  # slots of the steps before
+        return find_first(is_end, step_of_slot, n_before)
 
     def _ends_before(self, tokens: Tensor, slots: Tensor) -> Tensor:
         """How many of the K - 1 slots before each of `[B, W]` are ends."""
@@ -102,13 +94,7 @@ class HiggsRules:
 class HiggsSteps(StepDecoder):
     """`HiggsAudioV2ForConditionalGeneration` as a decoder of steps; step 0 is the prompt's end.
 
-    Args:
-        model: the model.
-        mask: `[R, T]` bool, the prompt's entries; False on padding.
-        prompt: arguments of the model's own forward for the prompt.
-
-    Attributes:
-        vocab_size: V.
+    `prompt` are arguments of the model's own forward, `mask` `[R, T]` is False on its padding.
     """
 
     def __init__(self, model: Any, mask: Tensor, prompt: dict[str, Any]) -> None:
@@ -182,9 +168,9 @@ class Higgs(CodeDecoder):
             logits = model(
                 input_ids=torch.cat([text, sound], 1), audio_input_ids=codes[:, 1:], use_cache=False
             ).logits
-        own = logits[:, -n_steps:].unflatten(-1, (-1, self.vocab_size(model)))
+        logits = logits[:, -n_steps:].unflatten(-1, (-1, self.vocab_size(model)))
         steps = HiggsSteps(model, torch.ones_like(text, dtype=torch.bool), {"input_ids": text})
-        return steps, codes, own
+        return steps, codes, logits
 
     def read(self, call: GenerateCall) -> Task:
         model = call.model
@@ -236,8 +222,8 @@ class Higgs(CodeDecoder):
         end = config.audio_stream_eos_id
         rules = HiggsRules(cells, n_books, end=end, stop=self.vocab_size(model))
 
-        def hand_over(made: Generation) -> Any:
-            grid = read_ended(made, cells, given, stop=rules.stop, end=end, padding=end)
+        def hand_over(stream: Generation) -> Any:
+            grid = read_ended(stream, cells, given, stop=rules.stop, end=end, padding=end)
             return self._hand_sound(call, grid[:, 1:])
 
         prompt = {"input_ids": call.ids}

@@ -48,15 +48,8 @@ _BOTH: Table = {
 
 
 class MusicgenSteps(StepDecoder):
-    """`MusicgenForCausalLM` as a decoder of steps.
-
-    Args:
-        model: the decoder, with its heads.
-        states: `[R, T, D]` of the encoder, as the decoder takes them.
-        mask: `[R, T]`, 1 where a state is seen; None: everywhere.
-
-    Attributes:
-        vocab_size: V.
+    """`MusicgenForCausalLM`, which has the heads, as a decoder of steps over states `[R, T, D]` as
+    it takes them, of which it sees those with 1 in the mask `[R, T]`.
     """
 
     def __init__(self, model: Any, states: Tensor, mask: Tensor | None = None) -> None:
@@ -92,14 +85,14 @@ class MusicgenSteps(StepDecoder):
         return hidden
 
     def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-        made: Tensor = layer(
+        hidden = layer(
             hidden,
             attention_mask=mask,
             encoder_hidden_states=self._states,
             encoder_attention_mask=self._mask,
             **{CACHE: self._caches.both},
         )
-        return made
+        return hidden
 
 
 class MelodySteps(MusicgenSteps):
@@ -122,8 +115,8 @@ class MelodySteps(MusicgenSteps):
         return super().forward(codes, at + self._states.shape[1])
 
     def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-        made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
-        return made
+        hidden = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
+        return hidden
 
 
 class Musicgen(CodeDecoder):
@@ -141,8 +134,8 @@ class Musicgen(CodeDecoder):
         width = config.cross_attention_hidden_size or config.hidden_size
         states = draw_states(model, 3 * len(codes), width).unflatten(0, (len(codes), 3))
         mask = codes.new_tensor([[1, 1, 1], [1, 1, 0]])
-        own = self._score(model, codes, states, encoder_attention_mask=mask)
-        return MusicgenSteps(model.decoder, states, mask), codes, own
+        logits = self._score(model, codes, states, encoder_attention_mask=mask)
+        return MusicgenSteps(model.decoder, states, mask), codes, logits
 
     @torch.no_grad()
     def _score(self, model: Any, codes: Tensor, states: Tensor, **options: Any) -> Tensor:
@@ -187,8 +180,8 @@ class Musicgen(CodeDecoder):
         chain, chosen = read_warpers(call, kinds)
         scale = float(call.processors[0].guidance_scale) if is_guided else 1.0
 
-        def hand_over(made: Generation) -> Any:
-            return hand_rows(call, arrange(made.tokens, cells, given))
+        def hand_over(stream: Generation) -> Any:
+            return hand_rows(call, arrange(stream.tokens, cells, given))
 
         params = SamplingParams(guidance_scale=scale, processor=chain, **chosen)
         steps = self.open_steps(call)
@@ -200,8 +193,8 @@ class Musicgen(CodeDecoder):
         states = call.others["encoder_outputs"][0]
         mask = call.others.get("attention_mask")
         config = model.decoder.config
-        is_other = model.text_encoder.config.hidden_size != config.hidden_size
-        if is_other and config.cross_attention_hidden_size is None:
+        has_other_width = model.text_encoder.config.hidden_size != config.hidden_size
+        if has_other_width and config.cross_attention_hidden_size is None:
             with torch.no_grad():
                 states = model.enc_to_dec_proj(states)
         if mask is not None:

@@ -36,31 +36,22 @@ class StepDecoder(ABC):
     """A decoder of steps with a cache of its own.
 
     Shapes: **R** rows, **n** steps of a pass, **K** codebooks, **V** codes of each.
-
-    Attributes:
-        vocab_size: V.
-        reads_back: whether passes after the next `reserve` may read tensors on the host.
     """
 
-    vocab_size: int
-    reads_back: bool = True
+    vocab_size: int  # V
+    reads_back: bool = True  # whether passes after the next `reserve` may read tensors on the host
 
     @abstractmethod
     def reserve(self, rows: int, n_steps: int) -> None:
-        """Clear the cache, and reserve `n_steps` steps for each of `rows` rows."""
+        """Clear the cache, and reserve `n_steps` steps for each row."""
 
     @abstractmethod
     def forward(self, codes: Tensor, at: Tensor) -> Tensor:
-        """One pass over steps, which are cached.
+        """Logits `[R, n, K, V]` of the codes of the steps that follow.
 
-        Args:
-            codes: `[R, n, K]` int64.
-            at: `[R, n]` int64, the steps, one after the other in each row. What the cache holds
-                from the first on is overwritten; what is written beyond the reserved steps is never
-                read.
-
-        Returns:
-            Logits `[R, n, K, V]` of the codes of the steps that follow.
+        Of codes `[R, n, K]` at steps `at` `[R, n]`, one after the other in each row. What the cache
+        holds from the first on is overwritten; what is written beyond the reserved steps is never
+        read.
         """
 
 
@@ -70,14 +61,9 @@ class DelayWindow(TokenModel):
     A prompt is one token that stands for everything that is given; its id means nothing.
 
     Args:
-        model: the module that computes.
-        steps: its decoder.
         cells: the slots' cells; none of them in step 0.
         given: `[R, S, K]` int64, codes of all other cells; what it has in `cells` is not read.
         end: code of a cell whose token is V, the last id of the stream; None: there is no such id.
-
-    Attributes:
-        own_prompt, pass_options: as in `CausalLMWindow`; a stream has none.
     """
 
     own_prompt = None
@@ -127,14 +113,11 @@ class DelayWindow(TokenModel):
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
-        """One pass over the steps in front of the slots that are scored; see `TokenModel.forward`.
-
-        Cost: a pass over as many steps as `W` slots lie in at most, and one.
-        """
+        """Cost: a pass over as many steps as `W` slots lie in at most, and one."""
         indices = entries.indices
         self._write(indices, entries.tokens)
         slot = indices.clamp(max=self._n_slots - 1)  # [R, W], scored by the entries
-        source = self._step[slot + 1] - 1
+        source = self._step[slot + 1] - 1  # the step whose logits score a slot
         first = self._first[slot[:, 0]]
         n_steps = self._find_span(indices.shape[1])
         at = first[:, None] + torch.arange(n_steps, device=first.device)
@@ -154,10 +137,7 @@ class DelayWindow(TokenModel):
         self._codes[row, self._step[entry], self._book[entry]] = codes
 
     def _find_span(self, width: int) -> int:
-        """The most steps that a pass of some width needs, from any slot on.
-
-        Cost: a host synchronisation for each width.
-        """
+        """The most steps that a pass of some width needs; one host synchronisation a width."""
         if width not in self._spans:
             last = torch.arange(self._n_slots, device=self._step.device) + width - 1
             source = self._step[last.clamp(max=self._n_slots - 1) + 1] - 1

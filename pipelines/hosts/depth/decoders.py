@@ -2,15 +2,12 @@
 
 A speech model of several codebooks generates a frame in two stages: a temporal decoder gives a
 state and maybe the first code, and a small *depth decoder* the other codes, one after the other
-(Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation using
-Residual Quantization", CVPR 2022, section 3.3). A kind says which embeddings and heads its books
-have; the layers between them are those of any causal LM.
+(D. Lee et al., "Autoregressive Image Generation using Residual Quantization", CVPR 2022,
+section 3.3). A kind says which embeddings and heads its books have; the layers between them are
+those of any causal LM.
 
-Shapes: **R** rows, **P** entries of a frame before the codes that are generated, **n** entries of a
-pass, **V** codes of a codebook, **D** width.
-
-Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, whose `generate` calls `generate` of
-these decoders once a frame.
+Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, whose `generate` calls `generate`
+of these decoders once a frame.
 """
 
 from __future__ import annotations
@@ -30,15 +27,18 @@ from mmaccel.pipelines.hosts.generate_call import READ, SAMPLE
 class CsmDepth(SharedLayers):
     """`CsmDepthDecoderForCausalLM`: the backbone's state, the first code, then 31 others."""
 
-    given = "backbone_last_hidden_state"
-    arguments = SAMPLE | {given: READ}
+    state_argument = "backbone_last_hidden_state"
+    arguments = SAMPLE | {state_argument: READ}
     n_before = 2
 
     def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
+        # entry 0 is the state, entry e a code of book e - 1; one table has the ids of all books
         entry = torch.arange(first, first + entries.shape[1], device=entries.device)
         books = (entry - 1).clamp(min=0)
         embedded: Tensor = model.model.embed_tokens(entries + books * model.vocab_size)
-        return embedded if first else torch.cat([states[:, None], embedded[:, 1:]], 1)
+        if first == 0:
+            embedded = torch.cat([states[:, None], embedded[:, 1:]], 1)
+        return embedded
 
     def enter(self, model: Any, embedded: Tensor) -> Tensor:
         entered: Tensor = model.model.inputs_embeds_projector(embedded)
@@ -51,7 +51,7 @@ class CsmDepth(SharedLayers):
     def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
         n_headless = 0 if first else 1  # the state's own entry
         hidden = hidden[:, n_headless:].transpose(0, 1)  # [n, R, D]
-        book = first + n_headless - 1
+        book = first + n_headless - 1  # entry e is scored by the head of book e, number e - 1
         heads = model.codebooks_head.weight[book : book + len(hidden)]  # [n, D, V]
         return pad(torch.bmm(hidden, heads).transpose(0, 1), (0, 0, n_headless, 0))
 
@@ -65,8 +65,8 @@ class MoshiDepth(DepthDecoder):
     Each book has layers of its own, which the model's own forward takes.
     """
 
-    given = "last_hidden_state"
-    arguments = SAMPLE | {given: READ}
+    state_argument = "last_hidden_state"
+    arguments = SAMPLE | {state_argument: READ}
     n_before = 1
 
     def vocab_size(self, model: Any) -> int:
@@ -75,7 +75,7 @@ class MoshiDepth(DepthDecoder):
     def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
         model, states = window.model, window.states
         assert states is not None
-        tables = (model.text_embed_tokens, *model.embed_tokens)[first:]
+        tables = (model.text_embed_tokens, *model.embed_tokens)[first:]  # entry 0 is the text token
         embedded = [table(ids[:, None]) for table, ids in zip(tables, entries.unbind(1))]
         inputs |= {
             "input_ids": entries,
@@ -93,12 +93,11 @@ class CodePredictor(SharedLayers):
     """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
     code, then 15 codes, each with an embedding and a head of its own.
 
-    Of hidden states, which the talker asks for, calls get the embeddings of the codes, which are
-    what it reads, and none of the prompt.
+    The talker asks for hidden states and reads the embeddings of the codes there: calls get those.
     """
 
-    given = "inputs_embeds"
-    arguments = SAMPLE | {given: READ, "output_hidden_states": READ}
+    state_argument = "inputs_embeds"
+    arguments = SAMPLE | {state_argument: READ, "output_hidden_states": READ}
     has_ids = False
     of_tokens = frozenset({"hidden_states"})
     n_before = 2
@@ -107,20 +106,17 @@ class CodePredictor(SharedLayers):
         return len(model.lm_head) + 1
 
     def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
-        before = states[:, first:]
+        before = states[:, first:]  # of entries 0 and 1, as far as the pass has them
         book = max(first - self.n_before, 0)
         codes = self.embed_codes(model, entries[:, before.shape[1] :], book)
         return torch.cat([before, *codes], 1)
 
     def score(self, model: Any, hidden: Tensor, first: int) -> Tensor:
         heads = [model.lm_head[0], *model.lm_head][first:]  # the state's own entry has none
-        scored = zip(heads, hidden.unbind(1))
-        return torch.stack([head(state) for head, state in scored], 1)
+        return torch.stack([head(state) for head, state in zip(heads, hidden.unbind(1))], 1)
 
     def embed_codes(self, model: Any, codes: Tensor, book: int = 0) -> list[Tensor]:
-        """`[R, 1, D]` of each of the codes `[R, n]`, which begin at the second book, or at one
-        behind it.
-        """
+        """`[R, 1, D]` of each of the codes `[R, n]` of books from `book` on."""
         tables = zip(model.get_input_embeddings()[book:], codes.unbind(1))
         return [table(code)[:, None] for table, code in tables]
 
@@ -133,8 +129,7 @@ class CodePredictor(SharedLayers):
 
 
 class TTSCodePredictor(CodePredictor):
-    """The code predictor of Qwen3-TTS's talker, which is wider: a layer between them narrows what
-    the decoder reads.
+    """Qwen3-TTS's, whose talker is wider: a layer narrows what the decoder reads.
 
     Source: QwenLM/Qwen3-TTS at 022e286, of transformers 4.57.
     """

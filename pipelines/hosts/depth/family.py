@@ -24,21 +24,18 @@ from mmaccel.tokenizers_vq.frames import CodeFrames
 class DepthDecoder(OwnPasses):
     """A kind of depth decoder, each call of whose `generate` makes the codes of one frame.
 
-    Attributes:
-        given: the argument of its `generate` that a frame is scored with, besides the ids.
-        n_before: P.
-        has_ids: whether the beginning of a frame has ids.
+    Shapes: **R** rows, **P** entries of a frame before the codes that are generated, **n** entries
+    of a pass, **V** codes of a codebook, **D** width.
     """
 
     name: ClassVar[str] = "depth"
     repeats_calls: ClassVar[bool] = True
     cause: ClassVar[str] = "; a sliding window shorter than a frame does that"
-    given: ClassVar[str]
-    n_before: ClassVar[int]
-    has_ids: ClassVar[bool] = True
+    state_argument: ClassVar[str]  # of its `generate`: what a frame is scored with
+    n_before: ClassVar[int]  # P
+    has_ids: ClassVar[bool] = True  # whether the beginning of a frame has ids
 
     def vocab_size(self, model: Any) -> int:
-        """V."""
         return int(model.vocab_size)
 
     def n_entries(self, model: Any) -> int:
@@ -47,19 +44,15 @@ class DepthDecoder(OwnPasses):
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:
-        """That of what `given` has for a row."""
+        """Of the `state_argument`, without the rows."""
 
     @abstractmethod
     def run(self, window: DepthWindow, entries: Tensor, first: int, inputs: Any) -> Tensor:
         """Logits `[R, n, V]` of a pass over entries `[R, n]` from the first one on; those of the
         first P - 1 of a frame mean nothing.
-
-        Args:
-            inputs: what else the decoder's own forward takes.
         """
 
     def facts(self, model: Any) -> ModelFacts:
-        """See `OwnPasses.facts`."""
         return ModelFacts(
             model.config,
             (None,) * model.config.num_hidden_layers,
@@ -68,15 +61,15 @@ class DepthDecoder(OwnPasses):
         )
 
     def compared(self, model: Any) -> tuple[Tensor, Tensor]:
-        """See `OwnPasses.compared`: a frame by the model's own loop; one pass over it, and passes
-        of three entries.
-        """
+        """A frame by the model's own loop; one pass over it, and passes of three entries."""
         length = self.layout(model).frame
         states = draw_states(model, 2, *self.shape(model))
         ids = torch.zeros(2, self.n_before, dtype=torch.int64, device=model.device)
-        given = {self.given: states} | ({"input_ids": ids} if self.has_ids else {})
-        made = original(model, "generate")(
-            **given,
+        frame = {self.state_argument: states}
+        if self.has_ids:
+            frame["input_ids"] = ids
+        generated = original(model, "generate")(
+            **frame,
             max_length=None,
             max_new_tokens=length,
             min_length=None,
@@ -85,64 +78,61 @@ class DepthDecoder(OwnPasses):
             return_dict_in_generate=True,
             output_logits=True,
         )
-        entries = torch.cat([ids, made.sequences[:, -length:-1]], 1)
+        entries = torch.cat([ids, generated.sequences[:, -length:-1]], 1)
         window = DepthWindow(self, model, states)
-        found = []
+        by_width = []
         for width in (entries.shape[1], 3):
             window.reserve(*entries.shape)
-            parts = entries.split(width, 1)
-            starts = range(0, entries.shape[1], width)
-            passes = [Pass(part, ids.new_full((2,), at)) for part, at in zip(parts, starts)]
-            found.append(torch.cat([window.forward(each) for each in passes], 1))
-        received = torch.stack(found)[:, :, self.n_before - 1 :]
-        return torch.stack(made.logits, 1).expand_as(received), received
+            logits = []
+            for first in range(0, entries.shape[1], width):
+                tokens = entries[:, first : first + width]
+                logits.append(window.forward(Pass(tokens, ids.new_full((2,), first))))
+            by_width.append(torch.cat(logits, 1))
+        received = torch.stack(by_width)[:, :, self.n_before - 1 :]
+        return torch.stack(generated.logits, 1).expand_as(received), received
 
     def layout(self, model: Any) -> CodeFrames:
-        """See `CausalLM.layout`."""
         return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """See `CausalLM.obstacles`."""
         if call.guidance is not None:
             yield "guidance of a frame's codes"
         if call.n_columns != self.n_before:
             yield f"a frame that does not begin with {self.n_before} entries"
         if not bool(call.mask.all()):
             yield "an attention mask that hides the beginning of a frame"
-        if self.given not in call.given["read"]:
-            yield f"no {self.given}"
+        if self.state_argument not in call.given["read"]:
+            yield f"no {self.state_argument}"
 
     def wrap(self, model: Any) -> Any:
         return DepthWindow(self, model)
 
     def open(self, call: GenerateCall) -> Any:
-        states = call.others[self.given]
+        states = call.others[self.state_argument]
         if call.window is None:
             return DepthWindow(self, call.model, states)
         call.window.begin_frame(states)
         return call.window
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """See `CausalLM.prompt`: the frame's beginning, then the codes of the frame before."""
-        own = call.prompt()
-        layout = self.layout(call.model) if own.layout is None else own.layout
+        """The frame's beginning, then the codes of the frame before, which are shown to drafts."""
+        prompt = call.prompt()
+        if prompt.layout is None:
+            prompt = replace(prompt, layout=self.layout(call.model))
         earlier = call.earlier
         if earlier is None or [*earlier.shape] != [len(call.ids), call.length]:
-            return replace(own, layout=layout)
-        tokens = torch.cat([own.tokens, earlier.to(own.tokens.device)], 1)
+            return prompt
+        tokens = torch.cat([prompt.tokens, earlier.to(prompt.tokens.device)], 1)
         return replace(
-            own,
+            prompt,
             tokens=tokens,
-            lengths=torch.full_like(own.lengths, tokens.shape[1]),
-            layout=layout,
+            lengths=torch.full_like(prompt.lengths, tokens.shape[1]),
             n_shown=int(earlier.shape[1]),
         )
 
 
 class SharedLayers(DepthDecoder):
-    """A kind whose books have embeddings and heads of their own, and all of them the same layers,
-    which the fused decoder may run.
-    """
+    """A kind whose books share their layers, which the fused decoder may run."""
 
     @abstractmethod
     def embed(self, model: Any, entries: Tensor, first: int, states: Tensor) -> Tensor:
@@ -153,7 +143,6 @@ class SharedLayers(DepthDecoder):
         return embedded
 
     def run_body(self, model: Any, **inputs: Any) -> Any:
-        """The output of the decoder's own forward, without heads."""
         return model.model(**inputs)
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass, Route, TokenModel
 from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.runner.static_buffers import model_state
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.hosts.depth.family import DepthDecoder
@@ -22,17 +23,10 @@ class DepthWindow(CausalLMWindow):
 
     Embeddings, heads and maybe layers are those of a book, so an entry of a pass stands at one book
     in all rows: a pass goes from the first entry that a row wants to the last one. Where the host
-    does not know the entries (on an accelerator), it is over the whole frame, which is as short as
-    a window and takes as long as a step.
+    does not know the entries (on an accelerator), it is over the whole frame.
 
     A prompt is the P entries of the frame's beginning, and maybe codes of the frame before it,
     which draft sources read and the decoder never sees. The first pass processes its entries, too.
-
-    Args:
-        kind: of the decoder.
-        model: the decoder.
-        states: `[R, ...]`, the argument `given` of its `generate`.
-        attention: as in `CausalLMWindow`.
     """
 
     offers = TokenModel.offers | {"captured steps", "fused decoder"}
@@ -46,7 +40,7 @@ class DepthWindow(CausalLMWindow):
         self,
         kind: DepthDecoder,
         model: Any,
-        states: Tensor | None = None,
+        states: Tensor | None = None,  # [R, ...], the `state_argument` of its `generate`
         attention: Literal["auto", "model", "kernel"] = "auto",
     ) -> None:
         super().__init__(model, attention=attention, facts=kind.facts(model))
@@ -55,7 +49,7 @@ class DepthWindow(CausalLMWindow):
         self.known_format = ""
         self._kind = kind
         self._most = kind.n_entries(model)
-        self._cache: Any = None
+        self._weights: Hashable = None  # where they were when the stores were reserved
         self._first = 0  # entry of the frame with which the pass begins
         self._n_held = 0  # entries of it that were in passes
         self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
@@ -87,8 +81,10 @@ class DepthWindow(CausalLMWindow):
 
     def reserve(self, rows: int, positions: int) -> None:
         stores = self.caches
-        if stores is None or stores.layout.rows != rows or not self.reads_back:
+        is_kept = stores is not None and stores.layout.rows == rows and self.reads_back
+        if not is_kept or self._weights != model_state(self.model):
             super().reserve(rows, self._most)
+            self._weights = model_state(self.model)  # behind `super`, which may pack them
         shape = (rows, positions + 1)  # the last one is never read
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._n_prompt = self._tokens.new_full((), self._kind.n_before)
@@ -103,34 +99,33 @@ class DepthWindow(CausalLMWindow):
         return width
 
     def prefill(self, entries: Pass) -> None:
-        """Keep the prompt; the first pass scores it. See `TokenModel.prefill`."""
+        """Keep the prompt, which the first pass scores."""
         last = self._write(entries)[0, -1]
         self._n_prompt.copy_(torch.maximum(self._n_prompt, last + 2))
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
-        """One pass over the frames; see `TokenModel.forward`.
-
-        Cost: on a CPU of the entries from the first wanted one to the last, else of a whole frame.
+        """Cost: on a CPU of the entries from the first wanted one to the last, else of a whole
+        frame.
         """
         n_before = self._kind.n_before
-        at = self._write(entries) - self._n_prompt + n_before  # [R, W], in the frame
+        # indices count the prompt with the frame before; `at` [R, W] counts entries of this frame
+        at = self._write(entries) - self._n_prompt + n_before
         at = at.clamp(0, self._most - 1)
         first, end = 0, self._most
         if self.reads_back:
             first = min(int(at.min()), self._n_held)
             end = int(at.max()) + 1
         self._first, self._n_held = first, end
-        # the frame's beginning, and behind the whole prompt its codes
+        # and back: the frame's beginning, then its codes, which stand behind the whole prompt
         entry = torch.arange(first, end, device=at.device)
-        entry = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
-        frame = self._tokens[:, entry.clamp(max=self._tokens.shape[1] - 1)]
+        index = torch.where(entry < n_before, entry, entry + self._n_prompt - n_before)
+        frame = self._tokens[:, index.clamp(max=self._tokens.shape[1] - 1)]
         start = at.new_full((1,), first).expand(len(at))
         logits: Tensor = self.run_pass(Pass(frame, start)).logits
         return logits.gather(1, (at - first)[..., None].expand(-1, -1, logits.shape[2]))
 
     def compute(self, **inputs: Any) -> Any:
-        """As in `CausalLMWindow`, by embeddings and heads of each book."""
         entries = inputs.pop("input_ids")
         self.run_caches().layout.reported_length = self._first  # for forwards that count by it
         return SimpleNamespace(logits=self._kind.run(self, entries, self._first, inputs))

@@ -43,20 +43,12 @@ REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline
 
 @dataclass
 class GridCall:
-    """A call of the pipeline.
+    """A call of the pipeline."""
 
-    Attributes:
-        policy: with the call's number of steps.
-        given: its arguments, with defaults.
-        has_begun: whether the pipeline has called its model; a callback that calls it later gets
-            the model.
-        tokens: `[B, h, w]` int64, what the policy made; None before.
-    """
-
-    policy: Any
-    given: Mapping[str, Any]
-    has_begun: bool = False
-    tokens: Tensor | None = None
+    policy: Any  # with the call's number of steps
+    given: Mapping[str, Any]  # its arguments, with defaults
+    has_begun: bool = False  # a callback that calls the model later gets the model
+    tokens: Tensor | None = None  # [B, h, w] int64, what the policy made
 
 
 class AmusedService(PolicyService):
@@ -92,9 +84,8 @@ class AmusedService(PolicyService):
         call.has_begun = True
         branches = 2 if call.given["guidance_scale"] > 1.0 else 1
         call.tokens = self._decode(call, tokens.chunk(branches)[0], passes, conditions, branches)
-        return torch.zeros(
-            branches, 1, device=tokens.device, dtype=torch.float32
-        )  # the pipeline chunks it for guidance
+        # the pipeline chunks it for guidance
+        return torch.zeros(branches, 1, device=tokens.device, dtype=torch.float32)
 
     def _step(self, scheduler: Any, *args: Any, **options: Any) -> Any:
         if self.call is None or self.call.tokens is None:
@@ -116,8 +107,9 @@ class AmusedService(PolicyService):
         mask_token = self._scheduler.config.mask_token_id
         size = self._model.config.codebook_size
         scale = self.target.vae_scale_factor
-        side = self._model.config.sample_size * scale
-        height, width = ((given[name] or side) // scale for name in ("height", "width"))
+        default_size = self._model.config.sample_size * scale
+        height = (given["height"] or default_size) // scale
+        width = (given["width"] or default_size) // scale
         batch = len(conditions["micro_conds"]) // branches
         hint = "give ids of the codebook and mask tokens, or leave latents out"
         within = (0, max(mask_token, size - 1))
@@ -132,7 +124,6 @@ class AmusedService(PolicyService):
         callback, every = given["callback"], given["callback_steps"]
 
         def on_step(progress: CanvasProgress) -> None:
-            """The pipeline's callback, called after every `callback_steps` passes."""
             step, is_committed = progress.passes - 1, progress.is_committed
             if step % every:
                 return
@@ -161,29 +152,20 @@ class GridDenoiser(Denoiser):
 
     The prompt is a condition of the model and not part of the canvas: a row's prompt is one column
     that the model never sees.
-
-    Args:
-        call: the model, `[R, h, w]` int64 to logits `[R, V, h, w]`.
-        conditions: its other arguments; tensors are `[G * B, ...]`, other values hold for all rows.
-        grid: (h, w).
-        mask_token: of an open slot, no id of the codebook.
-        vocab_size: V, ids of the codebook.
-        branches: G; with 2 the conditions of the unconditional rows come first.
     """
 
     def __init__(
         self,
-        call: Callable[..., Tensor],
+        call: Callable[..., Tensor],  # the model, [R, h, w] int64 to logits [R, V, h, w]
+        # its other arguments; tensors [G * B, ...], unconditional rows first
         conditions: Mapping[str, Any],
-        grid: tuple[int, int],
+        grid: tuple[int, int],  # (h, w)
         mask_token: int,
         vocab_size: int,
         branches: int,
     ) -> None:
         self._call, self._grid, self._branches = call, grid, branches
-        self.model = getattr(
-            call, "__self__", call
-        )  # outlives this object, as what is measured does
+        self.model = getattr(call, "__self__", call)  # outlives this object, as measurements do
         self.mask_token, self.vocab_size = mask_token, vocab_size
         self._conditions = {name: self._swap(value) for name, value in conditions.items()}
         tensors = [value for value in conditions.values() if isinstance(value, Tensor)]
@@ -191,14 +173,12 @@ class GridDenoiser(Denoiser):
 
     @property
     def device(self) -> torch.device:
-        """Where the conditions are."""
         return self._device
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """See `Denoiser.reserve`; there is no cache."""
+        """There is no cache."""
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`."""
         rows = entries.tokens.shape[0]
         tokens = entries.tokens[:, 1:].unflatten(1, self._grid)  # [R, h, w]
         conditions = {name: self._repeat(value, rows) for name, value in self._conditions.items()}

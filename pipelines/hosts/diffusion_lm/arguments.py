@@ -82,38 +82,21 @@ _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_
 
 
 def pipeline_table(read: str, refused: Sequence[str]) -> Table:
-    """The table of a diffusers pipeline.
-
-    Args:
-        read: names of arguments that mean under a policy what they mean without.
-        refused: those of its own scheduler, by their rows in `DENOISER`.
+    """The table of a diffusers pipeline: arguments that are read, and refused ones, as in
+    `DENOISER`.
     """
-    own = {name: DENOISER[name] for name in refused}
-    return dict.fromkeys(read.split(), READ) | own
+    return dict.fromkeys(read.split(), READ) | {name: DENOISER[name] for name in refused}
 
 
 def read_schedule(table: Table, asked: Mapping[str, Any], policy: Any) -> Any:
-    """The policy of a call of a diffusers pipeline, with the call's `num_inference_steps`.
-
-    Args:
-        table: of the pipeline.
-        asked: what the caller gave, by name.
-        policy: attached.
-
-    Raises:
-        OptionError: an argument that nothing would read.
-    """
+    """The policy of a call of a diffusers pipeline, with the call's `num_inference_steps`."""
     refuse_arguments(asked, table, policy)
     steps = asked.get("num_inference_steps")
     return policy if steps is None else set_steps(policy, steps)
 
 
 def check_config(config: Any, policy: Any) -> None:
-    """Refuse a call's `GenerationConfig` with options that a canvas cannot follow; None passes.
-
-    Raises:
-        OptionError: with what to use instead, or for another object than a configuration.
-    """
+    """Refuse a call's `GenerationConfig` with options that a canvas cannot follow."""
     is_config = hasattr(config, "__dict__") and not isinstance(config, Mapping | Tensor)
     if config is not None and not is_config:
         raise OptionError(

@@ -80,10 +80,8 @@ class _Called:
 
 
 class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
-    """Base of these; see `mmaccel.contracts.Denoiser`.
-
-    A child says how its model is called, and runs the self-check when it is constructed, or is made
-    of a model that passed one.
+    """Base of these. A child says how its model is called, and runs the self-check when it is
+    constructed, or is made of a model that passed one.
 
     Args:
         model: takes `input_ids`, `attention_mask`, `position_ids`, `use_cache` and a cache, or what
@@ -94,31 +92,19 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         vocab_size: V, if only the first V ids may be drawn.
         images: (first id, V) of the image tokens, for canvases of images: 0..V-1 are these, V is
             the mask token, and the model's id i is V + 1 + i. So samplers see a small vocabulary,
-            and a canvas can still hold every id of the model: prompts, and tokens between the rows
-            of an image.
+            and a canvas can still hold every id of the model.
 
-    Attributes:
-        form: of 4-D masks, see `mmaccel.pipelines.hosts.layers.store.mask_reads`.
-        reports_past_only: see `KVCacheLayout`.
-        spare: cache indices beyond those reserved, which nothing reads.
-        cached_options, plain_options: arguments of the model in passes with and without a cache.
-        supports_kv_cache: may be set to False; every pass is then over all columns.
-        stores: of the layers, since `reserve`; None before.
-
-    Raises:
-        OptionError: an option outside its domain.
-
-    Memory: keys and values of all cache indices, allocated at the first pass, and a mask
-        `[R, 1, C, P]`.
+    Memory: keys and values of all cache indices, and a mask `[R, 1, C, P]`.
     """
 
-    form: str = "additive"
+    form: str = "additive"  # of 4-D masks, as `mask_reads` makes them
     reports_past_only: ClassVar[bool] = False
-    spare: ClassVar[int] = 0
+    spare: ClassVar[int] = 0  # cache indices beyond those reserved, which nothing reads
+    # of the model, in passes with a cache and without
     cached_options: ClassVar[Mapping[str, Any]] = NO_OPTIONS
     plain_options: ClassVar[Mapping[str, Any]] = NO_OPTIONS
 
-    supports_kv_cache = True
+    supports_kv_cache = True  # may be set to False; every pass is then over all columns
     any_rows = True
     is_self_checked = True
 
@@ -154,21 +140,16 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
                     f"images: expected (first id, count) within {n_ids} ids, received {images}; "
                     "None for canvases of text"
                 )
-        most = getattr(self.config, "max_position_embeddings", None)
-        # as LLaDA's configuration calls it
-        own = getattr(self.config, "max_sequence_length", None)
-        self.max_positions = most if own is None else own
+        self.max_positions = getattr(self.config, "max_sequence_length", None)  # LLaDA's name
+        if self.max_positions is None:
+            self.max_positions = getattr(self.config, "max_position_embeddings", None)
         self.stores: LayerStores | None = None
         self._methods = LayerMethods()
         self._branches = 1
         self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
 
     def check(self) -> None:
-        """Run the self-check: over the cache, and without where the model fails it there.
-
-        Raises:
-            UnsupportedModelError: a model that fails it without a cache, too.
-        """
+        """Run the self-check: over the cache, and without where the model fails it there."""
         check_mode(self.model)
         try:
             check_denoiser(self)
@@ -188,9 +169,9 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         if self.images is None:
             return tokens
         assert self._open_id is not None
-        size = self.vocab_size
-        other = torch.where(tokens == size, self._open_id, tokens - size - 1)
-        return torch.where(tokens < size, tokens + self.images[0], other)
+        size = self.vocab_size  # V, the mask token; above it are the model's ids, moved by V + 1
+        no_image = torch.where(tokens == size, self._open_id, tokens - size - 1)
+        return torch.where(tokens < size, tokens + self.images[0], no_image)
 
     def take(self, logits: Tensor) -> Tensor:
         """Of logits `[..., V']` of all ids of the model those that may be drawn, `[..., V]`."""
@@ -215,7 +196,6 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     @property
     def device(self) -> torch.device:
-        """Where the model takes its tokens."""
         return find_device(self.model)
 
     @property
@@ -225,14 +205,14 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     @property
     def prompt_limit(self) -> int | None:
-        """See `FinishedBlocks`. Blocks are chosen of rows without padding, whatever their batch."""
+        """Blocks are chosen of rows without padding, whatever their batch."""
         methods = self._methods
         if methods.attention is not None and methods.attention.budget < 1:
             return 0
         return None if methods.evictor is None else methods.evictor.budget
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`. Cost: two short passes."""
+        """Cost: two short passes."""
         if not self.supports_kv_cache or word not in LAYER_METHODS:
             return super().lack(word, part)
         if self.block is None:
@@ -284,16 +264,9 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         return LayerCounts() if self.stores is None else self.stores.counts
 
     def moved(self) -> None:
-        """Drop the cache: the weights are on another device or in another dtype."""
         self.stores = None
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """Start an empty cache; see `Denoiser.reserve`.
-
-        Raises:
-            OptionError: a model in training mode with dropout.
-            UnsupportedModelError: the number of attention layers is not known.
-        """
         check_mode(self.model)
         open_own_products(self.model)
         if self.supports_kv_cache:
@@ -320,22 +293,20 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self._run_plain(entries, reads)
 
     def run(self, entries: CanvasPass) -> Tensor:
-        """One pass over the cache; logits `[R, Q, V]` of the queries.
-
-        An entry that reads nothing reads itself, so that its logits are no NaN.
+        """Logits `[R, Q, V]` of the queries of a pass over the cache. An entry that reads nothing
+        reads itself, so that its logits are no NaN.
         """
         assert self.stores is not None, "reserve comes first"
         return self._run(entries, by_pass=bool(self._methods), sparse=self.stores.sparse)
 
     def prefill(self, entries: CanvasPass) -> None:
-        """See `FinishedBlocks`. Rows begin at the first index of the stores; later passes count
-        cache indices as before.
-        """
+        """Rows begin at the first index of the stores; later passes count indices as before."""
         assert self.stores is not None
         assert entries.lengths is not None and entries.start is not None
         lengths = entries.lengths
         width = entries.tokens.shape[1]
         index = torch.arange(width, device=lengths.device).expand_as(entries.tokens)
+        # what an entry reads at cache indices, as columns of the prompt, which goes to the front
         at = entries.cache_indices[:, None].expand(-1, entries.reads.shape[1], -1)
         reads = entries.reads.gather(2, at) & (index < lengths[:, None])[:, None]
         observer = self.stores.observe(lengths)
@@ -348,7 +319,6 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
-        """See `Denoiser.own_logits`."""
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = seen_blocks(index, index, self.block or tokens.shape[1])
         entries = CanvasPass(
@@ -357,7 +327,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         return self._run_plain(entries, reads)
 
     def _run(self, entries: CanvasPass, *, by_pass: bool, **fields: Any) -> Tensor:
-        """A pass over the cache; fields of its `WindowPass`, which the layers follow or not."""
+        """A pass over the cache; the fields of its `WindowPass` are followed by layers, or not."""
         assert self.stores is not None
         reads = pad(entries.reads, (0, self.spare)) if self.spare else entries.reads
         this = self.stores.open_pass(entries.cache_indices, reads, **fields)
@@ -372,9 +342,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self._logits(entries, mask, self._cache)
 
     def _run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
-        """A pass without a cache, over all columns of its rows, which attend to `reads`,
-        `[R, 1, C]` or `[R, C, C]` bool.
-        """
+        """A pass without a cache over all columns; reads `[R, 1, C]` or `[R, C, C]` bool."""
         mask = mask_reads(reads, entries.cache_indices, self.form, self.dtype)
         return self._logits(entries, mask, None)
 
@@ -383,12 +351,8 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         return self.take(self.call_model(entries, mask, cache))
 
     def call_model(self, entries: CanvasPass, mask: Tensor, cache: Any) -> Tensor:
-        """The model's own logits `[R, Q, V']` of the queries, of all its ids.
-
-        Args:
-            entries: with the model's ids.
-            mask: `[R, 1, 1 or C, P]`, in the form that the model takes.
-            cache: of the model's layers; None for a pass without.
+        """The model's own logits `[R, Q, V']` of the queries, of all its ids, which the entries
+        hold, under a mask `[R, 1, 1 or C, P]` in the form that the model takes.
         """
         return queried_logits(
             self.model,

@@ -24,17 +24,8 @@ def read_canvas(
 ) -> Task:
     """A denoiser's call, as a canvas to fill behind each prompt.
 
-    An option that the call does not name is taken from the configuration it gives, then from the
-    model's own `generation_config`; end and padding tokens also from the model's configuration.
-
-    Args:
-        given: the call's options by name, None where it does not name them.
-        config: transformers' `GenerationConfig`, or None.
-        denoiser: that fills the canvas.
-        layout: of its slots.
-
-    Raises:
-        ShapeError, OptionError: what the call does not say, or says wrongly.
+    An option that the call does not name (None in `given`) is taken from the `GenerationConfig` it
+    gives, then from the model's own; end and padding tokens also from the model's configuration.
     """
     defaults = (config, getattr(denoiser.model, "generation_config", None))
     levels = [given, *(vars(level) if hasattr(level, "__dict__") else {} for level in defaults)]
@@ -42,15 +33,15 @@ def read_canvas(
     def find(name: str, default: Any = None) -> Any:
         return next((level[name] for level in levels if level.get(name) is not None), default)
 
-    own = getattr(denoiser.model, "config", None)
-    ends = _as_ids(find("eos_token_id", getattr(own, "eos_token_id", None)))
-    fillers = [*_as_ids(find("pad_token_id", getattr(own, "pad_token_id", None))), *ends]
+    model_config = getattr(denoiser.model, "config", None)
+    ends = _as_ids(find("eos_token_id", getattr(model_config, "eos_token_id", None)))
+    fillers = [*_as_ids(find("pad_token_id", getattr(model_config, "pad_token_id", None))), *ends]
     filler = torch.tensor(fillers[0], device="cpu", dtype=torch.int64) if fillers else None
     as_output = bool(find("return_dict_in_generate"))
     mask_token = denoiser.mask_token  # in the model's own numbering, as ids of calls are
     if mask_token is not None and hasattr(denoiser, "to_model"):
-        own_token = torch.tensor(mask_token, device="cpu", dtype=torch.int64)
-        mask_token = int(denoiser.to_model(own_token))
+        of_canvases = torch.tensor(mask_token, device="cpu", dtype=torch.int64)
+        mask_token = int(denoiser.to_model(of_canvases))
     if mask_token in ends:
         raise OptionError(
             f"eos_token_id: expected ids that end a row, received {mask_token}, the mask "
@@ -60,8 +51,7 @@ def read_canvas(
     masked = -1 if mask_token is None else mask_token
     ids = given["input_ids"]
     branches = [_read_rows(given, "input_ids", "attention_mask", n_ids, masked)]
-    scale = given["guidance_scale"]
-    scale = 1.0 if scale is None else scale
+    scale = 1.0 if given["guidance_scale"] is None else given["guidance_scale"]
     is_guided = given["negative_prompt_ids"] is not None
     if is_guided != (scale != 1):
         raise OptionError(
@@ -70,8 +60,9 @@ def read_canvas(
             "guidance_scale=3.5, or neither"
         )
     if is_guided:
-        own_names = ("negative_prompt_ids", "negative_prompt_attention_mask")
-        tokens, mask = _read_rows(given, *own_names, n_ids, masked)
+        tokens, mask = _read_rows(
+            given, "negative_prompt_ids", "negative_prompt_attention_mask", n_ids, masked
+        )
         if len(tokens) not in (1, len(ids)):
             raise ShapeError(
                 f"negative_prompt_ids: expected {len(ids)} rows or one for all, received "
@@ -93,12 +84,16 @@ def read_canvas(
             f"gen_length: expected it or max_new_tokens, received {given['gen_length']!r} and "
             f"{given['max_new_tokens']!r}; leave one out"
         )
-    named = [(name, level.get(name)) for level in levels for name in names]
-    length: Any
-    name, length = next((pair for pair in named if pair[1] is not None), ("max_new_tokens", None))
+    name, length = "max_new_tokens", None
+    for level in levels:
+        asked = [each for each in names if level.get(each) is not None]
+        if asked:
+            name, length = asked[0], level[asked[0]]
+            break
     before = ids.shape[1] if name == "max_length" else 0
     hint = "a canvas has a length from the start, give one such as max_new_tokens=128"
     check_int(name, length, before + 1, hint=hint)
+    assert length is not None
     return Task(
         prompt=Prompt(
             tokens,
@@ -110,29 +105,20 @@ def read_canvas(
         length=length - before,
         params=params,
         samples=bool(temperature),
-        hand_over=lambda made: hand_over(ids, made, filler, as_output),
+        hand_over=lambda generation: hand_over(ids, generation, filler, as_output),
     )
 
 
 def _read_rows(
     given: Mapping[str, Any], name: str, mask_name: str, n_ids: int | None, mask_token: int
 ) -> tuple[Tensor, Tensor]:
-    """Ids `[B, T]` int64 of a call and their mask, bool, padded on any side.
+    """Ids `[B, T]` int64 of a call and their mask (1 on tokens), bool, padded on any side.
 
-    Args:
-        given: options of the call.
-        name, mask_name: of the ids and of their mask, 1 on tokens; None where nothing is padded.
-        n_ids: ids of the model, or None.
-        mask_token: that no prompt may hold, or -1; padding may be any number.
-
-    Raises:
-        ShapeError: another shape or dtype, a row without a token, a mask of other numbers, or ids
-            that the model does not have.
-        OptionError: a mask token.
+    No prompt may hold the mask token, or -1; padding may be any number.
     """
     ids, mask = given[name], given[mask_name]
-    is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
-    if not is_sound or ids.is_floating_point() or ids.dtype == torch.bool:
+    is_matrix = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
+    if not is_matrix or ids.is_floating_point() or ids.dtype == torch.bool:
         shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
         raise ShapeError(
             f"{name}: expected int64 [B, T] with a token in it, received {shown}; "
@@ -171,8 +157,9 @@ def _read_temperature(levels: Sequence[Mapping[str, Any]], default: Any) -> Any:
     return 0.0
 
 
-def _as_ids(found: Any) -> list[int]:
+def _as_ids(ids: Any) -> list[int]:
     """The ids from 0 on of one id, several, a tensor or None."""
-    found = list(found) if isinstance(found, set) else found
-    values = [] if found is None else torch.as_tensor(found, device="cpu").flatten().tolist()
-    return [int(value) for value in values if value >= 0]
+    if ids is None:
+        return []
+    ids = list(ids) if isinstance(ids, set) else ids
+    return [int(each) for each in torch.as_tensor(ids, device="cpu").flatten() if each >= 0]

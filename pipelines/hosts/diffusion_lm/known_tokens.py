@@ -12,18 +12,11 @@ from mmaccel.contracts import Layout
 
 @dataclass(frozen=True, eq=False)
 class KnownTokens:
-    """What is known of a canvas goes before the caller's layout; see `Layout`.
+    """What is known of a canvas goes before the caller's layout."""
 
-    Attributes:
-        known: `[B, L]` int64, -1 where a slot is open.
-        base: the caller's layout, or None.
-        offset: slots of it before this canvas.
-        columns, frame: of this canvas.
-    """
-
-    known: Tensor
-    base: Layout | None
-    offset: int = 0
+    known: Tensor  # [B, L] int64, -1 where a slot is open
+    base: Layout | None  # the caller's
+    offset: int = 0  # slots of it before this canvas
     columns: int = 0
     frame: int = 0
 

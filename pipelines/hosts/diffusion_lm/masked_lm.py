@@ -1,8 +1,4 @@
-"""A transformers decoder as a `Denoiser`.
-
-Masked and block diffusion language models are decoders without a causal mask. The model is called
-with a prepared 4-D mask, over the KV cache of `mmaccel.pipelines.hosts.diffusion_lm.cached`.
-"""
+"""A transformers decoder without a causal mask, called with a 4-D mask, as a `Denoiser`."""
 
 from __future__ import annotations
 
@@ -15,22 +11,13 @@ from mmaccel.pipelines.hosts.diffusion_lm.cached import CachedDenoiser
 
 
 class MaskedLM(CachedDenoiser):
-    """Wraps a decoder; see `mmaccel.contracts.Denoiser`.
-
-    Args:
-        model: a transformers model with a language-modelling head, trained to fill in masks.
-        mask_token: id of an open slot; None for a model of uniform corruption.
-        shift: 1 if the logits at a position are those of the next one (Dream), 0 if they are its
-            own (LLaDA).
-        block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
-        vocab_size: V, if only the first V ids may be drawn.
+    """Wraps a decoder with a head, trained to fill in masks; its arguments are those of
+    `CachedDenoiser`: a shift of 1 is Dream's, 0 LLaDA's, a block that of SDAR, LLaDA2, Fast-dLLM
+    v2.
 
     Raises:
         UnsupportedModelError: no decoder with full attention in every layer, or one that fails its
-            self-check with and without a cache.
-        OptionError: an option outside its domain, or a model in training mode with dropout.
-
-    Cost: the self-check, at most nine short passes, once for each model.
+            self-check (at most nine short passes) with and without a cache.
     """
 
     cached_options = plain_options = MappingProxyType({"return_dict": True})

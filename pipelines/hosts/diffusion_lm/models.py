@@ -25,22 +25,12 @@ from mmaccel.pipelines.hosts.diffusion_lm.selected_logits import queried_logits
 
 
 class ModelDenoiser(CachedDenoiser):
-    """Base of these.
+    """Base of these; the model is an instance of its checkpoint's code, in evaluation mode.
 
     Args:
-        model: an instance of its checkpoint's code, in evaluation mode.
         mask_token: id of an open slot in the model's vocabulary; None takes the configuration's
             `mask_token_id`, or `default_mask_token` of the family.
         block: positions per block of a block-causal model; None takes the configuration's.
-        images: see `CachedDenoiser`.
-
-    Attributes:
-        kv_cache_reason: why the model runs without a KV cache (`supports_kv_cache` is False);
-            otherwise empty.
-
-    Raises:
-        UnsupportedModelError: a model that fails its self-check with and without a cache.
-        OptionError: an option outside its domain.
     """
 
     default_mask_token: ClassVar[int | None] = None
@@ -56,8 +46,9 @@ class ModelDenoiser(CachedDenoiser):
         images: tuple[int, int] | None = None,
     ) -> None:
         if mask_token is None:
-            own = getattr(model.config, "mask_token_id", None)
-            mask_token = self.default_mask_token if own is None else own
+            mask_token = getattr(model.config, "mask_token_id", None)
+        if mask_token is None:
+            mask_token = self.default_mask_token
         if mask_token is None:
             raise OptionError(
                 "mask_token: expected an id, received None, and the model's configuration has no "
@@ -72,15 +63,11 @@ class ModelDenoiser(CachedDenoiser):
 class LLaDADenoiser(ModelDenoiser):
     """LLaDA, LLaDA-1.5 and MMaDA: `model(input_ids, attention_bias=)`, full attention.
 
-    The bias is given as booleans `[R, 1, N, N]`, because with a 2-D `attention_mask` alone the
-    model adds a causal bias. The model counts positions from the first column; its rotary positions
-    are relative, so that padding on the left changes nothing.
-
-    A layer joins its keys with those before and turns all of them by their order, so that an entry
-    in the middle of a canvas cannot be computed alone; copies from before padding was served also
-    drop the mask. So during a pass over the cache the layers' `attention` is the function here: it
-    turns by the positions of the pass, and writes and reads the stores as a decoder of transformers
-    does. Source: `LLaDABlock.attention` in the checkpoints' code.
+    The bias is booleans `[R, 1, N, N]`: with a 2-D `attention_mask` alone the model adds a causal
+    one. Positions count from the first column and are relative, so that padding on the left changes
+    nothing. A layer turns all keys by their order, so that an entry in the middle of a canvas
+    cannot be computed alone; so during a pass over the cache the layers' `attention` is the
+    function here, which turns by the positions of the pass, and writes and reads the stores.
     """
 
     form = "bool"
@@ -117,8 +104,8 @@ class LLaDADenoiser(ModelDenoiser):
         def turn(states: Tensor) -> Tensor:
             """Queries or keys `[R, H, W, D]`, turned to their positions."""
             wide = states.float() if rotary.config.rope_full_precision else states
-            own = sin.to(states.device), cos.to(states.device)
-            turned: Tensor = rotary.apply_rotary_pos_emb(*own, wide)
+            device = states.device
+            turned: Tensor = rotary.apply_rotary_pos_emb(sin.to(device), cos.to(device), wide)
             return turned.type_as(states)
 
         def attend(
@@ -127,11 +114,10 @@ class LLaDADenoiser(ModelDenoiser):
             """As a layer's own attention of `[R, W, C]`, over its store."""
             if block.q_norm is not None:
                 q, k = block.q_norm(q).to(k.dtype), block.k_norm(k).to(k.dtype)
-            n_heads = block.config.n_heads, *[block.config.effective_n_kv_heads] * 2
-            query, key, value = (
-                states.unflatten(2, (n, -1)).transpose(1, 2)
-                for states, n in zip((q, k, v), n_heads, strict=True)
-            )
+            n_kv_heads = block.config.effective_n_kv_heads
+            query = q.unflatten(2, (block.config.n_heads, -1)).transpose(1, 2)  # [R, H, W, D]
+            key = k.unflatten(2, (n_kv_heads, -1)).transpose(1, 2)
+            value = v.unflatten(2, (n_kv_heads, -1)).transpose(1, 2)
             key, value = cache.layers[block.layer_id].update(turn(key), value)
             out = grouped_attention(turn(query), key, value, mask.to(key.device))
             return block.attn_out(out.transpose(1, 2).flatten(2)), None
@@ -154,11 +140,10 @@ class SDARDenoiser(ModelDenoiser):
     """SDAR and TraDo: block-causal;
     `model(input_ids, attention_mask, position_ids, past_key_values, store_kv=)`.
 
-    The published code reads the mask as booleans, whatever its dtype; an additive mask would be
-    inverted. With `store_kv=True` a layer hands its keys and values to `past_key_values.update` and
-    attends to what that returns, as a cache with indices needs it; without, the model appends them
-    to the cache's for this pass. A mask that hides nothing selects a kernel for half precision
-    only, so that one spare cache index is always hidden.
+    The published code reads the mask as booleans, whatever its dtype. With `store_kv=True` a layer
+    attends to what `past_key_values.update` returns, as a cache with indices needs it; without, the
+    model appends its keys and values for this pass. A mask that hides nothing selects a kernel for
+    half precision only, so that one spare cache index is always hidden.
     """
 
     form = "bool"
@@ -172,9 +157,8 @@ class FastDLLMDenoiser(ModelDenoiser):
     """Fast-dLLM v2: `model(input_ids, position_ids, past_key_values, update_past_key_values=)`,
     block-causal, shifted logits.
 
-    Its decoder makes a mask of blocks in the order of its input, in `eval_mask`, and hands it to
-    every layer: during a pass that method returns the mask of the pass. Source:
-    `Fast_dLLM_QwenModel.forward` in the checkpoints' `modeling.py`.
+    Its decoder makes a mask of blocks in the order of its input, in `eval_mask`
+    (`Fast_dLLM_QwenModel.forward`): during a pass that method returns the mask of the pass.
     """
 
     form = "bool"

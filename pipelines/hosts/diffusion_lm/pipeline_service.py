@@ -1,8 +1,4 @@
-"""What the services of diffusion models share: attaching, statistics, callbacks, decoded texts.
-
-A service replaces methods of one pipeline or model by methods that decode with a policy. Each
-family's service says which methods these are and what its policy must not ask for.
-"""
+"""What services of diffusion models share, which replace methods of a pipeline or a model."""
 
 from __future__ import annotations
 
@@ -27,17 +23,7 @@ if TYPE_CHECKING:
 class PolicyService(Service, Capable):
     """Base of the services of one object, which is a model for what is attached to it.
 
-    Args:
-        target: the pipeline, model or denoiser.
-
-    Attributes:
-        target: what is attached to.
-        n_ids: ids of the model, which a layout must have too; None where this is not known.
-        call: the one that runs; None between calls.
-        seed, strict, layout, layer_methods: as in `AttachOptions`.
-
-    Raises:
-        OptionError, UnsupportedModelError: a target that no policy can be attached to.
+    It has `seed`, `strict`, `layout` and `layer_methods` of `AttachOptions`.
     """
 
     slot = "model"
@@ -47,8 +33,8 @@ class PolicyService(Service, Capable):
     def __init__(self, target: Any) -> None:
         super().__init__()
         self.target = target
-        self.n_ids: int | None = None
-        self.call: Any = None
+        self.n_ids: int | None = None  # of the model, which a layout must have too
+        self.call: Any = None  # the one that runs
         self.open()
 
     def open(self) -> None:
@@ -56,43 +42,31 @@ class PolicyService(Service, Capable):
         raise NotImplementedError
 
     def serve(self, policy: Any, options: AttachOptions) -> None:
-        """Decode by a policy from the next call on; see `mmaccel.attach`.
-
-        Raises:
-            OptionError: a policy or a layout that the target cannot be decoded with.
-            UnsupportedModelError: a model that lacks what the policy, the methods of its layers or
-                the engine need.
-        """
+        """Decode by a policy from the next call on."""
         self.policy = policy
         self.seed = options.seed
         self.strict = options.strict
         self.layout = options.layout
         self.layer_methods = options.layer_methods
         check_layout(self.layout, self.n_ids)
-        given = [] if self.seed is None else [Option("seed", frozenset({"seeds"}))]
+        asked = [] if self.seed is None else [Option("seed", frozenset({"seeds"}))]
         if self.layout is not None:
-            given.append(Option("layout", frozenset({"token layouts"})))
-        refuse(explain(policy, self.layer_methods, options.engine, *given, self))
+            asked.append(Option("layout", frozenset({"token layouts"})))
+        refuse(explain(policy, self.layer_methods, options.engine, *asked, self))
         options.engine.check(self.target.device)
 
     @property
     def model(self) -> Any:
-        """What is attached to."""
         return self.target
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
         if word in LAYER_METHODS | OF_CACHED_CANVASES | {"hidden slots"}:
             return self.whole
         return NOT_OF_CANVASES.get(word, "")
 
     @contextmanager
     def running(self, call: Any) -> Iterator[None]:
-        """Inside the block a call runs.
-
-        Raises:
-            BusyError: another one runs.
-        """
+        """Inside the block a call runs, and no other one."""
         if self.call is not None:
             raise BusyError(
                 "pipeline: expected one call at a time, received one while another runs; make a "
@@ -125,13 +99,8 @@ def make_output(
     end: int | None,
     given: Mapping[str, Any],
 ) -> Any:
-    """What a pipeline's call returns.
-
-    Args:
-        kind: class of the output.
-        decoder: of texts, or None.
-        sequences: `[B, L]` int64; a text is a row up to and with its first end token.
-        given: the call's arguments.
+    """What a pipeline's call returns, of `kind`: sequences `[B, L]` int64 and their texts, each up
+    to and with its first end token.
     """
     texts = None
     if given["output_type"] == "text" and decoder is not None:

@@ -24,8 +24,8 @@ FAMILIES = {  # transformers' model_type -> class in mmaccel.pipelines.hosts.dif
 def find_denoiser(target: Any) -> str | None:
     """Name of the denoiser class that an object is, or that serves it; None for other objects.
 
-    Some models with other code have one of the model types (LLaDA-MoE and Lumina-DiMOO: "llada").
-    Their name is returned too, and the self-check in `open_denoiser` refuses them.
+    Some models with other code have one of these types (LLaDA-MoE and Lumina-DiMOO: "llada"); the
+    self-check in `open_denoiser` refuses them.
     """
     if isinstance(target, Denoiser):
         return type(target).__name__
@@ -34,15 +34,7 @@ def find_denoiser(target: Any) -> str | None:
 
 
 def open_denoiser(target: Any) -> Denoiser:
-    """The object itself if it is a denoiser, or a new denoiser around the model.
-
-    Args:
-        target: one that `find_denoiser` names.
-
-    Raises:
-        OptionError: a model in training mode, or one without a valid mask token.
-        UnsupportedModelError: a model that fails the self-check of its family.
-    """
+    """The object itself if it is a denoiser, or a new denoiser around a model."""
     if isinstance(target, Denoiser):
         return target
     from mmaccel.pipelines.hosts.diffusion_lm import models

@@ -15,18 +15,10 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Tensor:
-    """Run a model and take the logits of chosen positions.
-
-    Args:
-        model: its head is a linear layer that it calls once on hidden states `[R, N, D]`;
-            otherwise logits of all positions are computed.
-        queries: `[R, Q]` int64 in 0..N-1.
-        args, inputs: the model's arguments.
-
-    Returns:
-        `[R, Q, V]`.
+    """Logits `[R, Q, V]` of positions `[R, Q]` int64 of ``model(*args, **inputs)``. A head that is
+    no linear layer called once on states `[R, N, D]` computes all positions.
     """
-    selected = []
+    selected: list[bool] = []  # whether the head was called on the queries
     thread = get_ident()
 
     def select(_: nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...] | None:

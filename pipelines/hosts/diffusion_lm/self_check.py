@@ -35,20 +35,14 @@ _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 def check_denoiser(model: Any) -> None:
-    """Refuse a model whose passes do not follow their masks and positions.
+    """Refuse a `Denoiser` whose passes do not follow their masks and positions.
 
     A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
-
-    Args:
-        model: a `Denoiser`.
-
-    Raises:
-        UnsupportedModelError: with the first difference.
     """
     inner = model if model.model is None else model.model
     attention = own_attention(getattr(inner, "config", None))
-    kind = type(model), model.supports_kv_cache, model.block, model.shift, model.dtype, attention
-    if kind in _passed.get(inner, ()):
+    key = type(model), model.supports_kv_cache, model.block, model.shift, model.dtype, attention
+    if key in _passed.get(inner, ()):
         return
     is_empty = model.device.type == "meta"
     fault = "no weights (the model is on the meta device)" if is_empty else find_fault(model)
@@ -58,7 +52,7 @@ def check_denoiser(model: Any) -> None:
             f"{fault} from a {type(inner).__name__}; check block and shift, or use another model"
         )
     if fault is not None:
-        _passed.setdefault(inner, set()).add(kind)
+        _passed.setdefault(inner, set()).add(key)
 
 
 def find_fault(model: Any) -> str | None:
@@ -105,28 +99,28 @@ class DenoiserCheck:
         if self._block > 1:  # the first slot attends to the last one of its block
             difference = compare_logits(both[:1, :1], self._change([self._block - 1])[:1, :1])
             self.is_causal = difference.is_telling and difference.mean == 0
-        found = [both[:1], both[:1, : self._block]]
+        expected = [both[:1], both[:1, : self._block]]
         own = self.model.own_logits(self._cached_ids) if self.model.supports_kv_cache else None
         self._knows_own = own is not None
         if own is not None:
             fewer = self.model.own_logits(self._cached_ids[:, :-1])
             for entries, logits in zip(self._passes, (own, own, fewer), strict=True):
-                found.append(gather_rows(logits, entries.positions))
-        return found
+                expected.append(gather_rows(logits, entries.positions))
+        return expected
 
     def run_otherwise(self) -> list[Tensor]:
         """What has to be the same."""
         prompts, canvas = self._ids.split([max(LENGTHS), self.length], 1)
-        found = [self._whole(prompts[:1, :1], LENGTHS[:1], canvas[:1])]
-        if self.model.block is None:
-            found.append(found[0])
-        else:
+        alone = self._whole(prompts[:1, :1], LENGTHS[:1], canvas[:1])
+        before_others = alone
+        if self.model.block is not None:
             later = slice(self._block, None)
-            found.append(self._change(later, self.model.mask_token)[:1, : self._block])
+            before_others = self._change(later, self.model.mask_token)[:1, : self._block]
+        received = [alone, before_others]
         if self._knows_own:
             self.model.reserve(len(self._ids) + 1, self._passes[0].reads.shape[-1])
-            found += [self.model.forward(entries) for entries in self._passes]
-        return found
+            received += [self.model.forward(entries) for entries in self._passes]
+        return received
 
     def _change(self, slots: Any, token: int | None = None) -> Tensor:
         """Logits `[2, L, V]` with one token, or other ones, at slots of the first row."""
@@ -148,15 +142,10 @@ class DenoiserCheck:
 
 
 def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, CanvasPass, CanvasPass]:
-    """Three passes over the same row, each to give the logits of a plain pass.
+    """Three passes over the same rows `[R, N]`, N >= 3, each to give the logits of a plain pass.
 
-    Args:
-        ids: `[R, N]` int64, N at least 3.
-        block: positions per block of a block-causal model, or None.
-
-    Returns:
-        A pass over all positions; one over some of them, reading the others' keys from the first
-        pass; and one over all but the last, which is hidden.
+    Over all positions; over some of them, reading the others' keys from the first pass; and over
+    all but the last, which is hidden.
     """
     rows, n = ids.shape
     generator = torch.Generator().manual_seed(1)
@@ -171,6 +160,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
         reads = torch.zeros(size, dtype=torch.bool, device=ids.device)
         visible = seen_blocks(index, positions, block or n)  # [C, N]
         visible[:, n - hidden :] = False
+        # an entry that sees position p reads the cache index of p in its row
         written = cache_index[:, None].expand(-1, len(positions), -1)
         reads.scatter_(2, written, visible.expand(rows, -1, -1))
         at = positions.expand(rows, -1)

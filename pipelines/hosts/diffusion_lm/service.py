@@ -1,11 +1,9 @@
 """The service of denoisers: `generate` with transformers' arguments, decoded by a canvas policy.
 
 Models whose code comes with their checkpoint have no `generate`, or one of their own, or call it
-`diffusion_generate` (Dream). All of them get the same method, under both names where the model has
-both.
-
-Sources of the arguments: `generate` of transformers 5.23, and the published loops of LLaDA, Dream
-and Fast-dLLM v2 (see `mmaccel.pipelines.hosts.diffusion_lm.models`).
+`diffusion_generate` (Dream). All of them get the same method, under both names where the model
+has both. Its arguments are those of transformers 5.23, and of the published loops of LLaDA,
+Dream and Fast-dLLM v2.
 """
 
 from __future__ import annotations
@@ -33,14 +31,7 @@ from mmaccel.samplers.run_lock import alone
 
 
 class DenoiserService(PolicyService):
-    """Serves the calls of a denoiser, or of a model that is served through one.
-
-    There is no call that `strict` would refuse.
-
-    Raises:
-        OptionError: no possible mask token, or a model in training mode.
-        UnsupportedModelError: a model that fails its self-check.
-    """
+    """Serves a denoiser or a model behind one; there is no call that `strict` would refuse."""
 
     def open(self) -> None:
         self._denoiser = open_denoiser(self.target)
@@ -56,8 +47,9 @@ class DenoiserService(PolicyService):
         return lack
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        has_own = callable(getattr(type(self.target), "diffusion_generate", None))
-        names = ("generate", "diffusion_generate") if has_own else ("generate",)
+        names = ["generate"]
+        if callable(getattr(type(self.target), "diffusion_generate", None)):
+            names.append("diffusion_generate")
         return [(self.target, dict.fromkeys(names, self.generate))]
 
     @torch.no_grad()
@@ -85,31 +77,21 @@ class DenoiserService(PolicyService):
         return_dict_in_generate: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Fill a canvas after every prompt.
+        """Fill a canvas after every prompt: `[B, T + longest]` int64, or transformers' object with
+        it.
 
         Args:
-            target: the object that has this method.
             inputs, input_ids: two names of the prompts, `[B, T]` int64.
-            generation_config: options that the call itself does not name.
             attention_mask: `[B, T]`, 0 on padding, on any side.
             max_new_tokens, gen_length, max_length: slots; `max_length` counts the prompt's columns.
             do_sample, temperature: False or 0 takes the likeliest tokens.
-            top_k, top_p, min_p: of the distribution that tokens are drawn from.
-            guidance_scale: s of u + s (c - u), with u of the negative prompt.
-            negative_prompt_ids, negative_prompt_attention_mask: `[B, N]` or `[1, N]`, as above.
+            guidance_scale: s of u + s (c - u), with u of the negative prompt, `[B, N]` or `[1, N]`.
             eos_token_id: a row ends at the first of these that is committed.
             pad_token_id: fills a row after its end; by default an end token does.
-            return_dict_in_generate: whether to return transformers' output object.
             others: None, or arguments of other loops that change nothing.
-
-        Returns:
-            `[B, T + longest]` int64, the prompts as they were given, or the object with it.
 
         Raises:
             CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
-            OptionError, ShapeError, UnsupportedModelError: before the first pass.
-            TypeError: an unknown argument, or no prompts.
-            BusyError: another call of the same model is under way.
         """
         for name in others.keys() - DENOISER.keys():
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}")

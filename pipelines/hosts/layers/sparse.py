@@ -5,10 +5,6 @@ window's end are summarised anew; blocks behind the end hold nothing, whatever a
 there. So a rollback needs no work of its own. A pass that says what it reads is summarised anew in
 the blocks that it writes; blocks of which it reads nothing hold nothing.
 
-What methods keep from pass to pass (`LastChoice`), and what a layer has chosen for others, is in
-the executor. Summaries are stored by number and then by block, so that scoring them is a product
-with contiguous memory.
-
 Where tensors are not read on the host (on a GPU, and in captured steps everywhere) lists are as
 long as the method says at most, with their counts beside them, and what is kept from pass to pass
 stays in the same tensors, which `forget` clears for the next run.
@@ -41,21 +37,11 @@ from mmaccel.results import BlockCounts
 
 @dataclass(frozen=True)
 class _Written:
-    """What a pass has done to a layer's cache.
-
-    Attributes:
-        blocks: `[R, n]` int64, blocks that it may have written in.
-        is_real: `[R, S]` bool, what holds something.
-        own: `[R, N]` bool, the blocks of the pass itself.
-        n_own: how many those are at most.
-        start: `[R]` int64, cache index of each row's first query.
-    """
-
-    blocks: Tensor
-    is_real: Tensor
-    own: Tensor
-    n_own: int
-    start: Tensor
+    blocks: Tensor  # [R, n] int64, that it may have written in
+    is_real: Tensor  # [R, S] bool, what holds something
+    own: Tensor  # [R, N] bool, the blocks of the pass itself
+    n_own: int  # how many those are at most
+    start: Tensor  # [R] int64, cache index of each row's first query
 
 
 class BlockChooser(ABC):
@@ -65,30 +51,18 @@ class BlockChooser(ABC):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """The blocks of a window in a layer; None for all.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            key: `[R, Hkv, S, D]`, what the layer holds, the window's own keys included.
-            start: `[R]` int64, cache index of each row's first query.
-            scale: of the scores.
+        """The blocks of a window `[R, Hq, W, D]` in a layer with keys `[R, Hkv, S, D]`, its own
+        from `start` `[R]` on; None for all.
         """
 
 
 class SparseBlocks(BlockChooser):
-    """The blocks that the layers of one run attend to.
-
-    Args:
-        method: chooses them.
-        reads_back: whether passes may read tensors on the host, which makes lists as short as they
-            can be.
-    """
+    """The blocks that the layers of one run attend to."""
 
     def __init__(self, method: AttentionMethod, reads_back: bool = True) -> None:
         self.method = method
         self._reads_back = reads_back
-        self._left_out: dict[torch.device, Tensor] = {}  # [2], blocks and choices of none
+        self._counters: dict[torch.device, Tensor] = {}  # [2], blocks left out, choices of none
         self._asked = set[int]()  # layers
         self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, C, N + 1]; the last is scratch
         self._chosen: dict[int, Tensor] = {}  # by layer, of the pass, [R, H, N]
@@ -98,17 +72,11 @@ class SparseBlocks(BlockChooser):
     @property
     def counts(self) -> BlockCounts:
         """What was left out. Cost: a host synchronisation."""
-        left_out = [counted.tolist() for counted in self._left_out.values()]
-        return BlockCounts(*map(sum, zip(*left_out, strict=True))) if left_out else BlockCounts()
+        counts = [counter.tolist() for counter in self._counters.values()]
+        return BlockCounts(*map(sum, zip(*counts, strict=True))) if counts else BlockCounts()
 
     def begin(self, layer: int, store: WindowLayer, lengths: Tensor) -> None:
-        """Summarise a layer's prompt.
-
-        Args:
-            layer: its number.
-            store: of the layer.
-            lengths: `[R]` int64, entries of each row's prompt if nothing was evicted.
-        """
+        """Summarise a layer's prompt, of `lengths` `[R]` int64 entries if nothing was evicted."""
         if not self._chooses(layer) or self.method.source(layer) != layer:
             return
         key = store.held()[0]
@@ -119,9 +87,9 @@ class SparseBlocks(BlockChooser):
 
     def forget(self) -> None:
         """Begin anew, in the same tensors: another run has the same shapes."""
-        for kept in (self._left_out, self._summaries, self._begins):
-            for held in kept.values():
-                held.zero_()
+        for tensors in (self._counters, self._summaries, self._begins):
+            for tensor in tensors.values():
+                tensor.zero_()
         for last in self._last.values():
             last.forget()
 
@@ -137,12 +105,11 @@ class SparseBlocks(BlockChooser):
         indices: Tensor | None = None,
         reads: Tensor | None = None,
     ) -> Blocks | None:
-        """See `BlockChooser.choose`.
+        """As `BlockChooser.choose`.
 
         Args:
-            layer, query, key, start, scale: as there.
-            since: `[R]` int64, at most `start`: from there on others may have written; None:
-                nobody has.
+            since: `[R]` int64, at most `start`: from there on others may have written; None: nobody
+                has.
             indices: `[R, W]` int64, cache indices of a pass that says what it reads; None: from
                 `start` on.
             reads: `[R, 1 or W, S]` bool, what such a pass reads.
@@ -158,37 +125,30 @@ class SparseBlocks(BlockChooser):
             own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
             own.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
             n_own = int(own.sum(1).max())
-            written = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
-            done = _Written(written, reads.any(1), own, n_own, indices[:, 0])
-            return self._choose(layer, query, key, done, scale)
+            blocks = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
+            written = _Written(blocks, reads.any(1), own, n_own, indices[:, 0])
+            return self._choose(layer, query, key, written, scale)
         if since is None and self._is_scored(layer, start):
             return self._choose_by_scores(layer, query, key, start, scale)
-        n_own = (width + size - 2) // size + 1
-        n_new = n_own
+        n_own = (width + size - 2) // size + 1  # blocks that a window may touch, wherever it begins
+        n_written = n_own
         first = start // size
         if since is not None:
-            n_new += int((first - since // size).max())
+            n_written += int((first - since // size).max())
             first = since // size
-        written = first[:, None] + torch.arange(n_new, device=key.device)  # [R, n]
+        blocks = first[:, None] + torch.arange(n_written, device=key.device)  # [R, n]
         ends = (start + width)[:, None]
         is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
         block = torch.arange(n_blocks, device=key.device)
         own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
-        return self._choose(layer, query, key, _Written(written, is_real, own, n_own, start), scale)
+        written = _Written(blocks, is_real, own, n_own, start)
+        return self._choose(layer, query, key, written, scale)
 
     def choose_prompt(
         self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
     ) -> list[Blocks] | None:
-        """Of each tile of a prompt's queries the blocks that it sees; None: all see all.
-
-        Args:
-            layer: its number.
-            query: `[R, Hq, T, D]`, which begin at cache index 0.
-            key: `[R, Hkv, S, D]`, S >= T.
-            lengths: `[R]` int64, entries of each row's prompt.
-            scale: of the scores.
-
-        Cost: a host synchronisation.
+        """Of each tile of a prompt's queries `[R, Hq, T, D]`, from cache index 0 on, the blocks
+        that it sees of `lengths` `[R]` entries; None: all see all. Cost: a host synchronisation.
         """
         method = self.method
         if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
@@ -197,12 +157,12 @@ class SparseBlocks(BlockChooser):
         width = query.shape[2]
         surplus = -width % size
         is_real = torch.arange(width, device=key.device) < lengths[:, None]  # [R, T]
-        own_keys = key[:, :, :width].where(is_real[:, None, :, None], 0)
+        keys = key[:, :, :width].where(is_real[:, None, :, None], 0)
         queries = query.where(is_real[:, None, :, None], 0).unflatten(1, (key.shape[1], -1))
         prompt = PromptBlocks(
             layer=layer,
             queries=pad(queries, (0, 0, 0, surplus)),
-            keys=pad(own_keys, (0, 0, 0, surplus)),
+            keys=pad(keys, (0, 0, 0, surplus)),
             lengths=lengths,
             size=size,
             scale=scale,
@@ -217,15 +177,15 @@ class SparseBlocks(BlockChooser):
         seen = prompt.is_before & holds[:, :, None] & holds[:, None]
         left_out = (seen[:, None] & ~chosen).sum()
         count = chosen.sum(-1)  # [R, H, N]
-        self._count(left_out, torch.zeros_like(left_out))
+        self._counter(key.device)[0].add_(left_out)
         n_left_out, *most = torch.cat([left_out[None], count.amax((0, 1))]).tolist()
         if n_left_out == 0:
             return None
-        found = []
+        tiles = []
         for tile, n_listed in enumerate(most):
             index = chosen[:, :, tile].to(torch.uint8).topk(n_listed, -1).indices
-            found.append(Blocks(index.int(), count[:, :, tile].int(), size))
-        return found
+            tiles.append(Blocks(index.int(), count[:, :, tile].int(), size))
+        return tiles
 
     def keep(self, rows: Tensor) -> None:
         """Forget all rows but these, `[n]` int64, in their order."""
@@ -240,32 +200,26 @@ class SparseBlocks(BlockChooser):
         return layer >= method.first_layer and not (method.is_whole or method.chooses_prompts)
 
     def _choose(
-        self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float
+        self, layer: int, query: Tensor, key: Tensor, written: _Written, scale: float
     ) -> Blocks | None:
-        """The blocks of a pass.
-
-        Args:
-            layer, query, key, scale: as in `choose`.
-            done: what the pass has written.
-        """
         method = self.method
         size = method.block
-        surplus = done.own.shape[1] * size - done.is_real.shape[1]
-        holds = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)[:, None]
+        surplus = written.own.shape[1] * size - written.is_real.shape[1]
+        holds = pad(written.is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)[:, None]
         source = method.source(layer)
         if source == layer:
-            self._chosen[layer] = self._ask(layer, query, key, done, scale, holds)
+            self._chosen[layer] = self._ask(layer, query, key, written, scale, holds)
         chosen = self._chosen[source]
         if method.reads_all(layer):
             return None
 
         # what the window has written is read in any case
         is_empty = ~chosen.any(-1)
-        chosen = chosen | (done.own[:, None] & holds)
+        chosen = chosen | (written.own[:, None] & holds)
         count = chosen.sum(-1)
         left_out = (holds & ~chosen).sum()
-        self._count(left_out, is_empty.sum())
-        most = method.most(chosen.shape[2], done.n_own)
+        self._counter(key.device).add_(torch.stack([left_out, is_empty.sum()]))
+        most = method.most(chosen.shape[2], written.n_own)
         if self._reads_back:
             most, n_left_out = torch.stack([count.max(), left_out]).tolist()
             if n_left_out == 0:
@@ -274,7 +228,6 @@ class SparseBlocks(BlockChooser):
         return Blocks(index.int(), count.int(), size)
 
     def _is_scored(self, layer: int, start: Tensor) -> bool:
-        """Whether two kernels choose for a layer, whose prompt is summarised."""
         begins = self._begins.get(layer)
         is_begun = begins is not None and len(begins) == len(start)
         return is_begun and self.method.summary is not None and not self.method.reads_all(layer)
@@ -282,7 +235,6 @@ class SparseBlocks(BlockChooser):
     def _choose_by_scores(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
     ) -> Blocks | None:
-        """As `choose`, by two kernels."""
         method = self.method
         kind = method.summary
         assert kind is not None
@@ -302,31 +254,26 @@ class SparseBlocks(BlockChooser):
             size=size, kind=kind, each=share is not None,
         )  # fmt: skip
         index, count = dispatch.run(
-            choose_blocks, scores, start, self._counted(key.device)[0],
+            choose_blocks, scores, start, self._counter(key.device)[0],
             width=width, room=room, size=size, most=method.most(n_blocks, n_own),
             budget=method.budget, p=share, scale=scale,
         )  # fmt: skip
         if self._reads_back:
-            held = ((start + width).clamp(max=room) + size - 1) // size
-            if bool((count >= held[:, None]).all()):
+            n_filled = ((start + width).clamp(max=room) + size - 1) // size
+            if bool((count >= n_filled[:, None]).all()):
                 return None
             index = index[..., : int(count.max())]
         return Blocks(index, count, size)
 
     def _ask(
-        self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float, holds: Tensor
+        self, layer: int, query: Tensor, key: Tensor, written: _Written, scale: float, holds: Tensor
     ) -> Tensor:
-        """What the method chooses in a pass, `[R, H, N]` bool.
-
-        Args:
-            layer, query, key, done, scale: as for `_choose`.
-            holds: `[R, 1, N]` bool, blocks that hold something.
-        """
+        """What the method chooses, `[R, H, N]` bool, of blocks `[R, 1, N]` that hold something."""
         method = self.method
         begins = self._begins.get(layer)
-        is_new = begins is None or len(begins) != len(done.start)
+        is_new = begins is None or len(begins) != len(written.start)
         if is_new:  # its rows have no prompt, or are others
-            self._remember(layer, done.start)
+            self._remember(layer, written.start)
         last = self._last[layer]
         before = replace(last)
         chosen = method.choose(
@@ -334,14 +281,16 @@ class SparseBlocks(BlockChooser):
                 layer=layer,
                 queries=query.unflatten(1, (key.shape[1], -1)).flatten(2, 3),
                 keys=key,
-                summaries=self._follow(layer, key, None if is_new else done.blocks, done.is_real),
+                summaries=self._follow(
+                    layer, key, None if is_new else written.blocks, written.is_real
+                ),
                 size=method.block,
-                is_real=done.is_real,
-                is_own=done.own,
-                start=done.start,
+                is_real=written.is_real,
+                is_own=written.own,
+                start=written.start,
                 begins=self._begins[layer],
                 width=query.shape[2],
-                n_own=done.n_own,
+                n_own=written.n_own,
                 scale=scale,
                 is_first=self._reads_back and layer not in self._asked,
                 reads_back=self._reads_back,
@@ -355,15 +304,10 @@ class SparseBlocks(BlockChooser):
         check_answer(f"{method.name}.choose", chosen, (*key.shape[:2], holds.shape[2]), "bool")
         return (chosen & holds).expand(-1, key.shape[1], -1)
 
-    def _count(self, left_out: Tensor, empty: Tensor) -> None:
-        """Add to what is counted, `[]` int64 both."""
-        self._counted(left_out.device).add_(torch.stack([left_out, empty]))
-
-    def _counted(self, device: torch.device) -> Tensor:
-        """`[2]` int64, what is counted on a device."""
-        if device not in self._left_out:
-            self._left_out[device] = torch.zeros(2, dtype=torch.int64, device=device)
-        return self._left_out[device]
+    def _counter(self, device: torch.device) -> Tensor:
+        if device not in self._counters:
+            self._counters[device] = torch.zeros(2, dtype=torch.int64, device=device)
+        return self._counters[device]
 
     def _grow(self, layer: int, n_blocks: int) -> Tensor:
         """Summaries `[R, H, C, N + 1]` of a layer, with room for so many blocks."""
@@ -376,24 +320,19 @@ class SparseBlocks(BlockChooser):
 
     def _remember(self, layer: int, ends: Tensor) -> None:
         """Begin a layer's memory behind prompts that end at `ends` `[R]`."""
-        held = self._begins.get(layer)
-        if held is None or len(held) != len(ends):
+        begins = self._begins.get(layer)
+        if begins is None or len(begins) != len(ends):
             self._begins[layer] = ends.clone()
             self._last[layer] = LastChoice()
             return
-        held.copy_(ends)
+        begins.copy_(ends)
         self._last[layer].forget()
 
     def _follow(
         self, layer: int, key: Tensor, written: Tensor | None, is_real: Tensor
     ) -> Tensor | None:
-        """Summaries `[R, H, N, C]` of what a layer holds; None of methods that have none.
-
-        Args:
-            layer: its number.
-            key: `[R, H, S, D]`.
-            written: `[R, n]` int64, the blocks that have changed; None: all.
-            is_real: `[R, S]` bool.
+        """Summaries `[R, H, N, C]` of a layer, anew in the blocks `written` `[R, n]`
+        (None: all).
         """
         method = self.method
         capacity = key.shape[2]
@@ -406,17 +345,18 @@ class SparseBlocks(BlockChooser):
         at = blocks[..., None] * size + torch.arange(size, device=key.device)  # [R, n, P]
         row = torch.arange(len(key), device=key.device)[:, None, None]
         index = at.clamp(max=capacity - 1)
-        found = key.transpose(1, 2)[row, index]  # [R, n, P, H, D]
+        entries = key.transpose(1, 2)[row, index]  # [R, n, P, H, D]
         holds = is_real[row, index] & (at < capacity)
-        made = method.summarise(found.permute(0, 3, 1, 2, 4), holds[:, None, ..., None])
-        if made is None:
+        summaries = method.summarise(entries.permute(0, 3, 1, 2, 4), holds[:, None, ..., None])
+        if summaries is None:
             return None
-        shape = (*key.shape[:2], blocks.shape[1], *getattr(made, "shape", ())[3:])
-        check_answer(f"{method.name}.summarise", made, shape, "float")
-        made = made.mT  # [R, H, C, n]
+        shape = (*key.shape[:2], blocks.shape[1], *getattr(summaries, "shape", ())[3:])
+        check_answer(f"{method.name}.summarise", summaries, shape, "float")
+        # stored by number and then by block: scoring them is a product with contiguous memory
+        summaries = summaries.mT  # [R, H, C, n]
         if is_new:
-            self._summaries[layer] = made.new_zeros(*made.shape[:3], n_blocks + 1)
+            self._summaries[layer] = summaries.new_zeros(*summaries.shape[:3], n_blocks + 1)
         known = self._grow(layer, n_blocks)
-        target = blocks.clamp(max=known.shape[3] - 1)[:, None, None].expand_as(made)
-        known.scatter_(3, target, made)
+        target = blocks.clamp(max=known.shape[3] - 1)[:, None, None].expand_as(summaries)
+        known.scatter_(3, target, summaries)
         return known[..., :n_blocks].mT

@@ -28,8 +28,8 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
 from mmaccel.pipelines.hosts.layers.packing import PackedEntries
 
+# masks that models take: added to scores, True where something is seen, or 1 there
 MASK_FORMS = ("additive", "bool", "zero-one")
-"""Of the masks that models take: added to scores, True where something is seen, or 1 there."""
 
 HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _STEPS = 8  # of how many entries the heads of a layer keep
@@ -38,56 +38,47 @@ _STEPS = 8  # of how many entries the heads of a layer keep
 class KVCacheLayout:
     """Which entries the rows of a store hold, and which of them the current pass writes and reads.
 
-    All layers that hold entries at the same cache indices share one.
+    All layers that hold entries at the same cache indices share one. Inside `select` rows are the
+    selected ones.
 
     Args:
-        rows: rows the cache holds.
         max_length: S, cache indices per row; the last one is scratch for surplus writes.
         reports_past_only: whether the cache reports its length without the pass's own tokens, for
             models that compare that length with a mask's.
-
-    Attributes:
-        rows: rows of a full pass: all rows of the cache, or the selected ones inside `select`.
-        max_rows: rows the cache holds.
-        pass_rows: R, rows of the current pass: the first ones, or the selected ones.
-        max_length: S, see above.
-        allocated_length: cache indices per row that have memory: what the first pass reads, then
-            S; and one more, which nothing uses: so no pass reads whole rows, for which compiled
-            passes (`mmaccel.pipelines.hosts.runner.compiled_passes`) would be compiled again.
-        visible_length: cache indices per row that the current pass reads, at most S.
-        reported_length: length that the cache reports to the model.
-        selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
-        write_index: `[R * W]` int64, flat indices that the current pass writes.
-        indices: `[R, W]` int64, the cache indices of the current pass.
-        heads: n, of which each is a row here, so that they hold different numbers of entries:
-            row r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
-        dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
-            that passes write from then on; None: nothing was.
-        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: those
-            behind them stand in a ring, all of whose memory is allocated, cache index n at its
-            n-th entry in turn. None: nothing is.
-        reads_next: `[R, W]` bool, which entries of the current pass read the group behind those in
-            fewer bits, too; None: none do.
+        heads: n, of which each is a row here, so that they hold different numbers of entries: row
+            r's are rows r n to r n + n - 1. 1: all heads of a row hold as many.
     """
 
     def __init__(
         self, rows: int, max_length: int, reports_past_only: bool = False, heads: int = 1
     ) -> None:
-        self.rows = self.max_rows = self.pass_rows = rows
-        self.max_length = self.visible_length = self.reported_length = max_length
+        self.max_rows = rows  # that the cache holds
+        self.rows = rows  # of a full pass
+        self.pass_rows = rows  # R, of the current pass: the first ones
+        self.max_length = max_length
+        self.visible_length = max_length  # cache indices per row that the current pass reads
+        self.reported_length = max_length  # to the model
         self.heads = heads
         self._reports_past_only = reports_past_only
+        # cache indices per row that have memory: what the first pass reads, then S; and one more,
+        # which nothing uses: so no pass reads whole rows, for which compiled passes would be
+        # compiled again
         self.allocated_length = 0
-        self.selected_rows: Tensor | None = None
-        self.write_index: Tensor | None = None
-        self.indices: Tensor | None = None
+        self.selected_rows: Tensor | None = None  # [R] int64, of a pass inside `select`
+        self.write_index: Tensor | None = None  # [R W] int64, flat, that the current pass writes
+        self.indices: Tensor | None = None  # [R, W] int64, cache indices of the current pass
+        # [R] int64, how many of a row's entries were evicted, all of them before those that passes
+        # write from then on
         self.dropped: Tensor | None = None
+        # [R] int64, how many of a row's first entries layers hold in fewer bits; those behind them
+        # stand in a ring, all of whose memory is allocated, cache index n at n modulo its size
         self.packed: Tensor | None = None
+        # [R, W] bool, which entries of the current pass read the group behind those in fewer bits
         self.reads_next: Tensor | None = None
 
     def to_index(self, positions: Tensor) -> Tensor:
-        """Cache indices of new entries that would stand at `positions` `[R, ...]` if nothing had
-        been evicted; of each head of a row where these are rows here.
+        """Cache indices of new entries at `positions` `[R, ...]`; of each head where heads are
+        rows.
         """
         if self.dropped is None:
             return positions
@@ -102,11 +93,9 @@ class KVCacheLayout:
         return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
 
     def shift(self, reads: Tensor) -> Tensor:
-        """What entries read of the layer, `[R, 1 or W, visible length]` bool.
-
-        Args:
-            reads: `[R, 1 or W, P]` bool, cache indices that would be read if nothing had been
-                evicted: all of an evicted row's, up to those that passes write from then on.
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads` `[R, 1 or
+        W, P]` by positions: all of an evicted row's entries, up to those that passes write from
+        then on.
         """
         if self.dropped is None:
             return reads
@@ -116,13 +105,9 @@ class KVCacheLayout:
         return reads.gather(2, index) & is_inside
 
     def shorten(self, dropped: Tensor, room: int | None = None, heads: int = 1) -> KVCacheLayout:
-        """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
-
-        Args:
-            room: cache indices that a row needs at most; None: all that are left.
-            heads: see the class; rows are those of this layout times so many.
-
-        Cost: a host synchronisation.
+        """The layout of layers of which each row loses `dropped` `[R]` int64 entries and needs
+        `room` cache indices at most (None: all that remain); rows are those of this layout times
+        `heads`. Cost: a host synchronisation.
         """
         length = self.max_length - int(dropped.min())
         length = length if room is None else min(length, room)
@@ -132,11 +117,8 @@ class KVCacheLayout:
         return shorter
 
     def pack(self, packed: Tensor, room: int) -> None:
-        """Count the first entries of each row as held in fewer bits from now on.
-
-        Args:
-            packed: `[R]` int64, how many.
-            room: entries of each row's ring.
+        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`
+        entries.
         """
         self.packed = packed
         self.allocated_length = room
@@ -162,18 +144,14 @@ class KVCacheLayout:
         self.allocated_length = self.max_length + 1
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
-        """Prepare a pass.
-
-        Args:
-            cache_indices: `[R, W]` int64 that the pass writes, in any order; indices beyond the
-                allocated length write to the last one.
-            visible_length: cache indices per row that the pass reads.
+        """Prepare a pass that writes at `cache_indices` `[R, W]` int64, in any order; indices
+        beyond the allocated length write to the last one.
         """
         self.pass_rows = cache_indices.shape[0]
         self.indices = cache_indices
         self.visible_length = min(visible_length, self.max_length)
-        n_own = cache_indices.shape[1] if self._reports_past_only else 0
-        self.reported_length = self.visible_length - n_own
+        n_unreported = cache_indices.shape[1] if self._reports_past_only else 0
+        self.reported_length = self.visible_length - n_unreported
         if self.packed is None and self.visible_length >= self.allocated_length:
             is_first = self.allocated_length == 0
             self.allocated_length = (self.visible_length if is_first else self.max_length) + 1
@@ -191,28 +169,25 @@ class KVCacheLayout:
         """Let the prepared pass write some of its entries alone, `[T]` int64 numbers of the R W."""
         assert self.write_index is not None and self.indices is not None
         width = self.indices.shape[1]
-        row = torch.arange(self.heads, device=entries.device)[:, None]
-        row = row + entries // width * self.heads
-        at = (row * width + entries % width).flatten()  # [n T]
+        head = torch.arange(self.heads, device=entries.device)[:, None]
+        row = entries // width * self.heads + head  # [n, T]
+        at = (row * width + entries % width).flatten()
         self.write_index = self.write_index[at.to(self.write_index.device)]
 
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
-        """Let the prepared pass write further entries of a row, behind its others: those that would
-        stand from one cache index on, before another, if nothing had been evicted.
-
-        Returns:
-            The layout of a pass over these entries alone.
+        """Let the prepared pass write a row's entries at positions `first` to `last - 1` behind its
+        others; returns the layout of a pass over these alone.
         """
         assert self.write_index is not None
-        own = KVCacheLayout(1, self.max_length, self._reports_past_only)
-        own.dropped = None if self.dropped is None else self.dropped[row : row + 1]
-        own.allocated_length = self.allocated_length
+        added = KVCacheLayout(1, self.max_length, self._reports_past_only)
+        added.dropped = None if self.dropped is None else self.dropped[row : row + 1]
+        added.allocated_length = self.allocated_length
         index = torch.arange(first, last, device=self.write_index.device)[None]
-        own.prepare(own.to_index(index), min(last, self.visible_length))
-        assert own.write_index is not None
-        others = own.write_index + row * self.allocated_length
-        self.write_index = torch.cat([self.write_index, others])
-        return own
+        added.prepare(added.to_index(index), min(last, self.visible_length))
+        assert added.write_index is not None
+        flat = added.write_index + row * self.allocated_length
+        self.write_index = torch.cat([self.write_index, flat])
+        return added
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
@@ -228,33 +203,17 @@ class KVCacheLayout:
 
 @dataclass(frozen=True)
 class Going:
-    """Entries that a layer drops next.
+    """Entries that a layer drops next."""
 
-    Attributes:
-        entries: `[R, 1 or H, S]` bool, by their cache indices.
-        boundary: `[R]` int64, the position from which on queries do not see them.
-    """
-
-    entries: Tensor
-    boundary: Tensor
+    entries: Tensor  # [R, 1 or H, S] bool, by their cache indices
+    boundary: Tensor  # [R] int64, the position from which on queries do not see them
 
 
 class WindowLayer:
-    """Keys and values of one attention layer, with the interface of transformers' cache layers.
+    """Keys and values of one attention layer, with the interface of transformers' cache layers. A
+    part of a layer holds some of its `heads` `[n]` int64, each as a row of one head.
 
     Memory: `rows * allocated length * heads * (key width + value width)` numbers.
-
-    Args:
-        layout: of all heads.
-        heads: `[n]` int64, the heads of a layer that this part holds, each as a row of one head;
-            None: all of them.
-
-    Attributes:
-        layout, heads: see above.
-        keys, values: `[R S, H, D]`; None before the first pass, and in a layer of parts.
-        parts: where heads hold different numbers of entries, stores of some heads each.
-        packed: the first entries, in fewer bits; None: all are as they were written.
-        going: what is dropped next; None: nothing is.
     """
 
     is_sliding = False
@@ -264,24 +223,18 @@ class WindowLayer:
     def __init__(self, layout: KVCacheLayout, heads: Tensor | None = None) -> None:
         self.layout = layout
         self.heads = heads
-        self.keys: Tensor | None = None
+        self.keys: Tensor | None = None  # [R S, H, D]; None in a layer of parts
         self.values: Tensor | None = None
-        self.parts: tuple[WindowLayer, ...] = ()
-        self.packed: PackedEntries | None = None
-        self.going: Going | None = None
+        self.parts: tuple[WindowLayer, ...] = ()  # where heads hold different numbers of entries
+        self.packed: PackedEntries | None = None  # the first entries, in fewer bits
+        self.going: Going | None = None  # what is dropped next
         self.is_initialized = False
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[R, H, W, D]` at the cache indices of the pass.
-
-        Returns:
-            Views `[R, H, visible length, D]` of all keys and values; of a layer of parts, what was
-            given.
-
-        Raises:
-            ShapeError: no pass was prepared for this shape.
+        """Write keys and values `[R, H, W, D]` at the cache indices of the pass; returns `visible`,
+        of a layer of parts what was written.
         """
         if self.parts:
             for part in self.parts:
@@ -308,27 +261,22 @@ class WindowLayer:
         assert self.heads is not None
         return states[:, self.heads.to(states.device)].flatten(0, 1)[:, None]
 
-    def join_heads(self, made: Sequence[Tensor]) -> Tensor:
-        """`[R, H, ...]` of what was made of each part, `[R n, ...]`."""
+    def join_heads(self, of_parts: Sequence[Tensor]) -> Tensor:
+        """`[R, H, ...]` of what was computed of each part, `[R n, ...]`."""
         heads = torch.cat([part.heads for part in self.parts if part.heads is not None])
-        found = [
-            one.unflatten(0, (-1, part.layout.heads))
-            for part, one in zip(self.parts, made, strict=True)
+        by_row = [
+            states.unflatten(0, (-1, part.layout.heads))
+            for part, states in zip(self.parts, of_parts, strict=True)
         ]
-        return torch.cat(found, 1)[:, heads.argsort().to(made[0].device)]
+        return torch.cat(by_row, 1)[:, heads.argsort().to(of_parts[0].device)]
 
     @property
     def has_room(self) -> bool:
-        """Whether there is memory for all that the pass writes and reads."""
         n_indices = self.layout.max_rows * self.layout.allocated_length
         return self.keys is not None and self.keys.shape[0] >= n_indices
 
     def make_room(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[N, H, D]` of all cache indices that have memory in this pass.
-
-        Args:
-            key_states, value_states: `[R, H, W, D]` of the pass, whose heads and dtype they take.
-        """
+        """Keys and values `[N, H, D]` of all cache indices that have memory in the pass."""
         self.lazy_initialization(key_states, value_states)
         if not self.has_room:
             self.hold(*self.held())
@@ -336,14 +284,14 @@ class WindowLayer:
         return self.keys, self.values
 
     def write_index(self, device: torch.device) -> Tensor:
-        """`[R * W]` int64, flat indices that the current pass writes."""
+        """Flat indices `[R W]` int64 that the current pass writes."""
         index = self.layout.write_index
         assert index is not None
         return index if index.device == device else index.to(device)
 
     def visible(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, visible length, D]` of what the current pass reads; the rings where a layer
-        has packed entries, see `unpack`.
+        """Views `[R, H, visible length, D]` of what the current pass reads; where entries are
+        packed, the rings.
         """
         layout = self.layout
         keys, values = self.held()
@@ -362,15 +310,9 @@ class WindowLayer:
     def change(
         self, mask: Tensor, key: Tensor, value: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the entries of a pass see of a store that changes between two of them.
-
-        Args:
-            mask: `[R, 1, W, S]` of numbers that are added.
-            key, value: `[R, H, S, D]`, what the pass reads.
-            position: `[R, W]` int64, of the entries.
-
-        Returns:
-            A mask `[R, 1 or H, W, S]`, keys and values, longer where a group is read twice.
+        """What the entries of a pass, at `position` `[R, W]` int64, see of a store that changes
+        between two of them: a mask `[R, 1 or H, W, S]` of numbers that are added, keys and values,
+        longer where a group is read twice.
         """
         if self.going is not None:
             entries = fit(self.going.entries, key.shape[2]).to(mask.device)
@@ -388,13 +330,13 @@ class WindowLayer:
         parts, whose heads have anything behind what they hold.
         """
         if self.parts:
-            held = [part.held() for part in self.parts]
-            size = max(keys.shape[2] for keys, _ in held)
-            keys, values = (
-                self.join_heads([pad(one[:, 0], (0, 0, 0, size - one.shape[2])) for one in states])
-                for states in zip(*held, strict=True)
-            )
-            return keys, values
+            of_parts = [part.held() for part in self.parts]  # [R n, 1, S, D]
+            size = max(keys.shape[2] for keys, _ in of_parts)
+            joined = []
+            for stored in zip(*of_parts, strict=True):
+                padded = [pad(x[:, 0], (0, 0, 0, size - x.shape[2])) for x in stored]
+                joined.append(self.join_heads(padded))
+            return joined[0], joined[1]
         assert self.keys is not None and self.values is not None
         rows = self.layout.max_rows
         keys = self.keys.view(rows, -1, *self.keys.shape[1:])
@@ -419,14 +361,13 @@ class WindowLayer:
             store[row, :, : states.shape[1]] = states
 
     def hide(self, going: Going) -> None:
-        """Let queries behind a boundary see some entries no more; see `Going`."""
+        """Let queries behind a boundary see some entries no more."""
         self.going = going
         for part in self.parts:
             boundary = part.layout.repeat(going.boundary)
             part.going = Going(part.take_heads(going.entries), boundary)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, `[n]` int64, in their order; the layout is told afterwards."""
         for part in self.parts:
             part.keep(rows)
         rows = self.layout.list_rows(rows)
@@ -442,11 +383,8 @@ class WindowLayer:
             self.packed.keep(rows)
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
-        """Keep chosen entries, moved to the front, in memory of their own.
-
-        Args:
-            keep: `[R, 1 or H, K]` int64, cache indices in ascending order; shorter lists end in -1.
-            layout: of the layer from now on; see `KVCacheLayout.shorten`.
+        """Keep entries `[R, 1 or H, K]` int64, ascending; shorter lists end in -1. They get new
+        memory.
         """
         keys, values = self.held()
         layout.allocate()
@@ -454,20 +392,20 @@ class WindowLayer:
         self.hold(take(keys, keep), take(values, keep))
 
     def move(self, keep: Tensor) -> None:
-        """Keep chosen entries, moved to the front, in the same memory; see `evict`."""
+        """Keep chosen entries, moved to the front, in the same memory; lists are as of `evict`."""
         for store in self.held():
             store.copy_(take(store, keep))
 
     def split(self, keep: Tensor, ends: Tensor, whole: KVCacheLayout, room: int | None) -> None:
-        """Let each head keep entries of its own, in parts of those that keep about equally many, in
-        eighths of what the longest one keeps: so a part has room for little more than it holds.
+        """Let each head keep entries `[R, H, K]` of its own, in parts of those that keep about
+        equally many, in eighths of what the longest one keeps: so a part has room for little more
+        than it holds.
 
         Args:
-            keep: `[R, H, K]` int64, cache indices in ascending order; shorter lists end in -1.
             ends: `[R]` int64, positions of the entries that passes write next.
             whole: the layout of layers that hold everything.
-            room: cache indices that heads need behind those of the longest in their part; None: all
-                that are left.
+            room: cache indices that heads need behind those of the longest in their part; None:
+                all.
 
         Cost: host synchronisations, and a copy of what stays.
         """
@@ -476,16 +414,15 @@ class WindowLayer:
         most = counts.amax(0)
         step = ((most * _STEPS).float() / most.max()).ceil()
         parts = []
-        for one in step.unique().flip(0):
-            heads = (step == one).nonzero()[:, 0]
+        for n_steps in step.unique().flip(0):
+            heads = (step == n_steps).nonzero()[:, 0]
             dropped = (ends[:, None] - counts[:, heads].to(ends.device)).flatten()
             longest = int(most[heads].max())
-            most_needed = None if room is None else longest + room
-            layout = whole.shorten(dropped, most_needed, len(heads))
+            layout = whole.shorten(dropped, None if room is None else longest + room, len(heads))
             layout.allocate()
             part = WindowLayer(layout, heads)
-            own = part.take_heads(keep)[..., :longest]
-            part.hold(take(part.take_heads(keys), own), take(part.take_heads(values), own))
+            index = part.take_heads(keep)[..., :longest]
+            part.hold(take(part.take_heads(keys), index), take(part.take_heads(values), index))
             parts.append(part)
         self.parts = tuple(parts)
         self.keys = self.values = None
@@ -493,7 +430,6 @@ class WindowLayer:
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
-        """Its layout, or those of its parts."""
         return [part.layout for part in self.parts] or [self.layout]
 
     def hold_ring(self, keys: Tensor, values: Tensor) -> None:
@@ -501,6 +437,7 @@ class WindowLayer:
         assert self.layout.packed is not None
         room = self.layout.allocated_length
         packed = self.layout.packed[:, None]
+        # of the `room` entries from the first that is not packed on, that of each place of the ring
         index = packed + (torch.arange(room, device=packed.device) - packed) % room
         self.hold(take(keys, index[:, None]), take(values, index[:, None]))
 
@@ -518,19 +455,14 @@ class WindowLayer:
 
     @property
     def bytes_an_index(self) -> int:
-        """Bytes of all heads' keys and values at a cache index, as they were written; 0 before the
-        first pass.
-        """
+        """Bytes of all heads at a cache index, as written; 0 before the first pass."""
         stores = [store for store in (self.keys, self.values) if store is not None]
-        own = self.layout.heads * sum(store[:1].nbytes for store in stores)
-        return own + sum(part.bytes_an_index for part in self.parts)
+        n_bytes = self.layout.heads * sum(store[:1].nbytes for store in stores)
+        return n_bytes + sum(part.bytes_an_index for part in self.parts)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """Move entries of the last pass to the front of what it wrote.
-
-        Args:
-            start: `[R]` int64, where it would have begun if nothing had been evicted.
-            path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
+        """Move the entries `path` `[R, D]` int64 (ascending; shorter ones end in -1) of the last
+        pass, which began at `start` `[R]`, to the front of what it wrote.
         """
         for part in self.parts:
             part.commit(start, path)
@@ -562,20 +494,17 @@ class WindowLayer:
             self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """Length that the cache reports; see `KVCacheLayout.reported_length`."""
         return self.layout.reported_length
 
     def get_max_length(self) -> int:
-        """Cache indices per row."""
         return self.layout.max_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys a mask has to cover."""
         return self.layout.visible_length, 0
 
 
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
-    """A transformers `Cache` of `n_layers` empty window layers.
+    """A transformers `Cache` of empty window layers.
 
     Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.24.
     """
@@ -594,8 +523,8 @@ def _layer_class() -> type[WindowLayer]:
 
 
 def take(states: Tensor, index: Tensor) -> Tensor:
-    """Entries `[R, H, K, D]` of `[R, H, S, D]` at indices `[R, 1 or H, K]`; some entry where an
-    index is beyond them.
+    """Entries `[R, H, K, D]` of `[R, H, S, D]` at `[R, 1 or H, K]`; any entry at an index
+    beyond.
     """
     at = index.to(states.device).clamp(0, states.shape[2] - 1)[..., None]
     return states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[3]))
@@ -617,11 +546,7 @@ def _make_store(states: Tensor, room: int) -> Tensor:
 
 
 def number_served(windows: Sequence[int | None]) -> dict[int, int]:
-    """The layers that methods serve, by number: those that see everything, as methods count them.
-
-    Args:
-        windows: sliding window of every layer; None where it sees everything.
-    """
+    """The layers that methods serve, those without a sliding window, as methods count them."""
     served = [layer for layer, window in enumerate(windows) if window is None]
     return {layer: number for number, layer in enumerate(served)}
 
@@ -633,26 +558,16 @@ def make_masks(
     windows: Collection[int | None],
     dtype: torch.dtype,
 ) -> Tensor | dict[str, Tensor]:
-    """The masks of a pass, as transformers' decoders take them.
-
-    Args:
-        positions: `[R, W]` int64, positions of the pass's tokens; `[1, W]` if all rows agree.
-        rows: R.
-        visible_length: keys that the pass reads.
-        windows: sliding window of every layer, in positions; None where a layer sees everything.
-
-    Returns:
-        `[R, 1, W, visible length]`, 0 where a key is seen and -inf elsewhere. Where layers differ,
-        a dictionary of these by transformers' name of the layer's kind.
+    """Masks `[R, 1, W, visible length]` of a pass at `positions` `[R, W]` (`[1, W]` if all rows
+    agree), 0 where a key is seen and -inf elsewhere; where layers differ, by transformers' name of
+    the layer's kind.
     """
-    kinds = set(windows)
-    masks = {
-        "full_attention" if window is None else "sliding_attention": make_mask(
-            positions, visible_length, window, dtype
-        ).expand(rows, -1, -1, -1)
-        for window in kinds
-    }
-    return masks if len(kinds) > 1 else next(iter(masks.values()))
+    masks = {}
+    for window in set(windows):
+        kind = "full_attention" if window is None else "sliding_attention"
+        mask = make_mask(positions, visible_length, window, dtype)
+        masks[kind] = mask.expand(rows, -1, -1, -1)
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def make_mask(
@@ -660,31 +575,26 @@ def make_mask(
 ) -> Tensor:
     """`[R, 1, W, S]`: 0 where a query at a cache index sees a key, and -inf elsewhere."""
     keys = torch.arange(visible_length, device=positions.device)[None, None, None]
-    own = positions[:, None, :, None]
-    hidden = keys > own  # [R, 1, W, S]
+    queries = positions[:, None, :, None]
+    hidden = keys > queries  # [R, 1, W, S]
     if window is not None:  # a surplus query, beyond all keys, sees the last ones: no NaN
-        hidden |= keys <= own.clamp(max=visible_length - 1) - window
+        hidden |= keys <= queries.clamp(max=visible_length - 1) - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
     return mask.masked_fill_(hidden, float("-inf"))
 
 
 def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """The mask of entries that attend to chosen cache indices.
+    """The mask `[R, 1, W, P]` of entries that attend to chosen cache indices.
 
     Args:
-        reads: `[R, 1, P]` or `[R, W, P]` bool, cache indices that an entry attends to. One that
-            reads nothing (padding) reads itself, so that it has no NaN, which would come through
-            others' masks.
+        reads: `[R, 1 or W, P]` bool, cache indices that an entry attends to. One that reads nothing
+            (padding) reads itself, so that it has no NaN, which would come through others' masks.
         indices: `[R, W]` int64, where the entries are written.
-        form: one of `MASK_FORMS`.
-
-    Returns:
-        `[R, 1, W, P]`: bools, ones and zeros, or 0 where an index is read and the lowest finite
-        number elsewhere.
+        form: of `MASK_FORMS`; what is hidden has the lowest finite number in an additive one.
     """
     is_blind = ~reads.any(-1, keepdim=True)
-    own = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
-    seen = (reads | (is_blind & own))[:, None]  # [R, 1, W, P]
+    is_itself = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
+    seen = (reads | (is_blind & is_itself))[:, None]  # [R, 1, W, P]
     if form == "bool":
         return seen
     if form == "zero-one":

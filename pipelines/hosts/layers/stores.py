@@ -34,28 +34,13 @@ class LayerStores:
     Methods serve the layers that see everything. Those with a sliding window keep all entries.
 
     Args:
-        layers: one a layer; those that methods serve share a layout until entries are cut or
+        layers: one a layer; those that methods serve share `layout` until entries are cut or
             evicted.
-        layout: that layout.
-        methods: what is done to them.
         branches: G, guidance branches of the rows.
-        windows: sliding window of every layer, in positions; None where it sees everything. None:
-            all do.
-        drafts: the source by which the model drafts for itself; None: it does not.
-        reads_back: see `SparseBlocks`.
-        turner: moves states to other positions, for a method that asks for it; None: none does.
-
-    Attributes:
-        layers, layout, windows: see above; the layout stays that of whole prompts.
-        numbers: the layers that methods serve; see `number_served`.
-        n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
-        sparse: chooses the blocks that passes attend to; None: all.
-        drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
-        rounds: evict while tokens are generated; None before the prompt is processed, and where
-            nothing is.
-        packing: holds accepted entries in fewer bits; None as for `rounds`.
-        prefix: what rows read together; None before the prompt is processed, and where each row
-            has entries of its own.
+        windows: positions that each layer sees; None: all.
+        drafts: the source by which the model drafts for itself.
+        turner: moves states to other positions, for a method that asks for it.
+        reads_back: whether passes may read tensors on the host.
     """
 
     def __init__(
@@ -70,13 +55,14 @@ class LayerStores:
         reads_back: bool = True,
     ) -> None:
         self.layers = layers
-        self.layout = layout
+        self.layout = layout  # of whole prompts
         self.windows = [None] * len(layers) if windows is None else windows
         self.numbers = number_served(self.windows)
         self._lengths: Tensor | None = None  # of prompts whose last part is still to come
         self._observer: Observer | None = None  # of those
         self._n_seen = 0  # entries of those that were in passes
         self._eviction: Eviction | None = None
+        # of the run once its prompt is processed: entries in fewer bits, prompts that rows share
         self.packing: Packing | None = None
         self.prefix: SharedPrefix | None = None
         self._methods = methods
@@ -99,18 +85,17 @@ class LayerStores:
 
     @property
     def n_evicted(self) -> tuple[int, int]:
-        """See the class."""
+        """Entries that were evicted, of those that there were, over all rows of a layer."""
         return (0, 0) if self._eviction is None else self._eviction.n_evicted
 
     @property
     def rounds(self) -> Eviction | None:
-        """See the class."""
+        """Evict while tokens are generated; None before the prompt is processed."""
         eviction = self._eviction
         return None if eviction is None or not eviction.is_repeated else eviction
 
     @property
     def served(self) -> list[WindowLayer]:
-        """The stores of the layers that methods serve."""
         return [self.layers[layer] for layer in self.numbers]
 
     @property
@@ -122,14 +107,14 @@ class LayerStores:
     @property
     def layouts(self) -> list[KVCacheLayout]:
         """The layouts of all layers and that of whole prompts, each once."""
-        found = [self.layout]
+        layouts = [self.layout]
         for layer in self.layers:
-            found += layer.layouts
-        return list({id(layout): layout for layout in found}.values())
+            layouts += layer.layouts
+        return list({id(layout): layout for layout in layouts}.values())
 
     def find_chooser(self, index: int | None = None) -> BlockChooser | None:
-        """What chooses the blocks of a pass: of a draft before which its round had `index` others,
-        or of a window of the run (None).
+        """What chooses the blocks of a window, or of a draft before which its round had `index`
+        others.
         """
         if self.drafting is None:
             return self.sparse
@@ -138,20 +123,20 @@ class LayerStores:
     @property
     def is_reduced(self) -> bool:
         """Whether layers hold fewer entries than positions, or some in fewer bits."""
-        layouts = self.layouts
-        return any(one.dropped is not None or one.packed is not None for one in layouts)
+        for layout in self.layouts:
+            if layout.dropped is not None or layout.packed is not None:
+                return True
+        return False
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of keys and values of all layers if all positions were held as they are, but for
-        those of a prompt's repetition; 0 before the first pass.
-        """
+        """Bytes if all positions were held as they are; 0 before the first pass."""
         n_indices = self.layout.max_rows * self._n_positions
         return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
-        """The positions that the model computes with, of entries that would stand at `positions`
-        `[R, W]` if nothing had been evicted.
+        """The positions that the model computes with, of entries at `[R, W]` if nothing were
+        evicted.
         """
         moves = self._methods.rerotates
         return self.served[0].layout.to_index(positions) if moves else positions
@@ -159,13 +144,11 @@ class LayerStores:
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
     ) -> None:
-        """Prepare the stores for a pass.
+        """Prepare the stores for a pass that writes at `indices` `[R, W]` int64 where nothing was
+        evicted.
 
-        Args:
-            indices: `[R, W]` int64, cache indices that it writes where nothing was evicted.
-            reads: see `WindowPass`.
-            stride: without `reads` the attended length is rounded up to a multiple of it; None: all
-                is attended to.
+        Without `reads` (as of `WindowPass`) the attended length is rounded up to a multiple of
+        `stride`; None: all is attended to.
         """
         if self.rounds is not None:
             self.rounds.advance(indices[:, 0])
@@ -181,7 +164,6 @@ class LayerStores:
             layout.prepare(at, visible)
 
     def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
-        """See `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
         added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
         return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
 
@@ -189,21 +171,15 @@ class LayerStores:
         self, indices: Tensor, reads: Tensor | None = None, watcher: Watcher | None = None,
         **fields: Any,
     ) -> WindowPass:  # fmt: skip
-        """Prepare the stores for a pass, and say what their layers need to know of it.
-
-        Args:
-            indices, reads: see `prepare`.
-            watcher: looks at the layers; None: rounds of eviction, where there are some.
-            fields: further fields of `WindowPass`.
-        """
+        """Prepare the stores for a pass; rounds of eviction look at one without a watcher."""
         self.prepare(indices, reads)
         start = indices[:, 0].contiguous()  # once, and not by the kernel in every layer
         watcher = self.rounds if watcher is None else watcher
         return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of the first B
-        rows; zeros at negative indices.
+        """Keys and values `[B, H, N, D]` of every layer at `[B, N]` of the first B rows; zeros at
+        negative indices.
         """
         end = int(index.max()) + 1
         by_row = []
@@ -214,31 +190,31 @@ class LayerStores:
         return [*zip(both[::2], both[1::2], strict=True)]
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        """See `mmaccel.model_parts.CopiedEntries.copy_entries`."""
+        """As `CopiedEntries.copy_entries`."""
         shared = () if self.prefix is None else self.prefix.read(row)
-        found = []
+        copied = []
         for number, layer in enumerate(self.layers):
-            held = [states[row] for states in layer.held()]
+            stored = [states[row] for states in layer.held()]
             dropped = layer.layout.dropped
-            before: Sequence[Tensor] = [states[:, :0] for states in held]
+            before: Sequence[Tensor] = [states[:, :0] for states in stored]
             if shared and number in self.numbers:
                 before = shared[self.numbers[number]]
             elif dropped is not None:  # what a layer with a sliding window does not see any more
                 n_unseen = int(dropped[row])
-                before = [pad(states[:, :0], (0, 0, n_unseen, 0)) for states in held]
+                before = [pad(states[:, :0], (0, 0, n_unseen, 0)) for states in stored]
             n_before = before[0].shape[1]
-            own = slice(max(first - n_before, 0), max(last - n_before, 0))
+            at = slice(max(first - n_before, 0), max(last - n_before, 0))
             keys, values = (
-                torch.cat([past[:, first:last], states[:, own]], 1)
-                for past, states in zip(before, held, strict=True)
+                torch.cat([past[:, first:last], states[:, at]], 1)
+                for past, states in zip(before, stored, strict=True)
             )
-            found.append((keys, values))
-        return found
+            copied.append((keys, values))
+        return copied
 
     def write_row(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """See `mmaccel.model_parts.CopiedEntries.write_entries`."""
+        """As `CopiedEntries.write_entries`."""
         prefix = self.prefix
         if key is not None:
             if prefix is None:
@@ -260,16 +236,12 @@ class LayerStores:
                 self.layers[number].write_row(row, keys, values)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """Keep a path of the tree that was written last; see `mmaccel.model_parts.TreePasses`.
-
-        Cost: a copy of the path's keys and values.
-        """
+        """Keep a path of the tree that was written last. Cost: a copy of its keys and values."""
         for layer in self.layers:
             layer.commit(start, path)
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
-        """Inside the block, passes are of these rows, `[n]` int64, in their order."""
         with ExitStack() as stack:
             for layout in self.layouts:
                 stack.enter_context(layout.select(rows))
@@ -289,19 +261,14 @@ class LayerStores:
             self.prefix = self.prefix.select(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
-        """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
-        where nothing is evicted.
+        """What looks at the pass over a prompt of `lengths` `[R]`; None where nothing is
+        evicted.
         """
         method = self._methods.evictor
         return None if method is None else Observer(method, lengths)
 
     def end_prompt(self, lengths: Tensor, observer: Observer | None) -> None:
-        """Let methods work on the prompt, of which each row has `lengths` `[R]` entries in the
-        cache.
-
-        Args:
-            observer: see `observe`.
-        """
+        """Let methods work on the prompt, of `lengths` `[R]` entries in the cache."""
         if observer is not None:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
@@ -312,11 +279,8 @@ class LayerStores:
                 self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
-        """As `observe`, of a pass over the next entries of prompts; `end_part` comes after it.
-
-        Args:
-            lengths: `[R]` int64, entries that each row has from this pass's first one on.
-            width: W, entries of the pass.
+        """As `observe`, of a pass over the next `width` entries, before `end_part`; each row has
+        `lengths` `[R]` from this pass's first one on.
         """
         if self._lengths is None:
             self._lengths = lengths
@@ -343,7 +307,7 @@ class LayerStores:
         self.layout.dropped = begins
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
-        """Let the layers drop entries of the prompt that an observer has seen; see `Eviction`."""
+        """Let the layers drop entries of the prompt that an observer has seen."""
         method = self._methods.evictor
         assert method is not None
         turner = self._turner
@@ -358,12 +322,8 @@ class LayerStores:
             self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
-        """Move keys to positions behind which new entries go on: those that stayed to their own
-        cache indices.
-
-        Args:
-            turner: moves them.
-            kept: `[R, 1, K]` of each layer that methods serve, alike in all; see `Eviction`.
+        """Move the keys `[R, 1, K]` that stayed, alike in all layers, to their own cache
+        indices.
         """
         dropped = self.served[0].layout.dropped
         assert dropped is not None

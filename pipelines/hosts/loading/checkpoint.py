@@ -33,12 +33,8 @@ class LoadConfig(LoadOptions):
     """`LoadOptions` that were read: where "auto" leads, and what images need beside.
 
     Attributes:
-        device, dtype: of the model, as torch takes them.
         size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
-
-    Raises:
-        OptionError: a value of another type, or a missing file.
     """
 
     device: Any = "cpu"
@@ -57,18 +53,13 @@ class LoadConfig(LoadOptions):
 def load_model(
     kind: Any, folder: Path, load_config: LoadConfig, optional: str = "$^", option: str = "model"
 ) -> Any:
-    """Load a model in evaluation mode.
+    """Load a model in evaluation mode from a folder of `save_pretrained`.
 
     Args:
         kind: class of transformers or diffusers.
-        folder: written by `save_pretrained`.
-        load_config: device, dtype, and whether code of the checkpoint may run.
-        optional: pattern of names of tensors that may be missing or surplus.
+        optional: pattern of names of tensors that may be missing or surplus; others are refused,
+            and those of another shape, with their names.
         option: name of the option in messages.
-
-    Raises:
-        UnsupportedModelError: files that cannot be read or do not fit each other; tensors that are
-            missing, surplus or of another shape, with names; code that is not trusted.
     """
     warn_if_untested()
     check_folder(folder, option)
@@ -99,12 +90,12 @@ def load_model(
         model, loaded = kind.from_pretrained(folder, **options)
     missing, surplus = loaded["missing_keys"], loaded["unexpected_keys"]
     reshaped = [key if isinstance(key, str) else key[0] for key in loaded["mismatched_keys"]]
-    for what, found, unless in (
+    for what, keys, unless in (
         ("of another shape", reshaped, "$^"),
         ("missing", set(missing) - set(reshaped), optional),
         ("surplus", surplus, optional),
     ):
-        names = sorted(name for name in found if not re.search(unless, name))
+        names = sorted(name for name in keys if not re.search(unless, name))
         if names:
             raise UnsupportedModelError(
                 f"{option}: expected the tensors of {kind.__name__} in {folder}, received "
@@ -150,11 +141,7 @@ def build_outline(kind: Any, folder: Path) -> Any:
 
 
 def refuse_device_map(load_config: LoadConfig, family: str) -> None:
-    """Refuse a device map for a family whose files transformers does not load.
-
-    Raises:
-        UnsupportedModelError: there is one.
-    """
+    """Refuse a device map for a family whose files transformers does not load."""
     if load_config.device_map is not None:
         raise UnsupportedModelError(
             f"device_map: expected none for {family}, whose files are not loaded by transformers, "
@@ -178,23 +165,13 @@ def _is_error(record: logging.LogRecord) -> bool:
 
 
 def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
-    """Load the configuration of a model of transformers; see `load_processor`."""
     from transformers import AutoConfig
 
     return load_processor(AutoConfig, folder, load_config)
 
 
 def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
-    """Load a processor, tokenizer or configuration of transformers.
-
-    Args:
-        kind: class of transformers.
-        folder: written by `save_pretrained`.
-        load_config: whether code of the checkpoint may run.
-
-    Raises:
-        UnsupportedModelError: missing files, some that cannot be read, or code that is not trusted.
-    """
+    """Load a processor, tokenizer or configuration of transformers."""
     check_folder(folder)
     with refusing(
         f"the {kind.__name__} in {folder}",
@@ -208,7 +185,7 @@ def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
 
 
 def load_causal_lm(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
-    """Load a causal LM of transformers and its tokenizer; see `load_model` and `load_processor`."""
+    """Load a causal LM of transformers and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = load_processor(AutoTokenizer, folder, load_config)
@@ -216,11 +193,7 @@ def load_causal_lm(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
 
 
 def check_size(size: tuple[int, int] | None, own: tuple[int, int]) -> None:
-    """Check the size for a model that has one size.
-
-    Raises:
-        OptionError: another size than the model's.
-    """
+    """Refuse a size for a model that has one size."""
     if size not in (None, own):
         raise OptionError(
             f"size: expected {own[0]}x{own[1]}, the only one of this model, received "
@@ -229,11 +202,7 @@ def check_size(size: tuple[int, int] | None, own: tuple[int, int]) -> None:
 
 
 def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
-    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
-
-    Raises:
-        OptionError: sides that are not multiples of `step`.
-    """
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token."""
     width, height = size
     if width < step or height < step or width % step or height % step:
         raise OptionError(
@@ -245,15 +214,10 @@ def count_tokens(size: tuple[int, int], step: int) -> tuple[int, int]:
 
 
 def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> str:
-    """Check a user's text and strip blanks from both ends.
+    """A user's text without blanks at both ends.
 
-    Args:
-        text: given by the user.
-        tokenizer: of transformers; its control tokens are refused in the text.
-        what: description of the text in messages.
-
-    Raises:
-        OptionError: no text, an empty one, an incomplete character, or a control token.
+    Refused with OptionError: an empty one, an incomplete character, or a control token of the
+    tokenizer.
     """
     if not isinstance(text, str) or not text.strip():
         raise OptionError(f"prompt: expected {what}, received {show(text)}; write one")
@@ -282,10 +246,6 @@ def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]
     """Read the tensors of a `.pt` or `.safetensors` file, also below one of the usual keys.
 
     No code of the file runs. Zip files, as torch.save writes them, are mapped into memory.
-
-    Raises:
-        OptionError: no such file.
-        UnsupportedModelError: a file without tensors, or with more than the free memory holds.
     """
     file = Path(file)
     if not file.is_file():
@@ -308,22 +268,18 @@ def read_weights(file: str | Path, option: str = "weights") -> dict[str, Tensor]
             break
         content = inner[0]
     tensors = content.items() if isinstance(content, dict) else ()
-    found = {str(name): value for name, value in tensors if isinstance(value, Tensor)}
-    if not found:
+    weights = {str(name): value for name, value in tensors if isinstance(value, Tensor)}
+    if not weights:
         raise UnsupportedModelError(
             f"{option}: expected tensors by name in {file}, received "
             f"{shorten([str(name) for name, _ in tensors][:5] or content)}; give a checkpoint that "
             f"has them, or one of {', '.join(_WRAPPERS)}"
         )
-    return found
+    return weights
 
 
 def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[int, ...]:
-    """The shape of a tensor that sizes are read from.
-
-    Raises:
-        UnsupportedModelError: no such tensor, or one of another number of sides or without numbers.
-    """
+    """The shape of a tensor that sizes are read from."""
     shape = tuple(weights[name].shape) if name in weights else None
     if shape is None or len(shape) != n_sides or 0 in shape:
         received = f"{list(shape)}" if shape is not None else f"only {sorted(weights)[:4]}"
@@ -336,7 +292,7 @@ def shape_of(weights: Mapping[str, Tensor], name: str, n_sides: int) -> tuple[in
 
 def count_layers(names: Iterable[str]) -> int:
     """The number of layers that names of tensors such as `layers.7.wq.weight` count."""
-    return len({found[1] for name in names if (found := re.match(r"layers\.(\d+)\.", name))})
+    return len({match[1] for name in names if (match := re.match(r"layers\.(\d+)\.", name))})
 
 
 def rename(
@@ -349,24 +305,19 @@ def rename(
         layer: here "attention.wq", and transformers' name.
         outer: of tensors outside layers, without ".weight" where they have it.
     """
-    found = {}
+    renamed = {}
     for name, value in weights.items():
         base = name.removesuffix(".weight")
         new = outer.get(base)
         prefix = re.match(r"layers\.\d+\.", name)
         if prefix and base[prefix.end() :] in layer:
             new = f"model.{prefix[0]}{layer[base[prefix.end() :]]}"
-        found[name if new is None else new + name[len(base) :]] = value
-    return found
+        renamed[name if new is None else new + name[len(base) :]] = value
+    return renamed
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Assign tensors to a module on the meta device: all of its tensors, and no others.
-
-    Raises:
-        UnsupportedModelError: tensors that are missing, surplus or of another shape or dtype; with
-            names.
-    """
+    """Assign tensors to a module on the meta device: all of its tensors, and no others."""
     used = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
     try:
         module.load_state_dict(used, strict=True, assign=True)

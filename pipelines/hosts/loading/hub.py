@@ -33,7 +33,6 @@ USUAL = LoadOptions()
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a hub id."""
     return _HUB.fullmatch(name) is not None
 
 
@@ -41,19 +40,7 @@ def download(name: str, options: LoadOptions = USUAL, option: str = "model") -> 
     """Download a repository to the hub's cache; the cached copy where the hub cannot be reached.
 
     Configurations come first: a repository that is known not to run here is refused before its
-    weights are downloaded.
-
-    Args:
-        name: an id of the hub.
-        options: revision, token, variant, local_files_only and cache_dir are read.
-        option: name of the option in messages.
-
-    Returns:
-        The folder of the files in the cache.
-
-    Raises:
-        OptionError: not there, gated, no such revision, not reachable, or no room for it.
-        UnsupportedModelError: see `refuse_lookalike`.
+    weights are downloaded. Errors name `option`.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub import errors as hub
@@ -124,19 +111,13 @@ def download(name: str, options: LoadOptions = USUAL, option: str = "model") -> 
 
 
 def find_cached(name: str, revision: str | None, cache: Path) -> Path | None:
-    """The folder of a repository in the hub's cache, or None; a download may have been cut short.
-
-    Args:
-        name: an id of the hub.
-        revision: branch, tag or commit; None is the main branch.
-        cache: folder of the cache.
-    """
+    """The folder of a repository in the hub's cache; a download may have been cut short."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     for file in ("config.json", "model_index.json"):
-        found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
-        if isinstance(found, str):
-            return Path(found).parent
+        file_path = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
+        if isinstance(file_path, str):
+            return Path(file_path).parent
     try:  # a repository without either, such as LlamaGen's
         return Path(
             snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True)
@@ -149,22 +130,18 @@ def choose_files(names: Iterable[str], variant: str | None = None) -> list[str]:
     """The files of a repository that are read.
 
     Left out: weights of other frameworks, pictures and texts for people, pickles beside safetensors
-    in the same folder, and other variants of the weights.
-
-    Args:
-        names: of all files, with folders.
-        variant: such as "fp16".
+    in the same folder, and other variants (such as "fp16") of the weights.
     """
-    wanted = [name for name in names if not name.lower().endswith(_UNREAD)]
+    read = [name for name in names if not name.lower().endswith(_UNREAD)]
     groups: dict[PurePosixPath, list[str]] = {}
-    for name in filter(_is_weight, wanted):
+    for name in filter(_is_weight, read):
         groups.setdefault(PurePosixPath(name).parent, []).append(name)
     kept = set()
     for beside in groups.values():
-        ours = [name for name in beside if _variant_of(name) == variant]
-        ours = ours or [name for name in beside if _variant_of(name) is None] or beside
-        kept |= set([name for name in ours if ".safetensors" in name] or ours)
-    return [name for name in wanted if name in kept or not _is_weight(name)]
+        of_variant = [name for name in beside if _variant_of(name) == variant]
+        of_variant = of_variant or [name for name in beside if _variant_of(name) is None] or beside
+        kept |= set([name for name in of_variant if ".safetensors" in name] or of_variant)
+    return [name for name in read if name in kept or not _is_weight(name)]
 
 
 def _is_weight(file: str) -> bool:
@@ -172,5 +149,5 @@ def _is_weight(file: str) -> bool:
 
 
 def _variant_of(file: str) -> str | None:
-    found = _VARIANT.search(file)
-    return found[1] if found else None
+    match = _VARIANT.search(file)
+    return match[1] if match else None

@@ -37,27 +37,21 @@ _NAMES = {name for names in DTYPES.values() for name in names}
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a pipeline.
+    """A part of a pipeline."""
 
-    Attributes:
-        module: an `nn.Module`, or an object with a `to(device, dtype)` of its own.
-        keeps_float32: whether it stays in float32 whatever the dtype of the pipeline.
-    """
-
-    module: Any
-    keeps_float32: bool = False
+    module: Any  # an `nn.Module`, or an object with a `to(device, dtype)` of its own
+    keeps_float32: bool = False  # whatever the dtype of the pipeline
 
 
 def find_parts(owner: Any) -> dict[str, Part]:
     """The parts of an image, speech or video model by name, in the order in which they compute.
 
-    Args:
-        owner: with the token model in `window`. Its attributes that are modules are further parts;
-            those in its `float32_parts` stay in float32. A method `parts` says otherwise.
+    The token model is in the owner's `window`. Its attributes that are modules are further parts;
+    those in its `float32_parts` stay in float32. A method `parts` says otherwise.
     """
     if hasattr(owner, "parts"):
-        own: dict[str, Part] = owner.parts()
-        return own
+        parts: dict[str, Part] = owner.parts()
+        return parts
     model = owner.window.model
     keeps = getattr(owner, "float32_parts", ())
     others = {
@@ -109,11 +103,11 @@ class MovablePipeline(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of the model's weights."""
         model = self._parts()["model"].module
-        own: torch.dtype | None = getattr(model, "dtype", None)
-        found: torch.dtype = next(model.parameters()).dtype if own is None else own
-        return found
+        dtype: torch.dtype | None = getattr(model, "dtype", None)
+        if dtype is None:
+            dtype = next(model.parameters()).dtype
+        return dtype
 
     @property
     def components(self) -> dict[str, Any]:
@@ -121,11 +115,7 @@ class MovablePipeline(ABC):
         return {name: part.module for name, part in self._parts().items()}
 
     def set_progress_bar_config(self, **options: Any) -> None:
-        """Take `disable=True`, as diffusers' pipelines do: calls show no bar.
-
-        Raises:
-            OptionError: other options of a bar.
-        """
+        """Take `disable=True`, as diffusers' pipelines do: calls show no bar."""
         if not options.get("disable"):
             raise OptionError(
                 f"set_progress_bar_config: expected disable=True, because calls show no bar, "
@@ -133,39 +123,28 @@ class MovablePipeline(ABC):
             )
 
     def to(self, *args: Any, device: Any = None, dtype: Any = None) -> Self:
-        """Move the pipeline to a device, cast it to a dtype, or both.
+        """Move the pipeline to a device, cast it to a dtype, or both, in any order or by name.
 
         The next call makes what a pipeline makes that was loaded there in that dtype; a model that
         was loaded in fewer bits keeps its rounding. Other copies of this pipeline (`resize`) move
-        too, because they share the weights.
+        too, because they share the weights. A quantised model, one that a device map spreads, or
+        one after `enable_model_cpu_offload` is refused.
 
         Args:
             *args: a device (`torch.device`, "cuda:1", "auto") and a dtype (of torch, or a name such
-                as "bf16"), in any order.
-            device, dtype: the same by name.
-
-        Returns:
-            This pipeline.
-
-        Raises:
-            OptionError: nothing to do, two devices, a device that this machine does not have, or
-                another dtype.
-            UnsupportedModelError: a quantised model, one that a device map spreads, or one after
-                `enable_model_cpu_offload`.
-            MissingBackendError: a pipeline with `cuda_graphs=True`, to another device than CUDA's.
-            BusyError: a run of this model has not ended.
+                as "bf16").
         """
         where, kind = _read_target(args, device, dtype)
         parts = self._parts()
         self._check_movable("to")
-        found, checked = choose_placement(
+        place, chosen = choose_placement(
             self.device if where is None else where, self.dtype if kind is None else kind
         )
-        Engine(self._cuda_graphs).check(found)
+        Engine(self._cuda_graphs).check(place)
         with alone(self._lock):
             for part in parts.values():
-                wanted = None if kind is None or part.keeps_float32 else checked
-                move_module(part.module, None if where is None else found, wanted)
+                cast = None if kind is None or part.keeps_float32 else chosen
+                move_module(part.module, None if where is None else place, cast)
             self._moved()
         return self
 
@@ -182,12 +161,6 @@ class MovablePipeline(ABC):
         Args:
             gpu_id: number of the accelerator; None is the first.
             device: its kind, such as "cuda"; None takes the one there is.
-
-        Raises:
-            MissingBackendError: no accelerator, or the package accelerate is not installed.
-            OptionError: an accelerator that this machine does not have, or `cuda_graphs=True`.
-            UnsupportedModelError: a quantised model, or one that a device map spreads.
-            BusyError: a run of this model has not ended.
         """
         check_accelerate("enable_model_cpu_offload")
         kind = torch.device(choose_device(AUTO if device is None else device))
@@ -222,7 +195,6 @@ class MovablePipeline(ABC):
                     move_module(part.module, found, None)
 
     def _check_movable(self, what: str) -> None:
-        """Refuse what accelerate or a quantisation holds where it is."""
         model = self._parts()["model"].module
         if self._offloaded is not None:
             raise UnsupportedModelError(
@@ -263,34 +235,27 @@ class MovablePipeline(ABC):
 
 
 def describe(pipe: Any) -> str:
-    """Source, dtype, device, and what else matters of a pipeline, for its `repr`."""
     model = pipe._parts()["model"].module
-    found = "" if pipe.source is None else f" of {pipe.source}"
-    found += f", {str(pipe.dtype).removeprefix('torch.')} on {pipe.device}"
+    text = "" if pipe.source is None else f" of {pipe.source}"
+    text += f", {str(pipe.dtype).removeprefix('torch.')} on {pipe.device}"
     spread = getattr(model, "hf_device_map", None) or {}
     if len(set(spread.values())) > 1:
-        found += f" and {len(set(spread.values())) - 1} other places by a device map"
+        text += f" and {len(set(spread.values())) - 1} other places by a device map"
     method = find_quantization(model)
-    found += f", quantised by {method}" if method else ""
-    found += ", with CPU offload" if pipe._offloaded is not None else ""
-    return found + ("" if pipe._cuda_graphs == "auto" else f", cuda_graphs={pipe._cuda_graphs}")
+    text += f", quantised by {method}" if method else ""
+    text += ", with CPU offload" if pipe._offloaded is not None else ""
+    return text + ("" if pipe._cuda_graphs == "auto" else f", cuda_graphs={pipe._cuda_graphs}")
 
 
 def drop_computed(window: Any) -> None:
-    """Drop what a token model or denoiser holds beside its weights, where it says how to."""
     moved = getattr(window, "moved", None)
     if moved is not None:
         moved()
 
 
 def ready(module: Any) -> torch.device:
-    """Bring a part to where it computes, if `enable_model_cpu_offload` moves it.
-
-    Args:
-        module: a module that is entered by another method than its `forward`.
-
-    Returns:
-        The device that it takes its inputs on.
+    """Bring a part that is entered by another method than its `forward` to where it computes, if
+    `enable_model_cpu_offload` moves it; the device that it takes its inputs on.
     """
     hook = vars(module).get("_hf_hook")
     if hook is not None and hasattr(hook, "prev_module_hook"):  # accelerate's CpuOffload
@@ -303,11 +268,6 @@ def move_module(module: Any, device: Any, dtype: torch.dtype | None) -> Any:
 
     Tables that are computed and not stored, such as rotary frequencies, keep their dtype, and so do
     the tensors that a model of transformers keeps in float32: `nn.Module.to` would round both.
-
-    Args:
-        module: of torch, or an object with `to(device, dtype)`.
-        device: where to; None leaves it.
-        dtype: of the weights; None leaves it.
     """
     if not isinstance(module, nn.Module):
         return module.to(device, dtype)
@@ -323,21 +283,21 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
     kept = plan(dtype) if callable(plan) else getattr(module, "_keep_in_fp32_modules", None) or ()
     for prefix, inner in module.named_modules():
         tensors = inner._parameters.items(), inner._buffers.items()
-        stored = [(name, value) for found in tensors for name, value in found]
+        stored = [(name, value) for tensors_of in tensors for name, value in tensors_of]
         for name, value in stored:
             if value is None or not value.is_floating_point():
                 continue
             if name in inner._non_persistent_buffers_set:
                 continue
             path = f".{prefix}.{name}."
-            is_kept = any(f".{one}." in path for one in kept)
-            wanted = torch.float32 if is_kept else dtype
-            if value.dtype == wanted:
+            is_kept = any(f".{name_part}." in path for name_part in kept)
+            target = torch.float32 if is_kept else dtype
+            if value.dtype == target:
                 continue
             if isinstance(value, nn.Parameter):  # in place: modules that share it keep sharing it
-                value.data = value.data.to(wanted)
+                value.data = value.data.to(target)
             else:
-                inner._buffers[name] = value.to(wanted)
+                inner._buffers[name] = value.to(target)
 
 
 def _read_target(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Any, Any]:

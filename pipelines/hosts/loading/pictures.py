@@ -39,18 +39,7 @@ BROKEN = (  # what Pillow and PyAV raise for broken files
 
 @contextmanager
 def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
-    """Open a picture; what Pillow raises for a broken one inside the block becomes one error.
-
-    Args:
-        file: a regular file; its name says nothing about its format.
-        option: begins the message.
-
-    Yields:
-        A PIL image, which reads its pixels when they are asked for and is closed after the block.
-
-    Raises:
-        OptionError: no such file, another format, more than `MAX_PIXELS` pixels, or a broken file.
-    """
+    """Open a regular file as a PIL image; an error of Pillow inside the block is an OptionError."""
     from PIL import Image
 
     if not os.path.isfile(file):  # False for a name that is too long, unlike Path.is_file
@@ -79,15 +68,7 @@ def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
 def choose_scale(files: Iterable[str | Path], option: str = "image") -> int:
     """How many times smaller JPEGs are decoded, so that all pictures of a call fit into memory.
 
-    Args:
-        files: of the pictures; their headers are read.
-        option: begins the message.
-
-    Returns:
-        1 where they fit as they are, else 2, 4 or 8; see `PIL.Image.Image.draft`.
-
-    Raises:
-        OptionError: see `open_picture`; or too many pixels in what is no JPEG.
+    1 where they fit as they are, else 2, 4 or 8; see `PIL.Image.Image.draft`.
     """
     counts = {True: 0, False: 0}  # pixels, by whether they are of JPEGs
     for file in files:
@@ -103,16 +84,7 @@ def choose_scale(files: Iterable[str | Path], option: str = "image") -> int:
 
 
 def check_pixels(size: tuple[int, int], name: str, option: str) -> None:
-    """Refuse a picture that takes gigabytes to decode.
-
-    Args:
-        size: width and height, from the header.
-        name: of the file.
-        option: begins the message.
-
-    Raises:
-        OptionError: more than `MAX_PIXELS` pixels.
-    """
+    """Refuse a picture that takes gigabytes to decode, by the size in its header."""
     width, height = size
     if width * height > MAX_PIXELS:
         raise OptionError(

@@ -23,14 +23,7 @@ _BY_NAME = {name: own for own, names in DTYPES.items() for name in names}
 
 
 def choose_device(device: Any = AUTO) -> Any:
-    """The device that "auto" means on this machine: CUDA, MPS, XPU, else the CPU.
-
-    Args:
-        device: "auto", a name such as "cuda:1", or a `torch.device`.
-
-    Returns:
-        A name for "auto"; anything else as it is.
-    """
+    """The device that "auto" means on this machine: CUDA, MPS, XPU, else the CPU."""
     if not isinstance(device, str) or device != AUTO:
         return device
     for name in ("cuda", "mps", "xpu"):
@@ -41,16 +34,10 @@ def choose_device(device: Any = AUTO) -> Any:
 
 
 def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
-    """A torch dtype.
+    """A torch dtype of "auto", one of the names in `DTYPES` (also as "torch.float16"), or itself.
 
-    Args:
-        dtype: "auto", one of the names in `DTYPES` (also as "torch.float16"), or a `torch.dtype`.
-            "auto" is bfloat16 on a GPU that computes it, float16 on a GPU that does not, float32 on
-            a CPU, where it keeps every guarantee.
-        device: where the model will run.
-
-    Raises:
-        OptionError: anything else, and integer or 8-bit dtypes.
+    "auto" is bfloat16 on a GPU that computes it, float16 on a GPU that does not, float32 on a CPU,
+    where it keeps every guarantee.
     """
     if isinstance(dtype, str) and dtype.lower() == AUTO:
         kind = torch.device(device).type
@@ -59,31 +46,20 @@ def choose_dtype(dtype: Any = AUTO, device: Any = "cpu") -> torch.dtype:
             return torch.bfloat16 if is_new else torch.float16
         usual = {"cpu": torch.float32, "mps": torch.float16}
         return usual.get(kind, torch.bfloat16)
-    own = _BY_NAME.get(dtype.lower().removeprefix("torch.")) if isinstance(dtype, str) else None
-    found = dtype if own is None else getattr(torch, own)
-    if str(found).removeprefix("torch.") not in DTYPES or not isinstance(found, torch.dtype):
+    name = _BY_NAME.get(dtype.lower().removeprefix("torch.")) if isinstance(dtype, str) else None
+    chosen = dtype if name is None else getattr(torch, name)
+    if str(chosen).removeprefix("torch.") not in DTYPES or not isinstance(chosen, torch.dtype):
         raise OptionError(
             f"dtype: expected auto, {', '.join(DTYPES)}, bf16, fp16, fp32 or one of torch's, "
             f"received {show(dtype)}; float32 keeps every guarantee"
         )
-    return found
+    return chosen
 
 
 def choose_placement(
     device: Any = AUTO, dtype: Any = AUTO, device_map: Any = None
 ) -> tuple[Any, torch.dtype]:
-    """Device and dtype of a model; see `choose_device` and `choose_dtype`.
-
-    Args:
-        device, dtype: see there.
-        device_map: of accelerate, for the model that predicts tokens; see `find_main_device`. The
-            device returned is that of the other parts, such as a codec.
-
-    Raises:
-        OptionError: a device that this machine does not have, with the reason from torch; another
-            dtype; both a device and a device map, or a device map of another kind.
-        MissingBackendError: a device map, and the package accelerate is not installed.
-    """
+    """Device and dtype of a model; of a device map, the device of its inputs and of other parts."""
     if device_map is not None:
         if not (isinstance(device, str) and device == AUTO):
             raise OptionError(
@@ -107,18 +83,10 @@ def choose_placement(
 
 
 def find_main_device(device_map: Any) -> Any:
-    """The device that a device map runs a model on, where inputs and the other parts are.
+    """The device that a device map runs a model on: of several the first that computes.
 
-    Args:
-        device_map: a strategy of accelerate ("auto", "balanced", "balanced_low_0", "sequential"),
-            one device for everything, or devices by names of modules: names such as "cuda:1" and
-            "cpu", numbers of accelerators, or "disk".
-
-    Returns:
-        Of several devices the first that computes, as accelerate chooses.
-
-    Raises:
-        OptionError: anything else.
+    A map is a strategy of accelerate, one device for everything, or devices by names of modules:
+    names such as "cuda:1" and "cpu", numbers of accelerators, or "disk".
     """
     if isinstance(device_map, str) and device_map in _STRATEGIES:
         return choose_device()
@@ -139,11 +107,6 @@ def _name_device(place: Any) -> Any:
 
 
 def check_accelerate(what: str) -> None:
-    """Refuse an option that needs the package accelerate where it is not installed.
-
-    Raises:
-        MissingBackendError: with the command that installs it.
-    """
     if find_spec("accelerate") is None:
         raise MissingBackendError(
             f"{what}: expected the package accelerate, which places and moves models, received "
@@ -152,5 +115,4 @@ def check_accelerate(what: str) -> None:
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """The name of a dtype in results, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -36,9 +36,6 @@ def check_folder(folder: Path, option: str = "model") -> None:
     A name of attention or experts that transformers does not have itself makes it download and run
     compiled code: a repository of kernels, or `flash_attention_2` where that is not installed. Who
     loads a model by transformers and attaches to it may ask for anything.
-
-    Raises:
-        UnsupportedModelError: no folder, a configuration that `read_json` refuses, or such a name.
     """
     if not folder.is_dir():
         raise UnsupportedModelError(
@@ -59,8 +56,8 @@ def _find_implementations(value: Any, is_named: bool = False) -> Iterator[str]:
     """Names of attention and experts anywhere in a configuration."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            is_own = is_named or _IMPLEMENTATION.fullmatch(key) is not None
-            yield from _find_implementations(inner, is_own)
+            inside = is_named or _IMPLEMENTATION.fullmatch(key) is not None
+            yield from _find_implementations(inner, inside)
     elif isinstance(value, list):
         for inner in value:
             yield from _find_implementations(inner, is_named)
@@ -82,16 +79,12 @@ def _is_here(name: str) -> bool:
 def refusing(
     expected: str, received: str, remedy: str, *, option: str = "model", folder: Path | None = None
 ) -> Iterator[None]:
-    """Turn what a library raises for files that it cannot read into one error.
+    """Turn what a library raises for files that it cannot read, also a panic of Rust, into one
+    UnsupportedModelError; a package that is not installed into MissingBackendError.
 
     Args:
         expected, received, remedy: parts of the message; the library's reason follows `received`.
-        option: name of the option in messages.
         folder: a checkpoint whose code the library may ask to run.
-
-    Raises:
-        UnsupportedModelError: for any exception but mmaccel's own, also a panic of Rust.
-        MissingBackendError: a package is not installed.
     """
     try:
         yield
@@ -128,11 +121,11 @@ def say_reason(error: BaseException) -> str:
 
 def find_code(folder: Path) -> list[str]:
     """Python classes that a folder's configurations name, as "config.json: modeling.Model"."""
-    found = []
+    code = []
     for name in CONFIGS:
         named = read_json(folder / name, may_lack=True).get("auto_map")
         values = named.values() if isinstance(named, dict) else named
         for value in values if isinstance(values, Iterable) else ():
             classes = value if isinstance(value, list) else [value]
-            found += [f"{name}: {shorten(c)[1:-1]}" for c in classes if isinstance(c, str)]
-    return list(dict.fromkeys(found))
+            code += [f"{name}: {shorten(c)[1:-1]}" for c in classes if isinstance(c, str)]
+    return list(dict.fromkeys(code))

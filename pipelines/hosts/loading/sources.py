@@ -26,15 +26,8 @@ def find_model(
     """Find the folder or file of a model.
 
     Args:
-        name: a path, a name in `shipped`, or an id of the hub, which `huggingface_hub` downloads to
-            its cache.
-        shipped: folders of the demo models by name.
+        name: a path, a name in `shipped`, or an id of the hub, which is downloaded to its cache.
         option: name of the option in messages.
-        hub: of a download.
-
-    Raises:
-        OptionError: no such model; with the names of demo models. See also `hub.download`.
-        UnsupportedModelError: an id of the hub that only looks like a model for us.
     """
     if isinstance(name, str | Path) and str(name).strip():
         for path in [*([shipped[str(name)]] if str(name) in shipped else []), Path(name)]:
@@ -68,11 +61,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
     """The files that determine the results of a model.
 
-    Args:
-        source: a folder or a file of weights. For a folder: its weights and configurations, those
-            of its subfolders, and an image tokenizer in a sibling folder. For a file: also
-            LlamaGen's image tokenizer and T5 next to it.
-        decoder: a further file.
+    Of a folder its weights and configurations, those of its subfolders, and an image tokenizer in a
+    sibling folder. Of a file of weights also LlamaGen's image tokenizer and T5 next to it.
     """
     if source.is_file():
         folder = source.parent

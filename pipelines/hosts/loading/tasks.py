@@ -32,7 +32,7 @@ TASKS = {
     "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     PROMPTED_CLIPS: Task("makes clips from prompts", "TextToVideo", "moving-scenes"),
-    _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
+    _CACHES: Task("answers questions about long texts", "docs/results-reduction.md", "recall", ""),
 }
 SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
 _BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
@@ -42,7 +42,6 @@ _PIPELINES = ("GlmImagePipeline",)
 
 
 def find_demos() -> dict[str, Path]:
-    """Folders of the demo models by name."""
     files = sorted(DEMO_WEIGHTS.glob("*/config.json"))
     return {file.parent.name: file.parent for file in files}
 
@@ -55,29 +54,23 @@ def check_task(name: Any, command: str, option: str = "model", *, is_served: boo
         command: a key of `TASKS`.
         option: name of the option in messages.
         is_served: whether `mmaccel serve` asks, which takes models of several commands.
-
-    Raises:
-        OptionError: what the model is, the command that takes it, and what this one takes.
     """
     folder = find_demos().get(str(name), Path(str(name)))
-    own = find_command(folder) or _BY_NAME.get(str(name))
-    if own is None or own == command:
+    actual = find_command(folder) or _BY_NAME.get(str(name))
+    if actual is None or actual == command:
         return
-    wanted, found = TASKS[command], TASKS[own]
-    instead = f"give {wanted.option}{wanted.demo}, or run" if wanted.demo else "run"
-    run = f"mmaccel {SERVED.get(own, own) if is_served else own} {found.option}{name}"
+    expected, task = TASKS[command], TASKS[actual]
+    instead = f"give {expected.option}{expected.demo}, or run" if expected.demo else "run"
+    actual = SERVED.get(actual, actual) if is_served else actual
+    run = f"mmaccel {actual} {task.option}{name}"
     raise OptionError(
-        f"{option}: expected a model that {wanted.does} ({wanted.pipeline}), received {name}, "
-        f"which {found.does} ({found.pipeline}); {instead} {run}"
+        f"{option}: expected a model that {expected.does} ({expected.pipeline}), received {name}, "
+        f"which {task.does} ({task.pipeline}); {instead} {run}"
     )
 
 
 def find_command(folder: Path) -> str | None:
-    """The command that a folder's model is for; None where its files do not tell, or tell several.
-
-    Raises:
-        UnsupportedModelError: a configuration that cannot be read.
-    """
+    """The command that a folder's model is for; None where its files tell none, or several."""
     if isfile(folder / "words.json"):
         words = read_json(folder / "words.json")
         if "questions" in words:

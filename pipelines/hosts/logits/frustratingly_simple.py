@@ -40,9 +40,6 @@ class FrustratinglySimple(WindowRule):
         top_k: tokens that may be taken, at least 1.
         n: length of the n-grams, at least 1.
         beta: share of the longest context in the n-gram model, in 0..1.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     alpha: float = within(0.4, 0, 1, "0.4 is usual")
@@ -51,15 +48,7 @@ class FrustratinglySimple(WindowRule):
     beta: float = within(0.9, 0, 1, "0.9 is usual")
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
-
-        Args:
-            scores: `[B, W, V]`, any float dtype.
-            tokens: `[B, N]` int64; ids outside 0..V-1 are in no n-gram.
-            columns: `[B, W]` int64, length of each position's prefix in `tokens`.
-
-        Returns:
-            `[B, W, V]`, the dtype of `scores`; -inf outside the k likeliest tokens.
+        """Ids outside 0..V-1 are in no n-gram; -inf marks what is outside the k likeliest tokens.
 
         Cost: no host synchronisation; memory for B * W * (V + N) entries, n times.
         """
@@ -84,15 +73,15 @@ class FrustratinglySimple(WindowRule):
             follows = follows & is_there[..., None] & (before[:, None] == last[..., None])
             levels.append(follows)
         penalty = torch.zeros(*columns.shape, size, device=tokens.device, dtype=torch.float32)
-        left = torch.ones_like(penalty)
+        r = torch.ones_like(penalty)
         for back in range(self.n - 1, -1, -1):
             counts = self._count(levels[back], known, size)
             total = counts.sum(-1, keepdim=True)
-            share = left * counts / (total + 1) * self.beta
+            share = r * counts / (total + 1) * self.beta
             if back == 0:
-                share = left * counts / total.clamp(min=1)
+                share = r * counts / total.clamp(min=1)
             penalty = penalty + share
-            left = torch.where(counts > 0, left * (1 - self.beta), left)
+            r = torch.where(counts > 0, r * (1 - self.beta), r)
         return penalty
 
     @staticmethod

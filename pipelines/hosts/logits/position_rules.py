@@ -1,8 +1,6 @@
-"""Logits processors that read one position's scores alone, for rules that transformers lacks.
-
-They are the rules of `SamplingParams` of the same meaning (`mmaccel.kernels.adaptive`), for
-transformers' `generate`, whose own list of processors ends with temperature, top-H, top-k, top-p,
-min-p and eta.
+"""Logits processors that read one position's scores alone, for rules that transformers lacks: those
+of `SamplingParams` of the same meaning (`kernels/adaptive.py`), for transformers' `generate`, whose
+own list of processors ends with temperature, top-H, top-k, top-p, min-p and eta.
 
 Departures: none; both run before the temperature, as in `SamplingParams`.
 """
@@ -27,9 +25,6 @@ class TopNSigma(WindowRule):
 
     Args:
         n_sigma: standard deviations below the largest score that a token may be, above 0.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     n_sigma: float = within(MISSING, 0, math.inf, "1 is usual", above_low=True)
@@ -44,13 +39,10 @@ class EntropyTemperature(WindowRule):
 
     Args:
         theta: above 0.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     theta: float = within(MISSING, 0, math.inf, "0.1 to 1 is usual", above_low=True)
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        own = scores.float()
-        return (own / cool_by_entropy(own, self.theta).clamp(min=_COLDEST)).to(scores.dtype)
+        x = scores.float()
+        return (x / cool_by_entropy(x, self.theta).clamp(min=_COLDEST)).to(scores.dtype)

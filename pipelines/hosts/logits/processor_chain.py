@@ -38,49 +38,44 @@ _SUPPRESS = "SuppressTokensLogitsProcessor"
 
 
 class LogitsChain:
-    """A `Processor` (see `mmaccel.samplers.sampling_params`) made of transformers' processors.
+    """A `Processor` (`samplers/sampling_params.py`) made of transformers' processors.
 
     Args:
         processors: each with its kind, "flat", "window" or "prefix".
         prompt: `[B, T]` int64, the prompt as transformers has it, padding included.
         origin: column of slot 0 in the token buffer.
 
-    Attributes:
-        impossible: `[S]` int64, ids suppressed at every slot, or None.
-
     Cost: flat and window processors one call; prefix processors one call per position, and one host
-        synchronisation.
+    synchronisation.
     """
 
     def __init__(self, processors: Sequence[tuple[Any, str]], prompt: Tensor, origin: int) -> None:
-        self._parts = [
-            (kind, [Suppression(p) if is_own(p, _SUPPRESS) else p for p, _ in group])
-            for kind, group in groupby(processors, key=lambda pair: pair[1])
-        ]
+        self._groups: list[tuple[str, list[Any]]] = []  # neighbours of one kind
+        for kind, group in groupby(processors, key=lambda pair: pair[1]):
+            alike = [Suppression(p) if is_own(p, _SUPPRESS) else p for p, _ in group]
+            self._groups.append((kind, alike))
         self._prompt, self._origin = prompt, origin
         self._errors: dict[tuple[int, int], Exception] = {}  # (row, slot) -> what was raised
+        # ids [S] that are suppressed at every slot
         bans = [p.suppress_tokens for p, _ in processors if is_own(p, _SUPPRESS)]
         self.impossible = torch.cat([ids.flatten().long() for ids in bans]) if bans else None
 
     def __call__(self, scores: Tensor, token_buffer: Tensor, columns: Tensor) -> Tensor:
         """Scores `[B, W, V]`, token buffer `[B, N]`, columns `[B, W]` to scores `[B, W, V]`."""
-        given = scores.data_ptr()  # the caller's own; flat processors write into nothing
-        for kind, processors in self._parts:
+        of_caller = scores.data_ptr()  # flat processors write into nothing
+        for kind, processors in self._groups:
             if kind == "flat":
                 scores = self._all_at_once(processors, scores)
             elif kind == "window":
                 scores = self._over_window(processors, scores, token_buffer, columns)
             else:
-                scores = scores.clone() if scores.data_ptr() == given else scores
+                scores = scores.clone() if scores.data_ptr() == of_caller else scores
                 self._one_by_one(processors, scores, token_buffer, columns)
         return scores
 
     def check(self, previous: Tensor, lengths: Tensor) -> None:
-        """Raise what a processor raised about a prefix that was accepted.
-
-        Args:
-            previous: `[B]` int64, tokens each row had before the pass.
-            lengths: `[B]` int64, tokens it has now.
+        """Raise what a processor raised about a prefix that was accepted: of rows that had
+        `previous` `[B]` tokens before the pass, and have `lengths` `[B]` now.
         """
         if not self._errors:
             return
@@ -101,8 +96,8 @@ class LogitsChain:
     def _over_window(
         self, processors: list[Any], scores: Tensor, token_buffer: Tensor, columns: Tensor
     ) -> Tensor:
-        """One call per processor; its prefix starts with transformers' own prompt."""
         generated = token_buffer[:, self._origin :]
+        # the prefix begins with transformers' own prompt, padding included
         prefix = torch.cat([self._prompt.to(generated.device), generated], 1)
         ends = columns - self._origin + self._prompt.shape[1]
         for processor in processors:
@@ -178,7 +173,7 @@ class LogGuidance(SamplingParams):
     def to_model_scores(
         self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
     ) -> Tensor:
-        """Raw logits `[R, W, V]` under guidance and the structural mask, `[B, W, V]` float32."""
+        """Scores `[B, W, V]` float32 of raw logits `[R, W, V]`."""
         conditional, unconditional = logits.float().log_softmax(-1).chunk(2)
         scores = (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
         allowed = layout.allowed(slots) if layout is not None else None
@@ -199,17 +194,9 @@ _ATTRIBUTES = {"eta_cutoff": "epsilon"}  # setting -> attribute of its warper, o
 def take_warpers(
     kinds: Sequence[tuple[Any, str]], samples: bool
 ) -> tuple[list[tuple[Any, str]], dict[str, Any]]:
-    """Turn the warpers at the end of a call's processors into sampling parameters.
-
-    Only processors of transformers' own classes with plain settings, in the order of `_WARPERS`,
-    are turned.
-
-    Args:
-        kinds: processors in order, each with its kind.
-        samples: whether tokens are drawn; otherwise no warper is turned.
-
-    Returns:
-        The other processors, and arguments of `SamplingParams`.
+    """Turn the warpers at the end of a call's processors into sampling parameters: of transformers'
+    own classes with plain settings, in the order of `_WARPERS`, if tokens are drawn. Returns the
+    other processors, and arguments of `SamplingParams`.
     """
     order = list(_WARPERS.values())
     rest = list(kinds)

@@ -74,17 +74,9 @@ def stateless(processor: Function) -> Function:
     with drafts too, in any order and more than once. Nothing checks the mark: a wrong one gives
     other tokens than plain `generate`.
 
-    Args:
-        processor: a function, a method, or an object with `__call__`. A class can be decorated:
-            the mark is then its class attribute `is_stateless = True`, which may also be written
-            by hand.
-
-    Returns:
-        `processor` itself, its attribute `is_stateless` set to True. Where it takes no attributes
-        (a bound method, an object with slots), a marked wrapper that calls it.
-
-    Raises:
-        OptionError: an object that cannot be called.
+    A class can be decorated: the mark is then its class attribute `is_stateless = True`, which may
+    also be written by hand. Returns the processor itself; where it takes no attributes (a bound
+    method, an object with slots), a marked wrapper that calls it.
     """
     if not callable(processor):
         raise OptionError(
@@ -110,31 +102,26 @@ def find_window_form(processor: Any) -> Processor | None:
 
 
 def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
-    """The kind of a processor.
-
-    Args:
-        processor: of transformers' `LogitsProcessorList`.
-        assume_stateless: whether all processors of the caller's own count as marked.
-
-    Returns:
-        "flat", "window", "prefix", or the reason why it cannot be served.
+    """ "flat", "window", "prefix", or the reason why a processor cannot be served; with
+    `assume_stateless` all of the caller's own count as marked.
     """
     if find_window_form(processor) is not None:
         return "window"
-    own = processor
+    function = processor  # the caller's
     what, remedy = "logits processor", "logits_processor=[mmaccel.stateless(processor)]"
     if is_own(processor, "PrefixConstrainedLogitsProcessor"):
-        own = processor._prefix_allowed_tokens_fn
+        function = processor._prefix_allowed_tokens_fn
         what = "prefix_allowed_tokens_fn"
         remedy = "prefix_allowed_tokens_fn=mmaccel.stateless(function)"
     elif type(processor).__module__ == _HOME:
         name = type(processor).__name__
         return _KINDS.get(name, f"a {name}")
-    marks = [getattr(each, "is_stateless", False) for each in (processor, own)]
+    marks = [getattr(each, "is_stateless", False) for each in (processor, function)]
     if assume_stateless or True in marks:
         return "prefix"
-    qualified = getattr(own, "__qualname__", type(own).__qualname__).rpartition("<locals>.")[2]
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = name.rpartition("<locals>.")[2]
     return (
-        f"a {what} of the caller's own ({qualified}), which may remember earlier calls (if it does "
+        f"a {what} of the caller's own ({name}), which may remember earlier calls (if it does "
         f"not, pass {remedy}, or attach with assume_stateless=True)"
     )

@@ -49,7 +49,11 @@ class WindowRule(Checked, ABC):
 
     @abstractmethod
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """Scores `[B, W, V]`, tokens `[B, N]`, columns `[B, W]` to `[B, W, V]`: a `Processor`."""
+        """Scores `[B, W, V]`, tokens `[B, N]`, columns `[B, W]` to `[B, W, V]` of the scores'
+        dtype: a `Processor`.
+
+        Position (b, w) has the prefix `tokens[b, :columns[b, w]]`; ids outside 0..V-1 do not count.
+        """
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T]` int64 and scores `[B, V]` to `[B, V]`."""
@@ -64,27 +68,21 @@ def recent_tokens(
     size: int,
     start: int = 0,
 ) -> Tensor:
-    """The last tokens of the prefix of every window position.
+    """The last tokens of the prefix of every window position, `[B, W, K]` int64, K = min(window,
+    N).
 
     Args:
         tokens: `[B, N]` int64; the prefix of position (b, w) is `tokens[b, :columns[b, w]]`.
         columns: `[B, W]` int64 in 0..N.
-        window: most tokens of a prefix.
-        size: V; replaces ids outside the vocabulary (padding, for example) and columns before the
-            prefix.
-        start: at least 0; columns before this one do not count.
-
-    Returns:
-        `[B, W, K]` int64 in 0..V with K = min(window, N).
-
-    Cost: memory for B * W * K ids.
+        size: V; replaces ids outside the vocabulary (padding, for example) and columns before
+            `start`.
     """
     n_back = min(window, tokens.shape[1])
     back = torch.arange(-n_back, 0, device=tokens.device)
     index = columns[..., None] + back  # [B, W, K]
-    found = tokens.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
-    counts = (index >= start) & (found >= 0) & (found < size)
-    return found.where(counts, size)
+    recent = tokens.gather(1, index.clamp(min=0).flatten(1)).view_as(index)
+    counts = (index >= start) & (recent >= 0) & (recent < size)
+    return recent.where(counts, size)
 
 
 @dataclass(frozen=True)
@@ -95,15 +93,12 @@ class RepetitionAwareSampling(WindowRule):
         top_p: mass of the nucleus, in (0, 1].
         top_k: tokens of the nucleus at most, >= 1.
         window: K, recent tokens that count, >= 1.
-        share: of the window that a repeated token fills, in (0, 1]; the default of 0.1 of 10
-            tokens is a single occurrence.
+        share: of the window that a repeated token fills, in (0, 1]; the default of 0.1 of 10 tokens
+            is a single occurrence.
         start: column of the ids where counting begins; 0 counts the prompt too, the prompt's length
             (padding included) generated tokens only.
         redraw: "all" draws again from the full distribution (VALL-E 2), "others" from all tokens
             but the discarded one (CosyVoice since February 2026).
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     top_p: float = within(0.8, 0, 1, "1 keeps all", above_low=True)
@@ -114,15 +109,7 @@ class RepetitionAwareSampling(WindowRule):
     redraw: Literal["all", "others"] = "all"
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
-
-        Args:
-            scores: `[B, W, V]`, any float dtype.
-            tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
-            columns: `[B, W]` int64, length of each position's prefix in `tokens`.
-
-        Returns:
-            `[B, W, V]` log-probabilities, the dtype of `scores`; -inf marks the impossible.
+        """Log-probabilities; -inf marks the impossible.
 
         Cost: one top-k; no host synchronisation; memory for B * W * (V + K) entries.
         """
@@ -142,7 +129,7 @@ class RepetitionAwareSampling(WindowRule):
     def _nucleus(self, full: Tensor) -> Tensor:
         """Distribution of the nucleus, `[B, W, V]`; at a tie, which topk leaves open, by id."""
         highest = full.topk(min(self.top_k, full.shape[-1]), dim=-1).values  # descending
-        before = pad(highest.cumsum(-1)[..., :-1], (1, 0))
+        before = pad(highest.cumsum(-1)[..., :-1], (1, 0))  # the mass before each of them
         n_kept = (before < self.top_p).sum(-1, keepdim=True)
         least = highest.gather(-1, n_kept - 1)
         above = full > least
@@ -176,27 +163,13 @@ class WindowedRepetitionPenalty(WindowRule):
     Args:
         penalty: above 0; more than 1 works against repetition, 1 changes nothing.
         window: at least 1, the recent tokens that count.
-
-    Raises:
-        OptionError: for a value outside its domain.
     """
 
     penalty: float = within(MISSING, 0, math.inf, "1 turns it off", above_low=True)
     window: int = within(MISSING, 1, ANY_INT, _WINDOW_HINT)
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).
-
-        Args:
-            scores: `[B, W, V]`, any float dtype.
-            tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
-            columns: `[B, W]` int64, length of each position's prefix in `tokens`.
-
-        Returns:
-            `[B, W, V]`, the dtype of `scores`.
-
-        Cost: no host synchronisation; memory for B * W * (V + min(window, N)) entries.
-        """
+        """Cost: no host synchronisation; memory for B * W * (V + min(window, N)) entries."""
         recent = recent_tokens(tokens, columns, self.window, scores.shape[-1])
         return _penalize(scores, recent, self.penalty)
 
@@ -204,17 +177,8 @@ class WindowedRepetitionPenalty(WindowRule):
 def penalize_prefix(
     scores: Tensor, tokens: Tensor, columns: Tensor, *, penalty: float, ignored: int = 0
 ) -> Tensor:
-    """transformers' `RepetitionPenaltyLogitsProcessor` at every position of a window.
-
-    Args:
-        scores: `[B, W, V]`, any float dtype.
-        tokens: `[B, N]` int64; ids outside 0..V-1 do not count.
-        columns: `[B, W]` int64, length of each position's prefix in `tokens`.
-        penalty: above 0.
-        ignored: leading columns that do not count.
-
-    Returns:
-        `[B, W, V]`, the dtype of `scores`.
+    """transformers' `RepetitionPenaltyLogitsProcessor` at every position of a window, as
+    `over_window`; `ignored` leading columns do not count.
 
     Cost: no host synchronisation; memory for B * W * (V + N) entries.
     """
@@ -225,6 +189,6 @@ def penalize_prefix(
 def _penalize(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
     """Penalize scores `[B, W, V]` of tokens `[B, W, K]` once each; V is no token."""
     padded = pad(scores, (0, 1))  # [B, W, V + 1]
-    found = padded.gather(-1, tokens)
-    found = torch.where(found < 0, found * penalty, found / penalty)
-    return padded.scatter_(-1, tokens, found)[..., :-1]
+    penalized = padded.gather(-1, tokens)
+    penalized = torch.where(penalized < 0, penalized * penalty, penalized / penalty)
+    return padded.scatter_(-1, tokens, penalized)[..., :-1]

@@ -21,47 +21,34 @@ from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 
 @dataclass(frozen=True)
 class LeavingColumns:
-    """The columns of a prompt that a method may drop.
+    """The columns of a prompt that a method may drop."""
 
-    Attributes:
-        slot: the keyword of `attach` that the method was given by.
-        noun: what they are.
-        mask: `[B, T]` bool, columns that are attended to.
-        may_leave: `[B, T]` bool, of these.
-    """
-
-    slot: str
-    noun: str
-    mask: Tensor
-    may_leave: Tensor
+    slot: str  # the keyword of `attach` that the method was given by
+    noun: str  # what they are
+    mask: Tensor  # [B, T] bool, columns that are attended to
+    may_leave: Tensor  # [B, T] bool, of these
 
     @classmethod
     def of_words(cls, call: GenerateCall, method: PromptReducer) -> LeavingColumns:
         """All but each row's first and newest ones."""
         mask = call.mask.to(call.device)
-        place = mask.cumsum(1) - 1
+        place = mask.cumsum(1) - 1  # of a word in its row
         is_between = (place >= method.first) & (place < mask.sum(1, keepdim=True) - method.newest)
         return cls("prompt_tokens", "words", mask, is_between & mask)
 
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """Columns of rows, as indices.
+    """Columns of rows, as indices."""
 
-    Attributes:
-        index: `[B, N]` int64, those of a row in order, then others.
-        valid: `[B, N]` bool, False after a row's last.
-    """
-
-    index: Tensor
-    valid: Tensor
+    index: Tensor  # [B, N] int64, those of a row in order, then others
+    valid: Tensor  # [B, N] bool, False after a row's last
 
     @classmethod
     def of(cls, chosen: Tensor) -> ChosenColumns:
-        """Those where `chosen` `[B, T]` bool."""
         counts = chosen.sum(1)
         width = int(counts.max())
-        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]
+        index = (~chosen).long().argsort(dim=1, stable=True)[:, :width]  # chosen ones in front
         return cls(index, torch.arange(width, device=counts.device) < counts[:, None])
 
     def take(self, values: Tensor) -> Tensor:
@@ -90,7 +77,7 @@ class ChosenColumns:
 
 def order_columns(stays: Tensor) -> Tensor:
     """`[B, T']` int64: the columns where `stays` `[B, T]` bool, in order, after padding."""
-    width = int(stays.sum(1).max())
+    width = int(stays.sum(1).max())  # of the longest row; the others begin with padding
     return stays.long().argsort(dim=1, stable=True)[:, -width:]
 
 
@@ -108,14 +95,14 @@ def take_states(states: Tensor, order: Tensor) -> Tensor:
 
 def take_places(given: Mapping[str, Any], order: Tensor) -> dict[str, Any]:
     """Of a layer's arguments positions and what was computed of them, in an order `[B, T']`."""
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     embeddings, ids = given.get("position_embeddings"), given.get("position_ids")
     if embeddings is not None:  # [B or 1, T, D] each
         wide = [values.expand(len(order), -1, -1) for values in embeddings]
-        found["position_embeddings"] = tuple(take_states(values, order) for values in wide)
+        places["position_embeddings"] = tuple(take_states(values, order) for values in wide)
     if isinstance(ids, Tensor):
-        found["position_ids"] = take_columns(ids, order)
-    return found
+        places["position_ids"] = take_columns(ids, order)
+    return places
 
 
 def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
@@ -137,5 +124,5 @@ def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor 
     seen = seen & is_real[:, None]
     # the diagonal stays, so that padding has no NaN
     seen = seen | torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(seen.shape, device=order.device, dtype=torch.float32)
-    return made.masked_fill_(~seen, torch.finfo(torch.float32).min / 4)[:, None]
+    numbers = torch.zeros(seen.shape, device=order.device, dtype=torch.float32)
+    return numbers.masked_fill_(~seen, torch.finfo(torch.float32).min / 4)[:, None]

@@ -20,8 +20,6 @@ _OF_ATTENTION = {"keys", "last_attention", "text_attention"}
 
 
 class Attended(NamedTuple):
-    """What a layer attended with: see `Watcher.keep`."""
-
     query: Tensor
     key: Tensor
     mask: Tensor | None
@@ -30,15 +28,10 @@ class Attended(NamedTuple):
 
 @dataclass
 class NotedLayers:
-    """A `Watcher` that keeps what chosen layers attend with.
+    """A `Watcher` that keeps what chosen layers attend with."""
 
-    Attributes:
-        wanted: numbers of these layers.
-        layers: by number, since the pass began.
-    """
-
-    wanted: frozenset[int]
-    layers: dict[int, Attended] = field(default_factory=dict)
+    wanted: frozenset[int]  # numbers of these layers
+    layers: dict[int, Attended] = field(default_factory=dict)  # since the pass began
 
     reads_hidden: ClassVar[bool] = False
 
@@ -60,10 +53,8 @@ class NotedLayers:
         return leaving.take(self.layers[layer].key.transpose(1, 2))
 
     def mass(self, layer: int, leaving: ChosenColumns, asking: Tensor, per_head: bool) -> Tensor:
-        """`[B, N]` or `[B, Hq, N]`, the attention that columns received in a layer.
-
-        Args:
-            asking: `[B, T']` bool, columns of all of which it is added up.
+        """`[B, N]` or `[B, Hq, N]`: the attention that columns received in a layer from `asking`,
+        `[B, T']` bool, all together.
         """
         q, k, mask, scale = self.layers[layer]
         width, length = q.shape[2], k.shape[2]

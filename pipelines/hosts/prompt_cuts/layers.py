@@ -52,13 +52,9 @@ class PassEndedError(Exception):
 
 
 class LayerAnswer:
-    """What one pass does in front of the decoder's layers, from a method's first one on.
+    """What one pass does in front of the decoder's layers, from a method's first one on."""
 
-    Attributes:
-        n_last: how many of the last columns the model's head reads; 0: all.
-    """
-
-    n_last: int = 0
+    n_last: int = 0  # how many of the last columns the model's head reads; 0: all
 
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
@@ -69,9 +65,6 @@ class LayerAnswer:
             layers: ask the method, see `DecoderLayers.plan`.
             hidden: `[B, T', D]`, of the columns that the layers before computed.
             given: the layer's other arguments, of all columns of the pass.
-
-        Raises:
-            PassEndedError: the pass ends here.
         """
         raise NotImplementedError
 
@@ -81,20 +74,7 @@ class LayerAnswer:
 
 
 class DecoderLayers:
-    """The layers of a call's language model under a method.
-
-    Args:
-        call: the call.
-        method: of the stage "llm_layer".
-        seeds: of its rows, for methods that draw.
-        leaving: the columns that it may drop.
-
-    Attributes:
-        before: the layers in front of which the method is asked.
-        mask: `[B, T]` bool, columns of the prompt that are attended to.
-        may_leave: `[B, T]` bool, those of these that the method may drop.
-        leaving: see above.
-    """
+    """The layers of a call's language model under a method of the stage "llm_layer"."""
 
     def __init__(
         self,
@@ -106,7 +86,7 @@ class DecoderLayers:
         self._model = call.model
         self._method = method
         self._layers = list(call.model.get_decoder().layers)
-        self.before = method.layers_of(len(self._layers))
+        self.before = method.layers_of(len(self._layers))  # in front of which the method is asked
         self.leaving = leaving
         self.mask, self.may_leave = leaving.mask, leaving.may_leave
         self._seeds = torch.tensor(
@@ -116,12 +96,11 @@ class DecoderLayers:
 
     @property
     def depth(self) -> int:
-        """Layers of the model."""
         return len(self._layers)
 
     @property
     def n_leaving(self) -> Tensor:
-        """`[B]` int64, tokens of the prompt that may leave."""
+        """`[B]` int64."""
         return self.may_leave.sum(1)
 
     @property
@@ -209,7 +188,6 @@ class DecoderLayers:
         args: tuple[Any, ...],
         given: dict[str, Any],
     ) -> Any:
-        """The hook in front of a layer."""
         hidden = args[0]
         named = dict(zip(list(signature(layer.forward).parameters)[1:], args[1:])) | given
         if index in self.before:
@@ -217,21 +195,13 @@ class DecoderLayers:
         return (hidden,), answer.arguments(named, hidden)
 
 
-def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
+def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], output: Any) -> Any:
     """What a layer gives out, of the last columns; some give out a tuple."""
-    return (made[0][:, -count:], *made[1:]) if isinstance(made, tuple) else made[:, -count:]
+    return (output[0][:, -count:], *output[1:]) if isinstance(output, tuple) else output[:, -count:]
 
 
 class PromptCuts(LayerAnswer):
-    """A prompt's pass whose later layers compute fewer tokens.
-
-    Args:
-        layers: of the call.
-
-    Attributes:
-        cuts: what the cache of which layers holds, after the pass.
-        counts: `[B]` tokens that may leave, before and after.
-    """
+    """A prompt's pass whose later layers compute fewer tokens."""
 
     has_holes: ClassVar[bool] = False  # see `Cut`
 
@@ -241,8 +211,8 @@ class PromptCuts(LayerAnswer):
         self._may_leave = layers.may_leave
         width = self._mask.shape[1]
         self._columns = torch.arange(width, device=self._mask.device).expand_as(self._mask)
-        self.cuts: list[Cut] = []
-        self.counts = (layers.n_leaving, layers.n_leaving)
+        self.cuts: list[Cut] = []  # what the cache of which layers holds, after the pass
+        self.counts = (layers.n_leaving, layers.n_leaving)  # [B], before and after
 
     def cutting(self) -> AbstractContextManager[None]:
         """Inside the block, the next pass of the model drops columns."""
@@ -259,7 +229,6 @@ class PromptCuts(LayerAnswer):
         return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._may_leave), whole)
 
     def describe(self) -> str:
-        """How many stay; empty where the pass did not run."""
         if not self.cuts:
             return ""
         before, after = (int(counts.sum()) for counts in self.counts)
@@ -287,7 +256,6 @@ class PromptCuts(LayerAnswer):
         return take_states(hidden, order)
 
     def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
-        """Masks and positions of the columns that stay."""
         mask = shorten_mask(given.get("attention_mask"), self._columns, self._mask)
         return {
             **given,
@@ -303,12 +271,8 @@ class FirstRun(LayerAnswer):
     the method does not choose then leaves the prompt: its columns go, the others have the positions
     they had (M. Liang et al., "ILRe", arXiv:2508.17892, section 3).
 
-    Args:
-        layers: of the call.
-
     Attributes:
         stays: `[B, T]` bool, the columns of the second run.
-        seconds: that it took.
     """
 
     def __init__(self, layers: DecoderLayers) -> None:
@@ -317,7 +281,7 @@ class FirstRun(LayerAnswer):
         self.seconds = 0.0
 
     def run(self, call: GenerateCall) -> None:
-        """Choose. Cost: a pass of the prompt through the layers before the method's."""
+        """Cost: a pass of the prompt through the layers before the method's."""
         began = time.perf_counter()
         others = {**call.others, CACHE: None, "use_cache": False}
         others.pop("tokenizer", None)  # stopping criteria have it
@@ -328,7 +292,6 @@ class FirstRun(LayerAnswer):
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
-        """Choose columns, and end the pass."""
         leaving = ChosenColumns.of(layers.may_leave)
         others = layers.mask & ~layers.may_leave
         plan = layers.plan(index, leaving, others, leaving.take(hidden), hidden)
@@ -340,14 +303,12 @@ class FirstRun(LayerAnswer):
         return split_rows(self.stays, self.layers.may_leave)
 
     def describe(self) -> str:
-        """How many stay."""
         before = int(self.layers.n_leaving.sum())
         after = int((self.stays & self.layers.may_leave).sum())
         counts = f"{after} of {before} {self.layers.leaving.noun}"
         return f"{counts} recalled in front of layer {self.layers.before[0]}"
 
     def record(self, stats: Stats) -> None:
-        """Add this pass to the statistics of the call."""
         stats.prefill_passes += 1
         stats.tokens_processed += self.layers.mask.numel()
         stats.seconds += self.seconds

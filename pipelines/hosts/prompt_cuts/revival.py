@@ -42,27 +42,20 @@ _PROMPT = -1
 class AuxiliaryCache:
     """The tokens of a prompt that may leave, and the states of those that a layer has dropped.
 
-    The tokens of a row are numbered from 0 on; number N, of the row with most, is padding.
-
-    Args:
-        index: `[B, N]` int64, their cache indices.
-        valid: `[B, N]` bool.
-        stages: S, the method's layers.
-
-    Attributes:
-        since: `[S, B, N]` int64, the cache index of the token for which a token was computed behind
-            each of the method's layers; -1 in the prompt's pass, and beyond all indices where it
-            was not. Whoever is computed behind a layer was so behind those before it.
-        states: of each of the method's layers, `[B, N + 1, D]`, the states of tokens in front of
-            it, of those that the layers before it have computed.
-        places: positions of the N + 1 tokens, see `take_places`.
+    The tokens of a row are numbered from 0 on; number N, of the row with most, is padding. S is the
+    number of the method's layers.
     """
 
     def __init__(self, index: Tensor, valid: Tensor, stages: int) -> None:
-        self.index, self.valid = index, valid
+        self.index, self.valid = index, valid  # [B, N], cache indices of the tokens
+        # [S, B, N], the cache index of the token for which a token was computed behind each of the
+        # method's layers: _PROMPT in the prompt's pass, _NEVER where it was not. Whoever is
+        # computed behind a layer was so behind those before it
         self.since = torch.full_like(index, _NEVER).repeat(stages, 1, 1)
+        # [B, N + 1, D] of each of the method's layers: states in front of it, of the tokens that
+        # the layers before it have computed
         self.states: list[Tensor] = []
-        self.places: dict[str, Any] = {}
+        self.places: dict[str, Any] = {}  # positions of the N + 1 tokens, see `take_places`
 
     @property
     def n_tokens(self) -> int:
@@ -81,19 +74,14 @@ class AuxiliaryCache:
         self.since[stage] = since.scatter_(1, numbers, _PROMPT)[:, :-1]
 
     def note_choices(self, stage: int, chosen: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Note what the entries of a pass choose behind a layer.
+        """Note what entries at cache indices `positions` `[B, W]` choose behind a layer.
 
-        Args:
-            chosen: `[B, W, N]` bool.
-            positions: `[B, W]` int64, cache indices of the entries.
-
-        Returns:
-            `[B, n]` int64 each: numbers of the tokens that the pass has to compute behind the
-            layer, and the entry for which, the first that chooses it.
+        `chosen` is `[B, W, N]` bool. Returns `[B, n]` int64 each: numbers of the tokens that the
+        pass has to compute behind the layer, and the entry for which, the first that chooses it.
         """
-        missing = chosen & (self.since[stage] == _NEVER)[:, None]
+        missing = chosen & (self.since[stage] == _NEVER)[:, None]  # [B, W, N]
         is_missing = missing.any(1)
-        entry = missing.long().argmax(1)  # [B, N]
+        entry = missing.long().argmax(1)  # [B, N], the first that misses each
         asked = positions.gather(1, entry)
         self.since[stage] = asked.where(is_missing, self.since[stage])
         columns = ChosenColumns.of(is_missing)
@@ -116,11 +104,7 @@ class AuxiliaryCache:
 
 
 class RevivingCuts(PromptCuts):
-    """The prompt's pass of a call with a method that revives, and its later passes.
-
-    Args:
-        layers: of the call.
-    """
+    """The prompt's pass of a call with a method that revives, and its later passes."""
 
     has_holes: ClassVar[bool] = True
 
@@ -133,7 +117,6 @@ class RevivingCuts(PromptCuts):
 
     @property
     def steps(self) -> RevivingCuts:
-        """This object: the passes look into the cache that the prompt's pass has filled."""
         return self
 
     def choose(
@@ -162,24 +145,24 @@ class RevivingCuts(PromptCuts):
             yield
 
     def describe(self) -> str:
-        found = super().describe()
-        return f"{found}, at every step" if found else ""
+        said = super().describe()
+        return f"{said}, at every step" if said else ""
 
     def record(self, stats: Stats) -> None:
-        """How many tokens came back, and what of the prompt was computed after all."""
         if not self.cuts:
             return
         layers = self.layers
         n_tokens = int(layers.mask.sum())
         n_stay = n_tokens - int(layers.n_leaving.sum())
         whole = n_tokens * layers.depth
+        # tokens times layers: all up to the first cut, those that stay behind it, and of the
+        # others as many layers as lie between the cut that they passed and the next one
         first = torch.tensor([*layers.before, layers.depth], dtype=torch.int64)
-        counts, later = (
-            int((own.sum((1, 2)).cpu() * first.diff()).sum())  # tokens times layers
-            for own in (self._tokens.is_computed, self._tokens.is_revived)
+        passed, revived = (
+            int((tokens.sum((1, 2)).cpu() * first.diff()).sum())
+            for tokens in (self._tokens.is_computed, self._tokens.is_revived)
         )
-        whole_layers = n_tokens * layers.before[0] + n_stay * (layers.depth - layers.before[0])
-        computed, revived = whole_layers + counts, later
+        computed = n_tokens * layers.before[0] + n_stay * (layers.depth - layers.before[0]) + passed
         n_revived = int(self._tokens.is_revived.any(0).sum())
         stats.notes.append(
             f"{layers.leaving.slot}: {n_revived} tokens were revived by later steps; {computed} of "
@@ -188,23 +171,14 @@ class RevivingCuts(PromptCuts):
 
 
 class _Step(LayerAnswer):
-    """One pass over W entries a row.
-
-    Args:
-        positions: `[B, W]` int64, their cache indices.
-        layout: of the caches.
-        tokens: those that may leave.
-
-    Attributes:
-        active: `[B, W, N]` bool, what each entry attends to of these in the present layer.
-        revived: `[B, n]` int64, numbers of those that the present layer computes.
-        given: arguments of the present layer.
-    """
+    """One pass over W entries a row, at cache indices `positions` `[B, W]` int64."""
 
     def __init__(self, positions: Tensor, layout: KVCacheLayout, tokens: AuxiliaryCache) -> None:
         self._positions, self._layout, self._tokens = positions, layout, tokens
         tokens.forget(positions[:, 0])  # what comes from there on was not accepted
         self.n_last = positions.shape[1]
+        # in the present layer: [B, W, N] bool, what each entry attends to of the tokens; [B, n]
+        # int64, numbers of those that it computes; and its arguments
         self.active = tokens.valid[:, None].expand(-1, self.n_last, -1)
         self.revived = tokens.index[:, :0]
         self.given: dict[str, Any] = {}
@@ -230,16 +204,12 @@ class _Step(LayerAnswer):
         return self._compute(torch.stack(chosen, 1), stage, hidden[:, n_revived:], given)
 
     def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
-        """Masks and positions of these tokens."""
         return {**given, **self.given}
 
-    def _compute(self, chosen: Tensor, stage: int, own: Tensor, given: dict[str, Any]) -> Tensor:
-        """Layers behind a choice: the states `[B, n + W, D]` of what they compute.
-
-        Args:
-            chosen: `[B, W, N]` bool.
-            own: `[B, W, D]`, states of the entries.
-        """
+    def _compute(
+        self, chosen: Tensor, stage: int, entries: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Layers behind a choice `[B, W, N]` bool: the states `[B, n + W, D]` they compute."""
         tokens = self._tokens
         layout = self._layout
         self.active = chosen
@@ -251,20 +221,20 @@ class _Step(LayerAnswer):
         layout.prepare(at, layout.visible_length)
         for_entry = chosen.gather(1, entry[..., None].expand(-1, -1, tokens.n_tokens))
         sees = torch.cat([for_entry, chosen], 1)  # [B, n + W, N]
-        self.given = {"attention_mask": self._make_mask(at, sees, own.dtype)}
+        self.given = {"attention_mask": self._make_mask(at, sees, entries.dtype)}
         back = take_places(tokens.places, self.revived)
         ids = given.get("position_ids")  # some models give none in a step
         if ids is not None and "position_ids" in back:
-            old = back["position_ids"]
-            ids = torch.cat([old, ids.expand(*old.shape[:-1], -1)], -1)
+            revived = back["position_ids"]
+            ids = torch.cat([revived, ids.expand(*revived.shape[:-1], -1)], -1)
         self.given["position_ids"] = ids
         if "position_embeddings" in back:
             self.given["position_embeddings"] = tuple(
-                torch.cat([old, new.expand(len(old), -1, -1)], 1)
-                for old, new in zip(back["position_embeddings"], given["position_embeddings"])
+                torch.cat([revived, new.expand(len(revived), -1, -1)], 1)
+                for revived, new in zip(back["position_embeddings"], given["position_embeddings"])
             )
-        old = take_states(tokens.states[stage], self.revived)
-        return torch.cat([old, own], 1)
+        revived = take_states(tokens.states[stage], self.revived)
+        return torch.cat([revived, entries], 1)
 
     def _make_mask(self, at: Tensor, sees: Tensor, dtype: torch.dtype) -> Tensor:
         """`[B, 1, n + W, S]`: cache indices up to a token's own, but those that it dropped."""
@@ -275,6 +245,7 @@ class _Step(LayerAnswer):
         index = tokens.index[:, None].expand_as(sees)
         dropped.scatter_(2, index, tokens.valid[:, None] & ~sees)
         keys = torch.arange(layout.visible_length, device=at.device)
+        # [B, n + W, S]: what comes later, and what the entry left out
         hidden = (keys > at[..., None]) | dropped[..., : layout.visible_length]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=at.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]

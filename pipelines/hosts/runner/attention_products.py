@@ -16,13 +16,8 @@ _BLOCK = 256  # below what MKL divides, 384
 def attend_eagerly(
     attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> Tensor:
-    """Attention `[R, W, Hq D]`; the heads that share a key head are rows of one product.
-
-    Args:
-        attention: the layer's.
-        queries: `[R, W, Hq, D]`.
-        keys, values: `[R, Hkv, S, D]`.
-        mask: `[R, 1, W, S]`.
+    """Attention `[R, W, Hq D]` of queries `[R, W, Hq, D]` under a mask `[R, 1, W, S]`; the heads
+    that share a key head are rows of one product.
     """
     packed = _pack(attention, queries)
     weights = _weigh(attention, packed @ keys.transpose(-1, -2), mask)
@@ -40,9 +35,9 @@ def attend_with_same_bits(
     """
     width = queries.shape[1]
     if width > MOST_ROWS:
-        parts = zip(queries.split(MOST_ROWS, 1), mask.split(MOST_ROWS, 2))
-        made = [attend_with_same_bits(attention, q, keys, values, m) for q, m in parts]
-        return torch.cat(made, 1)
+        pieces = zip(queries.split(MOST_ROWS, 1), mask.split(MOST_ROWS, 2))
+        outputs = [attend_with_same_bits(attention, q, keys, values, m) for q, m in pieces]
+        return torch.cat(outputs, 1)
     packed = _pack(attention, queries.float())
     n = packed.shape[2]
     surplus = (0, 0, 0, max(0, _LEAST_ROWS - n))
@@ -50,7 +45,7 @@ def attend_with_same_bits(
     scores = (packed @ keys.float().transpose(-1, -2))[:, :, :n]
     weights = F.pad(_weigh(attention, scores, mask), surplus)
     blocks = zip(weights.split(_BLOCK, -1), values.split(_BLOCK, 2))
-    out = sum(part @ block.float() for part, block in blocks)
+    out = sum(some_weights @ block.float() for some_weights, block in blocks)
     assert isinstance(out, Tensor)
     return _unpack(out[:, :, :n], queries)
 

@@ -44,7 +44,7 @@ from mmaccel.samplers.tuner import Tuner
 UseCompile = Literal["auto"] | bool
 Shape = tuple[int, int]  # rows, tokens of each: the next power of two
 Kind = tuple[int, bool]  # rows, whether there are several tokens
-Given = tuple[Any, ...]
+Arguments = tuple[Any, ...]  # of a pass: a decoder, its input, tensors
 
 _COMPILE_SECONDS = 20.0  # of passes of a kind, before "auto" compiles it
 _TRIAL_SECONDS = 1.0  # of passes of a shape, before "auto" measures it where its kind is compiled
@@ -56,63 +56,44 @@ logger = logging.getLogger("mmaccel")
 
 @dataclass
 class CompiledRun:
-    """The passes of one run. All passes of a shape run in the same way.
-
-    Attributes:
-        mode: True or "auto", see above; False compiles nothing.
-        is_captured: whether its passes are captured in CUDA graphs.
-        ran: whether a pass ran compiled.
-        chosen: what runs the passes of a shape.
-    """
+    """The passes of one run. All passes of a shape run in the same way."""
 
     mode: UseCompile
-    is_captured: bool = False
-    ran: bool = False
+    is_captured: bool = False  # in CUDA graphs
+    ran: bool = False  # whether a pass ran compiled
     chosen: dict[Shape, Callable[..., Tensor]] = field(default_factory=dict)
 
 
 class CompiledPasses:
-    """The passes of a decoder, and what is known about compiling them, over all runs.
-
-    Args:
-        plain: a pass as a function of a decoder and tensors; it overwrites what it wrote before.
-
-    Attributes:
-        reasons: why passes of a kind are not compiled, by kind.
-        gains: seconds of a plain pass over those of a compiled one, by shape, of all trials.
-        plain_passes: times those that ran as they are, by shape.
-    """
+    """The passes of a decoder, of which `plain` is one, and what is known about compiling them."""
 
     def __init__(self, plain: Callable[..., Tensor]) -> None:
         self.plain = plain
-        self.reasons: dict[Kind, str] = {}
-        self.gains: dict[Shape, float] = {}
+        self.reasons: dict[Kind, str] = {}  # why passes of a kind are not compiled
+        self.gains: dict[Shape, float] = {}  # seconds of a plain pass over those of a compiled one
         self._compiled: dict[Kind, Callable[..., Tensor]] = {}
         self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
-    def run(self, run: CompiledRun, *given: Any) -> Tensor:
-        """Run a pass; `given` is what `plain` takes: a decoder, its input `[R, W, C]`, tensors.
-
-        Raises:
-            UnsupportedModelError: the mode is True, and the pass cannot be compiled.
+    def run(self, run: CompiledRun, *args: Any) -> Tensor:
+        """Run a pass of a decoder, its input `[R, W, C]` and tensors; raises where True cannot
+        compile it.
         """
-        rows, width = given[1].shape[:2]
+        rows, width = args[1].shape[:2]
         shape = rows, 1 << (width - 1).bit_length()
         call = run.chosen.get(shape)
         if call is None:
             with _disable_current_modes():  # under which nothing is compiled
-                call = run.chosen[shape] = self._choose(run.mode, shape, given)
+                call = run.chosen[shape] = self._choose(run.mode, shape, args)
         if call is self.plain:
-            return self.plain_passes[shape].time(1, partial(call, *given))
+            return self.plain_passes[shape].time(1, partial(call, *args))
         run.ran = True
         with _disable_current_modes():
-            return call(*given)
+            return call(*args)
 
     @in_turn
-    def _choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
-        """What runs the passes of a shape in a run, after a trial if it is time for one.
-
-        Cost: of a trial: compiling if need be, and 16 passes.
+    def _choose(self, mode: UseCompile, shape: Shape, args: Arguments) -> Callable[..., Tensor]:
+        """What runs the passes of a shape in a run. Cost: of a trial: compiling if need be, and 16
+        passes.
         """
         kind = _find_kind(shape)
         if shape not in self.gains and kind not in self.reasons:
@@ -123,7 +104,7 @@ class CompiledPasses:
                 total = sum(each.total for other, each in timed if _find_kind(other) == kind)
                 is_time = total > _COMPILE_SECONDS and not find_obstacle()
             if mode is True or is_time:
-                self._try(shape, kind, given)
+                self._try(shape, kind, args)
         if mode is True and kind in self.reasons:
             raise UnsupportedModelError(
                 "compile=True: expected layers that torch.compile takes, received "
@@ -132,15 +113,14 @@ class CompiledPasses:
         is_faster = self.gains.get(shape, 0.0) > _GAIN
         return self._compiled[kind] if is_faster else self.plain
 
-    def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
-        """Compile a kind if need be, compare, and measure."""
+    def _try(self, shape: Shape, kind: Kind, args: Arguments) -> None:
         compiled = self._compiled.get(kind)
         try:
             if compiled is None:
                 compiled = _compile(self.plain)
-                _mark(given[1:], several=kind[1])
-            expected = self.plain(*given)
-            received = compiled(*given)
+                _mark(args[1:], several=kind[1])
+            expected = self.plain(*args)
+            received = compiled(*args)
         except Exception as error:
             if is_device_error(error):
                 raise
@@ -158,7 +138,7 @@ class CompiledPasses:
         if kind not in self._compiled:
             logger.info("compiled passes of the fused decoder")
             self._compiled[kind] = _keep(compiled)
-        ways = partial(self.plain, *given), partial(self._compiled[kind], *given)
+        ways = partial(self.plain, *args), partial(self._compiled[kind], *args)
         self.gains[shape] = find_gain([ways] * _ROUNDS, tolerance)
 
 
@@ -176,29 +156,28 @@ def _find_kind(shape: Shape) -> Kind:
 
 
 def _compile(plain: Any) -> Callable[..., Tensor]:
-    """Compile a copy of a function: torch counts what it compiled of a function's code, and stops
-    compiling it after some models."""
+    """Compile a copy: torch stops compiling a function's code after some models."""
     code = plain.__code__.replace()
-    own = FunctionType(
+    copy = FunctionType(
         code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(copy, fullgraph=True, dynamic=False)
     return compiled
 
 
 def _keep(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A compiled function that compiles no more: what it was not compiled for runs as it is."""
 
-    def call(*given: Any) -> Tensor:
+    def call(*args: Any) -> Tensor:
         with torch.compiler.set_stance("eager_on_recompile"):
-            return compiled(*given)
+            return compiled(*args)
 
     return call
 
 
-def _mark(given: Sequence[Any], several: bool) -> None:
+def _mark(tensors: Sequence[Any], several: bool) -> None:
     """Tell torch which lengths of a pass's tensors may change: tokens, if several, and keys."""
-    hidden, angles, masks, stores, index = given
+    hidden, angles, masks, stores, index = tensors
     by_kind = masks.values() if isinstance(masks, dict) else [masks]
     axes = [(mask, 3) for mask in by_kind] + [(states, 0) for pair in stores for states in pair]
     if several:
@@ -211,7 +190,6 @@ def _mark(given: Sequence[Any], several: bool) -> None:
 @cache
 def find_obstacle() -> str:
     """Why passes on a CPU cannot be compiled on this machine, and what helps; empty where they can.
-
     Cost: at the first call, one run of the compiler.
     """
     try:

@@ -40,11 +40,7 @@ _TRIED: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()  # by model
 
 
 def _operations(key: GraphKey, kind: str) -> Hashable:
-    """What decides which operations a step has: of its run's key, all but sizes and numbers.
-
-    Args:
-        kind: as in `Once`; empty for the passes after the first.
-    """
+    """What decides a step's operations: of its run's key, all but sizes and numbers."""
     params = key.sampling_params
     rules = tuple(value is None for value in params.rules)
     draws = (params.temperature > 0, rules, key.branches, type(key.layout), key.n_stops is None)
@@ -54,29 +50,19 @@ def _operations(key: GraphKey, kind: str) -> Hashable:
 
 @dataclass
 class GraphEntry(StaticBuffers):
-    """The static buffers of one key, and the graphs that read and write them, by width.
+    """The static buffers of one key, and the graphs that read and write them, by width."""
 
-    Attributes:
-        graphs: replays a captured step, by the step's key.
-        warm: keys of steps that ran once.
-        eager: keys of steps that cannot be captured, and runs have once each.
-        pool, stream: memory and stream of the captures; None before the first.
-        layouts: of the runs that captured; graphs read tables that these hold (`Frames`).
-    """
-
-    graphs: dict[Hashable, Replay] = field(default_factory=dict)
-    warm: set[Hashable] = field(default_factory=set)
-    eager: set[Once] = field(default_factory=set)
-    pool: Any = None
+    graphs: dict[Hashable, Replay] = field(default_factory=dict)  # by the step's key
+    warm: set[Hashable] = field(default_factory=set)  # keys of steps that ran once
+    eager: set[Once] = field(default_factory=set)  # of once-a-run steps that cannot be captured
+    pool: Any = None  # memory of the captures
     stream: torch.cuda.Stream | None = None
-    layouts: list[Any] = field(default_factory=list)
+    layouts: list[Any] = field(default_factory=list)  # that hold tables which graphs read
 
 
 class GraphCache:
-    """Entries of finished runs, the latest of each key.
-
-    Args:
-        size: most entries; the oldest is dropped first.
+    """Entries of finished runs, the latest of each key; of more than `size` the oldest is dropped
+    first.
     """
 
     def __init__(self, size: int = 2) -> None:
@@ -93,10 +79,8 @@ class GraphCache:
         return GraphCache, (self.size,)
 
     def take(self, key: GraphKey) -> GraphEntry | None:
-        """Take the entry of a key out of the cache.
-
-        Entries of a model or of a drafter's weights that were deleted, or of a model whose state
-        changed, are dropped.
+        """Take the entry of a key out of the cache; entries of models or weights that are gone or
+        changed are dropped.
         """
         with self._lock:
             for other in list(self._entries):
@@ -120,9 +104,9 @@ class GraphCache:
         """Drop all entries; returns whether there were any."""
         with self._lock:
             self.version += 1
-            found = bool(self._entries)
+            had_entries = bool(self._entries)
             self._entries.clear()
-        return found
+        return had_entries
 
 
 @contextmanager
@@ -142,14 +126,10 @@ class CudaGraphRunner(StepRunner):
     """Captures steps in CUDA graphs, on one device.
 
     Args:
-        device: where the model is.
-        sync_every: steps between two synchronisations with the host, at least 1.
+        sync_every: steps between two synchronisations with the host.
         falls_back: whether steps run eagerly without memory for a graph; otherwise the error is
             raised.
         cache: graphs of earlier runs; None shares no graphs between runs.
-
-    Attributes:
-        reason: why steps run eagerly although they should be captured; empty otherwise.
 
     Memory: that of one step of the widest window, as long as the entry lives.
     """
@@ -176,14 +156,14 @@ class CudaGraphRunner(StepRunner):
         return "eager" if self.reason else "cuda graphs"
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> GraphEntry:
-        found = None if key is None else self._cache.take(key)
-        if found is None:
-            found = GraphEntry({name: value.clone() for name, value in inputs.items()})
+        entry = None if key is None else self._cache.take(key)
+        if entry is None:
+            entry = GraphEntry({name: value.clone() for name, value in inputs.items()})
         else:
             for name, value in inputs.items():
-                found.inputs[name].copy_(value)
-        self._key, self._entry, self._version = key, found, self._cache.version
-        return found
+                entry.inputs[name].copy_(value)
+        self._key, self._entry, self._version = key, entry, self._cache.version
+        return entry
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
         graph_model: Any = model  # only one with `CapturedBuffers` has a key
@@ -195,11 +175,8 @@ class CudaGraphRunner(StepRunner):
             graph_model.load_static(self._entry.model)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `StepRunner.run_step`.
-
-        Raises:
-            torch.OutOfMemoryError: no memory for the graph, unless `falls_back`.
-            UnsupportedModelError: the step synchronises with the host, unless `falls_back`.
+        """Raises, unless it falls back, OutOfMemoryError, and UnsupportedModelError for a step that
+        synchronises.
         """
         if self.reason or key is None:
             step()
@@ -239,7 +216,6 @@ class CudaGraphRunner(StepRunner):
 
     def _run_once(self, key: Once, step: Callable[[], None]) -> bool:
         """A step that runs have once each: the first run's as it is, then a trial, then captured.
-
         One that cannot be captured runs eagerly, and the rest of its run is captured all the same.
         """
         entry = self._entry
@@ -260,7 +236,6 @@ class CudaGraphRunner(StepRunner):
         return False
 
     def _store(self, key: Hashable, replay: Replay) -> None:
-        """Keep a graph that was captured, and replay it."""
         self._entry.graphs[key] = replay
         if self._key is not None:  # a graph of this run alone dies with it
             self._entry.layouts.append(self._key.layout)
@@ -273,18 +248,16 @@ class CudaGraphRunner(StepRunner):
         self.load(None, {})  # an entry in the cache belongs to another run from now on
 
     def free_memory(self) -> bool:
-        """See `StepRunner.free_memory`. The current run may still put its entry back."""
         is_current = self._version == self._cache.version
-        found = self._cache.clear()
+        has_freed = self._cache.clear()
         if is_current:
             self._version = self._cache.version
         self._empty_allocator()
-        return found
+        return has_freed
 
     def _try_capture(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
-        """Capture a step; None and the error's text if there is no memory.
-
-        The error itself would keep the graph and its memory alive.
+        """Capture a step; or None and the error's text: the error would keep the graph's memory
+        alive.
         """
         try:
             return self.capture(step), ""
@@ -292,7 +265,6 @@ class CudaGraphRunner(StepRunner):
             return None, " ".join(str(error).split())
 
     def _trials(self) -> set[Hashable]:
-        """The operations of the steps that were tried with this model."""
         model = None if self._key is None else self._key.model()
         return set() if model is None else _TRIED.setdefault(model, set())
 
@@ -300,14 +272,8 @@ class CudaGraphRunner(StepRunner):
         return self._key is not None and _operations(self._key, kind) in self._trials()
 
     def _try_step(self, step: Callable[[], None], kind: str = "") -> str:
-        """Warm up with a step that must not synchronise with the host.
-
-        Args:
-            step: to be carried out.
-            kind: as in `Once`; empty for the passes after the first.
-
-        Returns:
-            The error's text if it does, and everything that outlives a step is as before; else "".
+        """Warm up with a step that must not synchronise. If it does, what outlives a step is as
+        before, and the error's text is returned.
         """
         tensors = [*self._entry.inputs.values(), *self._entry.state.values()]
         before = [tensor.clone() for tensor in tensors]
@@ -328,7 +294,6 @@ class CudaGraphRunner(StepRunner):
         return synchronising("error")
 
     def _go_on(self, step: Callable[[], None], reason: str, error: Exception) -> bool:
-        """Run a step, and all later ones, eagerly; or raise."""
         if not self.falls_back:
             raise error
         self.reason = reason
@@ -336,7 +301,6 @@ class CudaGraphRunner(StepRunner):
         return False
 
     def _warm_up(self, step: Callable[[], None]) -> None:
-        """Run a step on the stream that graphs are captured on."""
         stream = self._side_stream()
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)

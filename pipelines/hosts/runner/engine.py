@@ -42,31 +42,22 @@ class Engine:
         sync_every: captured passes between two synchronisations with the host. With more than 1 the
             device never waits for the host, but up to `sync_every - 1` passes after the last token
             do nothing.
-        fused: True takes the fused decoder (`pipelines.hosts.runner.fused_decoder`) instead of
-            the model's own forward, and raises where it does not serve the model; False never takes
-            it; "auto" takes it where it serves, and `Stats.route_reason` says why it does not.
-            "exact" is True with passes whose logits have the same bits at any width and batch, so
-            that `bitwise` holds in bfloat16, too; it raises where a self-check finds otherwise.
-        compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes,
-            see `pipelines.hosts.runner.compiled_passes`. True compiles at the first passes, some
-            seconds for each number of rows, and uses what is measured to be faster; "auto" does so
-            once passes have taken 20 seconds; False never does.
+        fused: True takes the fused decoder instead of the model's own forward, and raises where it
+            does not serve the model; False never takes it; "auto" takes it where it serves, and
+            `Stats.route_reason` says why it does not. "exact" is True with passes whose logits have
+            the same bits at any width and batch, so that `bitwise` holds in bfloat16, too.
+        compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes.
+            True compiles at the first passes, some seconds for each number of rows, and uses what
+            is measured to be faster; "auto" does so once passes have taken 20 seconds; False never
+            does.
         prefill_chunk_size: tokens of prompts that a pass processes at most, beside the rows that
-            decode; see `mmaccel.samplers.prompt_chunks`. Chunks run eagerly. None processes whole
-            prompts. A prompt that the model's own prefill processes (images, embeddings, a cache)
-            comes in chunks as well, or whole with the reason in `stats.notes`.
-        share_prefix: True stores and reads once a prompt that several rows of a call have (see
-            `mmaccel.pipelines.hosts.layers.shared_prefix`), and raises where the model or the call
-            cannot; "auto" does so where it serves and saves at least 1024 entries, and
-            `Stats.notes` says why it does not; False lets every row store its own. Which rows have
-            the same prompt is seen in their tokens before the first pass.
-
-    Attributes:
-        cache: graphs and static buffers of the latest two graph keys, for later calls.
-
-    Raises:
-        OptionError: another value of `cuda_graphs`, `fused`, `compile` or `share_prefix`, or
-            `sync_every` or `prefill_chunk_size` below 1.
+            decode. Chunks run eagerly. None processes whole prompts. A prompt that the model's own
+            prefill processes (images, embeddings, a cache) comes in chunks as well, or whole with
+            the reason in `stats.notes`.
+        share_prefix: True stores and reads once a prompt that several rows of a call have, as seen
+            in their tokens, and raises where the model or the call cannot; "auto" does so where it
+            serves and saves at least 1024 entries, and `Stats.notes` says why it does not; False
+            lets every row store its own.
     """
 
     cuda_graphs: UseGraphs = one_of("auto", SWITCH, "auto uses them where that works")
@@ -88,17 +79,18 @@ class Engine:
     @property
     def parts(self) -> tuple[Option, ...]:
         """What must be, as parts of a run."""
-        return tuple(
-            option
-            for option, is_asked in (
-                (GRAPHS, self.cuda_graphs is True),
-                (Option(f"fused={self.fused!r}", _FUSED), self.fused in (True, "exact")),
-                (Option("compile=True", _FUSED), self.compile is True),
-                (chunks_of(self.prefill_chunk_size), self.prefill_chunk_size is not None),
-                (SHARING, self.share_prefix is True),
-            )
-            if is_asked
-        )
+        parts = []
+        if self.cuda_graphs is True:
+            parts.append(GRAPHS)
+        if self.fused in (True, "exact"):
+            parts.append(Option(f"fused={self.fused!r}", _FUSED))
+        if self.compile is True:
+            parts.append(Option("compile=True", _FUSED))
+        if self.prefill_chunk_size is not None:
+            parts.append(chunks_of(self.prefill_chunk_size))
+        if self.share_prefix is True:
+            parts.append(SHARING)
+        return tuple(parts)
 
     @property
     def needs_fused(self) -> bool:
@@ -108,17 +100,13 @@ class Engine:
     @property
     def options(self) -> PassKeywords:
         """What it was made with, as keywords."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        return cast(PassKeywords, given)
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return cast(PassKeywords, values)
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
-        """Refuse what `cuda_graphs=True` or `compile=True` can never serve.
-
-        Raises:
-            MissingBackendError: graphs, and the model is on no CUDA device; compiled passes, and
-                it is not on a CPU or there is no compiler; or kernels that MMACCEL_KERNELS asks for
-                cannot run.
-            OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
+        """Refuse what `cuda_graphs=True` or `compile=True` can never serve: MissingBackendError for
+        a device or compiler that is not there, OptionError for a policy whose passes cannot be
+        captured.
         """
         device = torch.device(device)
         dispatch.check(device.type)
@@ -134,7 +122,6 @@ class Engine:
         refuse(explain(policy, GRAPHS))
 
     def close(self) -> None:
-        """Drop all graphs and their buffers; the engine stays usable."""
         self.cache.clear()
 
     def prepare(
@@ -146,19 +133,12 @@ class Engine:
         *,
         prefill_chunk_size: int | None = None,
     ) -> None:
-        """Set the runner of a token model's next call, see `runner`, how it processes prompts,
-        which rows read one together, whether they are ragged, and whether it may take the fused
-        decoder. Canvas passes run eagerly, by the model's own forward, and share nothing.
-
-        Args:
-            prefill_chunk_size: what the call itself asks for; None: the engine's.
+        """Set a token model's next call: its step runner, how it processes prompts, which rows read
+        one together, and whether it may take the fused decoder. Canvas passes run eagerly, by the
+        model's own forward.
 
         Raises:
-            OptionError: a chunk size below 1.
-            UnsupportedModelError: `cuda_graphs=True`, `share_prefix=True`, `prefill_chunk_size` or
-                a prefix tree for a model that fills a canvas; `fused=True` or `compile=True` for a
-                model that the fused decoder cannot serve; `share_prefix=True` for a call that
-                cannot share; and as `runner`.
+            UnsupportedModelError: an option that is True for a model or a call that cannot have it.
         """
         if prefill_chunk_size is not None:
             check_int("prefill_chunk_size", prefill_chunk_size, 1, hint="try 512")
@@ -179,10 +159,8 @@ class Engine:
             window.setup.runner = runner
 
     def use_fused(self, window: TokenModel) -> None:
-        """Say whether a model's next runs may take the fused decoder.
-
-        Raises:
-            UnsupportedModelError: it must, and the model cannot have one.
+        """Say whether a model's next runs may take the fused decoder; refuses one that must and
+        cannot.
         """
         refuse(explain(*(each for each in self.parts if each.needs == _FUSED), window))
         if "fused decoder" in window.offers:
@@ -190,7 +168,6 @@ class Engine:
             window.setup.compile = self.compile
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:
-        """Set which rows of the next call read one prompt."""
         setup = window.setup
         setup.prefixes = None
         setup.prefix_reason = ""
@@ -217,11 +194,7 @@ class Engine:
     def runner(
         self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
     ) -> StepRunner:
-        """The step runner of a call.
-
-        Raises:
-            UnsupportedModelError: `cuda_graphs=True`, and this call cannot be captured.
-        """
+        """The step runner of a call; refuses `cuda_graphs=True` where it cannot be captured."""
         device = window.device
         self.check(device, policy)
         if self.cuda_graphs is False:
@@ -238,15 +211,14 @@ class Engine:
 
 
 def chunks_of(size: int | None) -> Option:
-    """Prompts in chunks of a size as a part of a run."""
     return Option(f"prefill_chunk_size={size}", frozenset({"chunked prompts"}))
 
 
 def find_other_inputs(window: Any, groups: PrefixGroups) -> str:
     """Why rows of the same tokens are not alike; empty where they are."""
     inputs: dict[str, Any] = getattr(window, "get_row_inputs", dict)()
-    for value in [each for each in inputs.values() if each is not None]:
-        for rows in groups.rows:
+    for value in inputs.values():
+        for rows in groups.rows if value is not None else ():
             if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
                 return "rows with the same tokens have other inputs beside them"
     return ""

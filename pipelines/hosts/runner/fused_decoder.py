@@ -71,41 +71,28 @@ _GAIN = 1.03  # by how much it must be faster
 class FusedDecoder:
     """A decoder's layers in few operations.
 
-    Args:
-        model: of transformers.
-        structure: of `read_structure`.
-
-    Attributes:
-        head: makes logits of hidden states; None where the model does that otherwise.
-        head_reason: what the model does instead; empty where there is a head.
-        compiled: what is known about compiling its passes on a CPU.
-        products: of its passes.
-        same_bits: see `use_same_bits`.
-        by_rows: whether trials took `row_product`, by its tile and whether passes are captured.
-
     Memory: none beyond the model's own and `products.reordered_bytes`; packing a layer needs that
     of its largest packed weight.
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
         self._structure = structure
-        self.head = structure.head
+        self.head = structure.head  # None where the model makes logits otherwise
         self.head_reason = structure.head_reason
         self._layers = structure.layers
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
+        # whether trials took `row_product`, by its tile and whether passes are captured
         self.by_rows = _by_rows.setdefault(model, {})
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.same_bits = False
-        found = [
-            product
-            for layer in self._layers
-            for product in (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
-        ]
+        linears = []
+        for layer in self._layers:
+            linears += [layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down]
         if self.head is not None:
-            found.append(self.head.product)
-        self.products = Products(found, _faster.setdefault(model, {}))
+            linears.append(self.head.product)
+        self.products = Products(linears, _faster.setdefault(model, {}))
         try:
             for packed in self.products.linears:
                 packed.pack()
@@ -117,9 +104,9 @@ class FusedDecoder:
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
     def use_same_bits(self, same_bits: bool) -> None:
-        """Set whether a row's states and logits have the same bits in passes of any width and any
-        batch, without methods of caches: where kernels run, in passes with `same_bits`
-        (`WindowPass`); on a CPU, in those under masks that are not compiled.
+        """Set whether a row has the same bits in passes of any width and batch, without methods of
+        caches: where kernels run, in passes with `same_bits`; on a CPU, in those under masks that
+        are not compiled.
         """
         self.same_bits = same_bits
         for packed in self.products.linears:
@@ -130,13 +117,10 @@ class FusedDecoder:
 
     @property
     def takes_causal(self) -> bool:
-        """Whether prompts may be attended to without a mask: not where bits or another attention
-        of the model's are kept.
-        """
+        """Not where bits, or another attention of the model, are kept."""
         return not self.same_bits and self._implementation != "eager"
 
     def unpack(self) -> None:
-        """Give all parameters storages of their own again."""
         self.products.unpack()
 
     @property
@@ -151,11 +135,11 @@ class FusedDecoder:
         `meet`, in passes of this decoder and in the model's own, where what is read stays.
         """
 
-        def read(module: Any, given: tuple[Tensor, ...]) -> None:
-            meet(given[0])
+        def read(module: Any, args: tuple[Tensor, ...]) -> None:
+            meet(args[0])
 
-        def answer(module: Any, given: Any, made: Tensor) -> Tensor:
-            return meet(made)
+        def answer(module: Any, args: Any, output: Tensor) -> Tensor:
+            return meet(output)
 
         hooks = []
         for layer in self._layers:
@@ -174,7 +158,6 @@ class FusedDecoder:
                 hook.remove()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings `[R, W, C]` of tokens `[R, W]`."""
         embedded: Tensor = self._structure.embed(tokens)
         scale = self._structure.embed_scale
         return embedded if scale == 1 else embedded * scale
@@ -195,10 +178,9 @@ class FusedDecoder:
         Args:
             hidden: `[R, W, C]`, embeddings of the pass's tokens.
             position_ids: `[R, W]`, or `[3, R, W]` where positions have three axes.
-            masks: as `mmaccel.pipelines.hosts.layers.store.make_masks` makes them; not read where
-                `window_attention` runs.
+            masks: of `make_masks`; not read under a `kernel_pass`.
             cache: of every layer, prepared for the pass.
-            kernel_pass: what `window_attention` needs to know; None: attention under `masks`.
+            kernel_pass: by which layers attend; None: under `masks`.
             run: decides which passes on a CPU run compiled; None: none.
             tables: from `make_tables`, of at least these positions; None computes the angles.
             kept: layers whose inputs `[R, W, C]` are put there; with some, nothing runs compiled.
@@ -229,18 +211,18 @@ class FusedDecoder:
             memory = _find_memory(store, heads[:, -attention.kv_heads :])  # keys are alike
             queries = self._turn_and_write(write, layer, qkv, angles, memory)
             queries = queries.view(*shape[:2], -1, attention.head_dim)
-            if not store.parts:
-                held = store.visible()
-            else:
+            if store.parts:  # which take the pass's entries from its own memory
                 keys, values = (
                     states.view(*shape[:2], *states.shape[1:]).transpose(1, 2)
                     for states in memory[:2]
                 )
-                held = store.update(keys, values)
+                keys, values = store.update(keys, values)
+            else:
+                keys, values = store.visible()
             if kernel_pass is None:
-                return self._attend(attention, queries, *held, _pick(masks, layer.kind))
+                return self._attend(attention, queries, keys, values, _pick(masks, layer.kind))
             out = kernel_pass.attend(
-                number, queries.transpose(1, 2), *held,
+                number, queries.transpose(1, 2), keys, values,
                 scale=attention.scale, softcap=attention.softcap, hidden=x.view(shape),
             )  # fmt: skip
             return out.transpose(1, 2).flatten(2)
@@ -256,10 +238,8 @@ class FusedDecoder:
         self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
         angles: dict[str, Angles], memory: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
-        """Queries `[R W, Hq D]` of a layer, whose keys and values are written to `_find_memory`'s.
-
-        Args:
-            write: `rope_write`, or its kernel.
+        """Queries `[R W, Hq D]` of a layer, whose keys and values are written to
+        `_find_memory`'s.
         """
         attention = layer.attention
         turns = angles[layer.kind] if attention.turns else (None, None)
@@ -269,7 +249,6 @@ class FusedDecoder:
         )  # fmt: skip
 
     def _enter(self, embedded: Tensor, position_ids: Tensor) -> Tensor:
-        """What the first layer reads `[R, W, C]` of embeddings."""
         structure = self._structure
         if structure.project_in is not None:
             embedded = structure.project_in(embedded)
@@ -287,26 +266,21 @@ class FusedDecoder:
         stores: Sequence[tuple[Tensor, Tensor]],
         index: Tensor,
     ) -> Tensor:
-        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors.
-
-        Args:
-            hidden: `[R, W, C]`, what the first layer reads.
-            masks: as in `forward`.
-            angles: cosines and sines `[R W, P]` by kind of layer.
-            stores: keys and values `[R L, Hkv, D]` of every layer's cache, which the pass writes.
-            index: `[R W]` int64, flat indices that the pass writes.
+        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors:
+        what the first layer reads `[R, W, C]`, angles `[R W, P]`, masks, stores `[R L, Hkv, D]`,
+        and flat indices `[R W]` that the pass writes.
         """
         rows = hidden.shape[0]
         n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
 
         def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
             mask = _pick(masks, layer.kind)
-            own = stores[number]
-            queries = self._turn_and_write(rope_write, layer, qkv, angles, (*own, index))
+            memory = stores[number]
+            queries = self._turn_and_write(rope_write, layer, qkv, angles, (*memory, index))
             queries = queries.view(*hidden.shape[:2], -1, layer.attention.head_dim)
             keys, values = (
                 states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
-                for states in own
+                for states in memory
             )
             return self._attend(layer.attention, queries, keys, values, mask)
 
@@ -321,22 +295,22 @@ class FusedDecoder:
         kept: dict[int, Tensor] | None = None,
         n_rows: int | None = None,
     ) -> Tensor:
-        """See `forward`.
+        """The states `[R, W, C]` after the last norm.
 
         Args:
             attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of what
                 its attention reads `[R W, C]`, and of its queries, keys and values.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
-            kept: see `forward`.
-            n_rows: as in `PackedLinear`.
+            n_rows: as of `PackedLinear`.
         """
+        # an update is added to the stream, and both are normed, where the next layer reads them
         shape, meet = hidden.shape, self._meet
         hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
         scale = 1.0
         norms_stream = self._structure.norms_stream
 
-        def add(own: Norm | None) -> tuple[Tensor, Tensor]:
-            total, normed = norm(hidden, update, own, post=post, scale=scale)
+        def add(pre: Norm | None) -> tuple[Tensor, Tensor]:
+            total, normed = norm(hidden, update, pre, post=post, scale=scale)
             return normed if norms_stream else total, normed
 
         for number, layer in enumerate(self._layers):
@@ -367,8 +341,8 @@ class FusedDecoder:
         return is_there and self._structure.takes_row_products
 
     def _takes_row_products(self, hidden: Tensor, run: CompiledRun | None) -> bool:
-        """Whether a pass over `hidden` `[R, W, C]` is products in `row_product`: where kernels are
-        asked for (MMACCEL_KERNELS=triton), or they have been found to be faster for so many rows.
+        """Whether a pass is products in `row_product`: where kernels are asked for, or have been
+        faster for so many rows.
         """
         n_rows = hidden.shape[0] * hidden.shape[1]
         is_plain = not self.same_bits and self._meet is _pass_on
@@ -386,10 +360,8 @@ class FusedDecoder:
         return self.by_rows[key]
 
     def _try_row_products(self, hidden: Tensor, is_captured: bool) -> bool:
-        """Whether `row_product` is faster over all layers, in which attention answers its queries,
-        and gives the same states.
-
-        Cost: 16 passes, and those that compile or are captured.
+        """Whether `row_product` is faster over all layers, where attention answers its queries,
+        with the same states. Cost: 16 passes, and those that compile or are captured.
         """
 
         def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
@@ -431,8 +403,8 @@ class FusedDecoder:
                 kept[number] = hidden.view(shape)
             qkv, out = layer.attention.qkv, layer.attention.out
             up, down = layer.mlp.up, layer.mlp.down
-            made = multiply(hidden, qkv.weight, qkv.bias, norm=layer.pre_attention)
-            attended = attend(number, layer, hidden, made).flatten(0, 1)
+            projected = multiply(hidden, qkv.weight, qkv.bias, norm=layer.pre_attention)
+            attended = attend(number, layer, hidden, projected).flatten(0, 1)
             hidden = multiply(attended, out.weight, out.bias, total=hidden, scale=layer.scale)
             inner = multiply(hidden, up.weight, up.bias, norm=layer.pre_mlp, gate=layer.mlp.gate)
             hidden = multiply(inner, down.weight, down.bias, total=hidden, scale=layer.scale)
@@ -440,10 +412,8 @@ class FusedDecoder:
         return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
-        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer.
-
-        None where they are no function of a position alone: positions of three axes, and rotary
-        embeddings that change with a sequence's length.
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where they are
+        no function of a position alone.
         """
         if not self._structure.has_fixed_angles:
             return None
@@ -459,19 +429,18 @@ class FusedDecoder:
         if structure.spec.has_axes and position_ids.ndim == 2:
             position_ids = position_ids.expand(3, -1, -1)
         if structure.spec.has_kinds:
-            found = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
+            pairs = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
         else:
-            found = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
-        turned = {
+            pairs = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
+        angles = {
             kind: structure.turn_angles(cos.flatten(0, 1), sin.flatten(0, 1))
-            for kind, (cos, sin) in found.items()
+            for kind, (cos, sin) in pairs.items()
         }
-        return turned if structure.spec.has_kinds else dict.fromkeys(self._kinds, *turned.values())
+        return angles if structure.spec.has_kinds else dict.fromkeys(self._kinds, *angles.values())
 
     def _attend(
         self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
-        """As `attend_eagerly`, in the way that the model's attention is set to."""
         if self.same_bits:
             return attend_with_same_bits(attention, queries, keys, values, mask)
         if self._implementation == "eager":
@@ -480,8 +449,8 @@ class FusedDecoder:
         on_cpu = queries.device.type == "cpu"
         if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
             keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
-        asking = queries.transpose(1, 2)
-        out = grouped_attention(asking, keys, values, mask, scale=attention.scale)
+        by_head = queries.transpose(1, 2)
+        out = grouped_attention(by_head, keys, values, mask, scale=attention.scale)
         return out.transpose(1, 2).flatten(2)
 
     def logits(self, hidden: Tensor, n_ids: int) -> Tensor:
@@ -490,8 +459,8 @@ class FusedDecoder:
         if head is None:
             return hidden
         if n_ids == len(head.linear.weight) or self.same_bits:
-            made = head.product(hidden.flatten(0, -2)).view(*hidden.shape[:-1], -1)
-            return finish_logits(head, made[..., :n_ids])
+            logits = head.product(hidden.flatten(0, -2)).view(*hidden.shape[:-1], -1)
+            return finish_logits(head, logits[..., :n_ids])
         weight = head.linear.weight[:n_ids]
         bias = head.linear.bias
         return finish_logits(head, F.linear(hidden, weight, None if bias is None else bias[:n_ids]))
@@ -511,11 +480,11 @@ def _pass_on(x: Tensor) -> Tensor:
 def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
     """Rows of the tables; kinds of layers that share one share them."""
     at = position_ids.flatten()
-    found = dict[int, Angles]()
+    by_table = dict[int, Angles]()
     for cos, sin in tables.values():
-        if id(cos) not in found:
-            found[id(cos)] = cos.index_select(0, at), sin.index_select(0, at)
-    return {kind: found[id(cos)] for kind, (cos, _) in tables.items()}
+        if id(cos) not in by_table:
+            by_table[id(cos)] = cos.index_select(0, at), sin.index_select(0, at)
+    return {kind: by_table[id(cos)] for kind, (cos, _) in tables.items()}
 
 
 def _pick(masks: Masks, kind: str) -> Tensor:
@@ -523,9 +492,8 @@ def _pick(masks: Masks, kind: str) -> Tensor:
 
 
 def _choose(specification: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-    """A kernel's specification where only that can run, else whichever the call's arguments allow.
-
-    So a pass on a CPU does not ask for every call.
+    """A specification where only that can run, so that a pass on a CPU does not ask in
+    every call.
     """
     if dispatch.uses_triton(x.device.type):
         return partial(dispatch.run, specification)
@@ -538,29 +506,24 @@ def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor, n_rows: int | No
     return layer.mlp.down(between, n_rows)
 
 
-def _find_memory(store: WindowLayer, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a pass writes keys and values: two memories `[N, H, D]`, and indices `[R W]` of them.
-
-    Args:
-        store: of a layer; one of parts gives memory of the pass alone.
-        own: `[R, H, W, D]`, values or keys of the pass.
+def _find_memory(store: WindowLayer, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a pass writes keys and values like `[R, H, W, D]`: memories `[N, H, D]`, and indices
+    `[R W]`; of a store of parts, memory of the pass alone.
     """
     if store.parts:
-        n_entries = own.shape[0] * own.shape[2]
-        index = torch.arange(n_entries, device=own.device)
-        memory = own.new_empty(2, n_entries, own.shape[1], own.shape[3])
-        return memory[0], memory[1], index
+        rows, heads, width, head_dim = states.shape
+        memory = states.new_empty(2, rows * width, heads, head_dim)
+        return memory[0], memory[1], torch.arange(rows * width, device=states.device)
     if not store.has_room:
-        store.make_room(own, own)
+        store.make_room(states, states)
     assert store.keys is not None and store.values is not None
     return store.keys, store.values, store.write_index(store.keys.device)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What was found of a model in a state: a decoder, or the reason why there is none.
-
-    Neither: a decoder served the model, and its weights are unpacked.
+    """A decoder in a state, or why there is none. Neither: it served, and its weights are
+    unpacked.
     """
 
     state: tuple[Any, ...]
@@ -577,15 +540,11 @@ _by_rows: WeakKeyDictionary[Any, dict[tuple[int, bool], bool]] = WeakKeyDictiona
 def open_fused(
     model: Any, windows: Sequence[int | None], check: Callable[[FusedDecoder], str]
 ) -> tuple[FusedDecoder | None, str]:
-    """The fused decoder of a model, or the reason why there is none.
+    """The fused decoder of a model that `find_facts` accepts, or the reason why there is none;
+    `check` compares it with the model's own forward, and returns what is wrong.
 
-    What was found serves until the model changes: other modules, parameters that moved or were
+    The answer serves until the model changes: other modules, parameters that moved or were
     replaced, another dtype, device or attention. Then it is read, packed and checked again.
-
-    Args:
-        model: of transformers, one that `find_facts` accepts.
-        windows: as in `read_structure`.
-        check: compares a decoder with the model's own forward; returns what is wrong, or "".
 
     Cost: one visit of every module and parameter, where nothing changed.
     """
@@ -623,12 +582,8 @@ def open_fused(
 
 @in_turn
 def close_fused(model: Any, *, forget: bool = True) -> None:
-    """Give a model's parameters storages of their own again, if they were packed.
-
-    Args:
-        model: of transformers.
-        forget: whether the model is checked again before its next run. Otherwise only a model that
-            changed is.
+    """Give a model's parameters storages of their own again, if they were packed. It is checked
+    again before its next run, or, without `forget`, where it changed.
     """
     known = _known.pop(model, None)
     if known is None:

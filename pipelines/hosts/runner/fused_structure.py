@@ -111,9 +111,7 @@ class Structure:
 
     @property
     def has_fixed_angles(self) -> bool:
-        """Whether rotary angles are functions of a position alone: positions have one axis, and
-        angles do not change with a sequence's length.
-        """
+        """Whether angles are functions of a position alone, of one axis and for any length."""
         kinds = getattr(self.rotary, "rope_type", None)
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
         return self.rotary is not None and not self.spec.has_axes and kinds <= _FIXED
@@ -131,7 +129,7 @@ class Structure:
         )
 
     def turn_angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """What `rotary` gives, as `mmaccel.kernels.rope_write` takes it."""
+        """What `rotary` gives, as `rope_write` takes it."""
         if self.spec.repeats:
             half = cos.shape[-1] // 2
             cos, sin = (a[..., :half].repeat_interleave(2, -1) for a in (cos, sin))
@@ -139,20 +137,12 @@ class Structure:
 
 
 def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
-    """The structure of a model that `find_facts` accepts.
-
-    Args:
-        model: of transformers.
-        windows: sliding window of every layer, in positions; None where it sees everything.
-
-    Raises:
-        UnknownDecoderError: names what the fused decoder does not know.
-
-    Cost: reads attributes.
+    """The structure of a model that `find_facts` accepts, whose layers have these sliding windows.
+    Reads attributes alone; raises UnknownDecoderError with what the fused decoder does not know.
     """
-    found = find_hook(model)
-    if found:
-        raise UnknownDecoderError(found)
+    obstacle = find_hook(model)
+    if obstacle:
+        raise UnknownDecoderError(obstacle)
     decoder = find_decoder(model)
     config = decoder.config
     prefix, stack, spec = _find_layers(decoder)
@@ -169,9 +159,9 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
     named = {name: getattr(decoder, name) for name in names if name}
     parts = {name: part for name, part in named.items() if part is not None}
     _check_forwards(decoder, name_forward(stack[0]).partition(".")[0], parts)
-    found = find_unpackable(list(parts.values()))
-    if found:
-        raise UnknownDecoderError(found)
+    obstacle = find_unpackable(list(parts.values()))
+    if obstacle:
+        raise UnknownDecoderError(obstacle)
 
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     layers = [_read_layer(layer, spec, config, kind) for layer, kind in zip(stack, kinds)]
@@ -202,10 +192,7 @@ def read_structure(model: Any, windows: Sequence[int | None]) -> Structure:
 
 
 def find_hook(model: Any) -> str:
-    """The first module of a model's decoder or head that something watches or wraps; or empty.
-
-    Cost: one visit of each module.
-    """
+    """The first module of a model's decoder or head that something watches or wraps; or empty."""
     decoder = find_decoder(model)
     head = model.get_output_embeddings()
     parts = [(type(module).__name__, module) for module in (model, model.base_model)]
@@ -225,15 +212,14 @@ def find_hook(model: Any) -> str:
 
 
 def find_decoder(model: Any) -> Any:
-    """The part of a model that has its layers; a code predictor's `get_decoder` gives the whole."""
+    """The part that has a model's layers; a code predictor's `get_decoder` gives the whole."""
     decoder = model.get_decoder()
     return getattr(model, "model", model) if decoder is model else decoder
 
 
 def name_forward(module: nn.Module) -> str:
     """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere.
-
-    A forward that is inherited is the base's. What transformers and torch wrap around it is none.
+    What transformers and torch wrap around it is none.
     """
     forward: Any = type(module).forward
     path = forward.__globals__["__name__"]
@@ -354,7 +340,6 @@ def _read_norm(module: Any, spec: NormSpec) -> Norm | None:
 
 
 def _read_head(model: Any) -> tuple[Head | None, str]:
-    """A model's head, or None and the reason."""
     kind = type(model).__name__
     linear = model.get_output_embeddings()
     forward = name_forward(model)

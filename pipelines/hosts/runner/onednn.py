@@ -33,21 +33,20 @@ _TRIALS = 6  # of either way at a shape
 _SAMPLES = 64  # entries by which a weight is known again
 _UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
 
-
+# shapes (N, C) whose products are faster in oneDNN's order, by `find_key`; no key: none was tried
 Faster = dict[tuple[int, int], set[tuple[int, ...]]]
 
 
 def lay_out(weight: Tensor) -> Tensor:
     """A copy of a weight `[N, C]`, float32 or bfloat16 on a CPU, in oneDNN's order."""
     with torch.inference_mode(False), torch.no_grad():
-        made: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
-    return made
+        laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
+    return laid_out
 
 
 def multiply(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
-    """Outputs `[T, N]` of inputs `[T, C]`, by what `lay_out` made."""
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
-    return made
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+    return out
 
 
 class Mark:
@@ -66,21 +65,12 @@ class Mark:
 
 
 class Products:
-    """The products of a model's passes, of which some take weights in oneDNN's order on a CPU.
-
-    Args:
-        linears: `PackedLinear`s, all that multiply; a copy of their weights is made by `reorder`.
-        faster: shapes `(N, C)` whose products are faster so, by `find_key`; no key where nothing
-            was tried. It is kept for the model.
-
-    Attributes:
-        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
-    """
+    """The products of a model's passes, of which some take weights in oneDNN's order on a CPU."""
 
     def __init__(self, linears: Sequence[Any], faster: Faster) -> None:
-        self.linears = linears
-        self.faster = faster
-        self.reordered_bytes = 0
+        self.linears = linears  # all `PackedLinear`s that multiply
+        self.faster = faster  # which is kept for the model
+        self.reordered_bytes = 0  # of weights that stand once more in oneDNN's order
         self._n_passes = Counter[tuple[int, int]]()
 
     def reorder(self, *, of_any_size: bool = False) -> None:
@@ -93,11 +83,8 @@ class Products:
             self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """Find out, once, which products of so many rows are faster; whether any are.
-
-        Args:
-            n_rows: of the next pass.
-            at_once: whether that is found out at the first pass of so many rows.
+        """Whether some products of so many rows are faster so, tried once after a few passes or at
+        once.
         """
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
@@ -109,18 +96,18 @@ class Products:
 
     @torch.no_grad()
     def _try(self, n_rows: int) -> None:
-        """Both ways take turns over weights of different layers, which no cache holds from before,
-        and have to give the same numbers.
+        """Both ways take turns over weights of different layers, which no cache holds
+        from before.
         """
         by_shape = defaultdict(list)
         for linear in self.linears:
             linear.reorder(self.faster)
             by_shape[linear.shape].append(linear)
         faster = self.faster[find_key(n_rows)] = set()
-        for shape, found in by_shape.items():
-            chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
+        for shape, linears in by_shape.items():
+            chosen = [linears[k * len(linears) // _TRIALS] for k in range(_TRIALS)]
             cases = []
-            for linear in [found[0], *chosen]:  # the first makes its code
+            for linear in [linears[0], *chosen]:  # the first compiles what it runs
                 inputs = linear.weight[0].expand(n_rows, -1).contiguous()
                 ways = linear.multiply, linear.multiply_reordered
                 cases.append((partial(ways[0], inputs), partial(ways[1], inputs)))
@@ -129,7 +116,6 @@ class Products:
                 faster.add(shape)
 
     def unpack(self) -> None:
-        """Give all parameters storages of their own again, and drop copies."""
         for linear in self.linears:
             linear.unpack()
         self.reordered_bytes = 0

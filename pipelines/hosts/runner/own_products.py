@@ -20,15 +20,7 @@ from mmaccel.samplers.run_lock import in_turn
 
 
 class OwnProducts:
-    """Linear layers of a model on a CPU.
-
-    Args:
-        linears: of `_find_linears`.
-
-    Attributes:
-        dtype: of their weights.
-        products: of them.
-    """
+    """Linear layers of a model on a CPU."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         self.linears = linears
@@ -53,7 +45,7 @@ class OwnProducts:
 
 def _find_linears(model: Any) -> list[nn.Linear]:
     """Plain layers with weights of the model's dtype on a CPU; none of a compiled model."""
-    found = []
+    linears = []
     for module in model.modules():
         if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
             return []
@@ -62,8 +54,8 @@ def _find_linears(model: Any) -> list[nn.Linear]:
         weight = module.weight
         is_known = type(weight) is nn.Parameter and not weight.is_inference()  # these: no versions
         if is_known and weight.device.type == "cpu" and weight.dtype == model.dtype:
-            found.append(module)
-    return found
+            linears.append(module)
+    return linears
 
 
 def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -73,9 +65,9 @@ def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def own_products(found: OwnProducts | None, entries: Tensor) -> AbstractContextManager[None]:
+def own_products(own: OwnProducts | None, entries: Tensor) -> AbstractContextManager[None]:
     """Inside the block, a pass over entries `[R, W, …]` of the model."""
-    return nullcontext() if found is None else found.using(entries.shape[0] * entries.shape[1])
+    return nullcontext() if own is None else own.using(entries.shape[0] * entries.shape[1])
 
 
 _opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
@@ -87,27 +79,26 @@ def open_own_products(model: Any) -> OwnProducts | None:
     where its layers changed.
     """
     linears = _find_linears(model)
-    found = _opened.get(model)
-    if found is None or found.linears != linears or found.dtype != model.dtype:
+    own = _opened.get(model)
+    if own is None or own.linears != linears or own.dtype != model.dtype:
         close_own_products(model)
         if not linears:
             return None
-        found = OwnProducts(linears)
-    found.products.reorder()
-    if not found.products.reordered_bytes:
+        own = OwnProducts(linears)
+    own.products.reorder()
+    if not own.products.reordered_bytes:
         return None
-    _opened[model] = found
-    return found
+    _opened[model] = own
+    return own
 
 
 def find_own_products(model: Any) -> OwnProducts | None:
-    """Those that are open."""
     return _opened.get(model)
 
 
 @in_turn
 def close_own_products(model: Any) -> None:
     """Drop the copies of a model's weights."""
-    found = _opened.pop(model, None)
-    if found is not None:
-        found.products.unpack()
+    own = _opened.pop(model, None)
+    if own is not None:
+        own.products.unpack()

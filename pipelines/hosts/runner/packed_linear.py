@@ -22,24 +22,14 @@ from mmaccel.pipelines.hosts.runner.onednn import MOST_ROWS, Faster, Mark, find_
 
 
 class PackedLinear:
-    """Linear layers that read the same input, as one.
+    """Linear layers that read the same input, as one: plain ones, all with a bias or none. One
+    alone may keep its weight as `[C, N]`, and is never packed.
 
     Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
     that is moved or cast while it is packed frees it.
 
     While they are packed, `state_dict` gives out every weight with a storage of its own over the
     same memory, so that whatever saves it sees tensors that share nothing.
-
-    Args:
-        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
-            is never packed.
-
-    Attributes:
-        linears: the layers.
-        shape: `[N, C]`, of `weight`.
-        same_bits: whether a row's product has the same bits among any number of rows: by our kernel
-            where it runs; elsewhere a row alone is computed as two, and a weight in oneDNN's order
-            always by oneDNN.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
@@ -47,12 +37,14 @@ class PackedLinear:
         self._first = linears[0]._parameters
         self._is_input_major = not isinstance(linears[0], nn.Linear)  # transformers' `Conv1D`
         rows, width = linears[0].weight.shape
-        self.shape = (width, rows) if self._is_input_major else (rows, width)
+        self.shape = (width, rows) if self._is_input_major else (rows, width)  # [N, C], of `weight`
         if len(linears) > 1:
             self.shape = (sum(len(linear.weight) for linear in linears), width)
         self._address: int | None = None  # of the storage of all weights, once it is packed
         self._bias_address: int | None = None
         self._hooks: list[Any] = []
+        # whether a row's product has the same bits among any number of rows: by our kernel where it
+        # runs; elsewhere a row alone is computed as two, and a weight in oneDNN's order by oneDNN
         self.same_bits = False
         self._reordered: Tensor | None = None  # in oneDNN's order
         self._mark: Mark | None = None  # of what was laid out
@@ -77,24 +69,21 @@ class PackedLinear:
         return self._columns().detach().t()
 
     def __call__(self, x: Tensor, n_rows: int | None = None) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`.
-
-        Args:
-            x: the inputs.
-            n_rows: T, where code is compiled for that number alone.
+        """Outputs `[T, N]` of inputs `[T, C]`; `n_rows` is T where code is compiled for
+        it alone.
         """
         if torch.compiler.is_compiling():
             if not self._may_be_reordered(n_rows):
                 return self.multiply(x)
-            made: Tensor = torch.ops.mmaccel.product(x, self._number, self.shape[0])
-            return made
+            out: Tensor = torch.ops.mmaccel.product(x, self._number, self.shape[0])
+            return out
         if self.same_bits and self._reordered is None and dispatch.uses_triton(x.device.type):
             return dispatch.run(row_product, x, self.weight, self.bias, same_bits=True)
         if self.same_bits:
             padded = x if len(x) > 1 else torch.cat([x, x])
             is_laid_out = self._reordered is not None
-            made = self.multiply_reordered(padded) if is_laid_out else self.multiply(padded)
-            return made[: len(x)]
+            out = self.multiply_reordered(padded) if is_laid_out else self.multiply(padded)
+            return out[: len(x)]
         return self.multiply_reordered(x) if self._is_faster(len(x)) else self.multiply(x)
 
     def _is_faster(self, n_rows: int) -> bool:
@@ -107,12 +96,11 @@ class PackedLinear:
         return self._is_faster(n_rows) if n_rows else self._reordered is not None
 
     def multiply_reordered(self, x: Tensor) -> Tensor:
-        """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
         return onednn.multiply(x, self._reordered, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """The same, by the weight as it is."""
+        """Outputs `[T, N]`, by the weight as it is; `multiply_reordered` in oneDNN's order."""
         bias = self.bias
         if bias is None:
             return torch.mm(x, self._columns())
@@ -139,7 +127,6 @@ class PackedLinear:
 
     @property
     def bias(self) -> Tensor | None:
-        """`[N]`, of all layers; None where they have none."""
         bias = self._first["bias"]
         if bias is None or self._bias_address is None:
             return bias
@@ -181,25 +168,22 @@ def _shape_product(x: Tensor, number: int, n: int) -> Tensor:
 
 @torch.no_grad()
 def _pack(parameters: Sequence[Tensor]) -> int:
-    """Make parameters views of one tensor that has them one after the other.
-
-    Returns:
-        The address of its storage.
+    """Make parameters views of one tensor that has them one after the other; returns its
+    address.
     """
     with torch.inference_mode(False):
         packed = torch.cat([parameter.data for parameter in parameters])
         rows = packed.split([len(parameter) for parameter in parameters])
-        for parameter, own in zip(parameters, rows):
-            parameter.data = own
+        for parameter, view in zip(parameters, rows):
+            parameter.data = view
     return packed.untyped_storage().data_ptr()
 
 
 def _separate_storages(
     linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
-    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
-    of one storage for tied weights, and drops or copies all but one.
+    """A hook of `state_dict`: tensors over the same memory with storages of their own. What saves
+    weights takes tensors of one storage for tied ones, and drops or copies all but one.
     """
     for name in (f"{prefix}weight", f"{prefix}bias"):
         tensor = state.get(name)
@@ -210,9 +194,8 @@ def _separate_storages(
 
 
 def find_unpackable(parts: Sequence[nn.Module]) -> str:
-    """What among a decoder's parameters keeps them from being packed; empty where nothing does.
-
-    No plain tensors, several dtypes or devices, or storage that something else shares.
+    """What among a decoder's parameters keeps them from being packed; empty where nothing does: no
+    plain tensors, several dtypes or devices, or storage that something else shares.
     """
     parameters = [
         parameter
@@ -226,8 +209,8 @@ def find_unpackable(parts: Sequence[nn.Module]) -> str:
             return "parameters in shared memory or made in inference mode"
     if len(set(map(id, parameters))) < len(parameters):
         return "layers that share parameters"
-    found = {(parameter.dtype, parameter.device) for parameter in parameters}
-    if len(found) != 1 or not next(iter(found))[0].is_floating_point:
-        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(kinds) != 1 or not next(iter(kinds))[0].is_floating_point:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         return f"layers with parameters in {listed or 'no dtype'}"
     return ""

@@ -42,33 +42,24 @@ class StaticModelBuffers(
     SelfDrafts,
     TreePasses,
 ):
-    """A token model over `LayerStores` whose buffers outlive a run.
-
-    A child class names its attributes in the class variables.
-
-    Attributes:
-        reserved: attributes that `reserve` sets; a later run uses them as they are.
-        row_inputs: tensors with one entry for each row, or None; every run has values of its own.
-        constants: tensors that no run changes.
-        options: numbers and texts that a captured pass depends on.
-        follows_tokens: whether keys and values of prompts depend on their tokens alone, whatever
-            row inputs there are.
-        caches: the layers' stores, which `reserve` makes; None before.
-        branches: G, guidance branches of the rows.
-        methods: what is done to the caches and the attention of the layers.
+    """A token model over `LayerStores` whose buffers outlive a run. A child class names its
+    attributes in the class variables.
 
     A change of the modules that moves no parameter (an attribute, a hook, an adapter that is
     switched off) is not noticed: drop the graphs with `Handle.reset` or `Engine.close`.
     """
 
+    # attributes that `reserve` sets; a later run uses them as they are
     reserved: ClassVar[tuple[str, ...]] = ("caches", "attention_reason")
+    # tensors with one entry for each row, or None; every run has values of its own
     row_inputs: ClassVar[tuple[str, ...]] = ()
-    constants: ClassVar[tuple[str, ...]] = ()
+    constants: ClassVar[tuple[str, ...]] = ()  # tensors that no run changes
+    # whether keys and values of prompts depend on their tokens alone, whatever row inputs there are
     follows_tokens: ClassVar[bool] = False
-    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
-    caches: LayerStores | None = None
-    methods: LayerMethods = LayerMethods()
-    branches: int = 1
+    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")  # that captured passes have
+    caches: LayerStores | None = None  # which `reserve` makes
+    methods: LayerMethods = LayerMethods()  # of the caches and the attention of the layers
+    branches: int = 1  # G, guidance branches of the rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
@@ -78,8 +69,8 @@ class StaticModelBuffers(
         self.__dict__.update(state)
 
     def moved(self) -> None:
-        """Drop buffers and what was computed from the weights, which are on another device or in
-        another dtype; `reserve` comes first, as always.
+        """Drop buffers and what was computed from weights that have moved, or have
+        another dtype.
         """
         state = self.__getstate__() | {"last_states": None} | dict.fromkeys(self.row_inputs)
         vars(self).clear()
@@ -88,9 +79,7 @@ class StaticModelBuffers(
 
     @property
     def reads_back(self) -> bool:
-        """Whether passes of the next run may read tensors on the host: on a CPU, where that costs
-        nothing, unless they are captured.
-        """
+        """Whether passes may read tensors on the host: on a CPU, unless they are captured."""
         return reads_back(self)
 
     @property
@@ -164,11 +153,10 @@ class StaticModelBuffers(
         return own
 
     def get_row_inputs(self) -> dict[str, Tensor | None]:
-        """The row inputs by name."""
         return {name: getattr(self, name) for name in self.row_inputs}
 
     def select_rows(self, row_inputs: dict[str, Tensor | None], rows: Tensor | None) -> None:
-        """See `SelectedRows`. Static buffers are written in place."""
+        """Static buffers are written in place."""
         for name, value in row_inputs.items():
             if value is None or rows is None:
                 setattr(self, name, value)
@@ -181,12 +169,12 @@ class StaticModelBuffers(
                 current.copy_(self.fit(selected, current))
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """See `SelectedRows`. Cost: a pass over these rows alone."""
+        """Cost: a pass over these rows alone."""
         with self.select_inputs(rows), self.run_caches().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
-        """See `SelectedRows`. Cost: a copy of the rows' keys and values."""
+        """Cost: a copy of the rows' keys and values."""
         self.run_caches().keep(rows)
 
     def join_rows(
@@ -196,7 +184,7 @@ class StaticModelBuffers(
         rows: Tensor,
         order: Tensor,
     ) -> dict[str, Tensor | None]:
-        """See `SelectedRows`. What differs in length gets the longer."""
+        """What differs in length gets the longer."""
         joined: dict[str, Tensor | None] = {}
         for name, own in row_inputs.items():
             other = others[name]
@@ -223,7 +211,7 @@ class StaticModelBuffers(
                 setattr(self, name, value)
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`: what the next run's methods exclude, it lacks."""
+        """What the next run's methods exclude, it lacks."""
         for method in flatten(self.methods):
             why = getattr(method, "excludes", {}).get(word)
             if why:
@@ -236,7 +224,7 @@ class StaticModelBuffers(
 
     @property
     def entries_key(self) -> Hashable:
-        """See `CopiedEntries`; it changes with the weights."""
+        """It changes with the weights."""
         state = self.weights_state()
         tensors = chain(self.model.parameters(), self.model.buffers())
         n_writes = sum(tensor._version for tensor in tensors if not tensor.is_inference())
@@ -272,25 +260,18 @@ class StaticModelBuffers(
 
 
 def reads_back(model: TokenModel) -> bool:
-    """Whether passes of a model's next run may read tensors on the host: see
-    `StaticModelBuffers.reads_back`.
-    """
     runner = model.setup.runner
     return model.device.type == "cpu" and (runner is None or not runner.is_static)
 
 
 def model_state(model: nn.Module) -> Hashable:
-    """Addresses of a module's parameters and buffers, its training mode and attention's name.
-
-    Cost: one visit of each parameter.
-    """
+    """Addresses of a module's parameters and buffers, its training mode and attention's name."""
     attention = own_attention(getattr(model, "config", None))
     addresses = tuple(find_address(tensor) for tensor in chain(model.parameters(), model.buffers()))
     return model.training, attention, addresses
 
 
 def find_address(tensor: Tensor | None) -> Hashable:
-    """Where a tensor is, its dtype and its shape; None for None."""
     if tensor is None:
         return None
     try:

@@ -35,24 +35,19 @@ def is_chosen_already() -> bool:
 def measure_threads(
     run: Callable[[], float], counts: Sequence[int], budget: float = 0.2
 ) -> dict[int, float]:
-    """Measures a pass with several numbers of threads; torch's number is as before at the end.
+    """Seconds of a pass, by number of threads; torch's number is as before at the end.
 
     Args:
         run: runs a few passes and returns the seconds that one took.
-        counts: numbers of threads, ascending.
         budget: seconds of measured passes after which no further round begins.
-
-    Returns:
-        Seconds of a pass, by number of threads.
     """
     before = torch.get_num_threads()
     tuner = Tuner(counts, n_untimed=0)
     try:
         for _ in range(_MOST_ROUNDS):
             for count in counts:
-                if tuner.seconds.get(count, 0.0) > _HOPELESS * min(
-                    tuner.seconds.values(), default=0.0
-                ):
+                best = min(tuner.seconds.values(), default=0.0)
+                if tuner.seconds.get(count, 0.0) > _HOPELESS * best:
                     continue
                 torch.set_num_threads(count)
                 tuner.add(count, run())
@@ -64,12 +59,7 @@ def measure_threads(
 
 
 def choose_threads(measured: dict[int, float], own: int) -> int:
-    """The fastest number of threads; torch's own where none is clearly faster.
-
-    Args:
-        measured: of `measure_threads`.
-        own: the number that torch takes.
-    """
+    """The fastest number of threads; torch's `own` where none is clearly faster."""
     best = min(measured, key=lambda count: measured[count])
     if own in measured and measured[own] < _GAIN * measured[best]:
         return own
@@ -77,5 +67,4 @@ def choose_threads(measured: dict[int, float], own: int) -> int:
 
 
 def describe_threads(measured: dict[int, float]) -> str:
-    """Milliseconds of a pass by number of threads, for a message."""
     return ", ".join(f"{count}: {1000 * value:.1f} ms" for count, value in measured.items())

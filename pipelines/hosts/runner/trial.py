@@ -17,39 +17,35 @@ Way = Callable[[], Tensor]
 
 def find_gain(cases: Iterable[tuple[Way, Way]], tolerance: Tolerance) -> float:
     """Seconds of the first way over those of the second, which take turns; 0 where both do not give
-    the same numbers `[..., N]` in a case.
-
-    Args:
-        cases: three or more, of which the first is not timed.
-        tolerance: of the numbers.
+    the same numbers `[..., N]` in a case. Of three or more cases the first is not timed.
     """
     tuner = Tuner((1, 2))
-    for number, ways in enumerate(cases):
+    for case, ways in enumerate(cases):
         turns = [*enumerate(ways, 1)]
-        if number % 2:
+        if case % 2:
             turns.reverse()
-        made = {by: tuner.time(by, partial(_finish, way)) for by, way in turns}
-        if not compare_logits(made[1], made[2]).within(tolerance):
+        outputs = {number: tuner.time(number, partial(_finish, way)) for number, way in turns}
+        if not compare_logits(outputs[1], outputs[2]).within(tolerance):
             return 0.0
     cost = tuner.cost(2)
     return 0.0 if cost is None else 1 / cost
 
 
 def _finish(way: Way) -> Tensor:
-    made = way()
-    if made.is_cuda:
-        torch.cuda.synchronize(made.device)
-    return made
+    out = way()
+    if out.is_cuda:
+        torch.cuda.synchronize(out.device)
+    return out
 
 
 def capture(way: Way, device: torch.device) -> Way:
     """A way as a CUDA graph, after it ran once as it is."""
     way()
-    made: list[Tensor] = []
-    replay = CudaGraphRunner(device).capture(lambda: made.append(way()))
+    outputs: list[Tensor] = []
+    replay = CudaGraphRunner(device).capture(lambda: outputs.append(way()))
 
     def run() -> Tensor:
         replay()
-        return made[0]
+        return outputs[0]
 
     return run

@@ -38,10 +38,10 @@ def put_merged(output: Any, plan: Plan) -> Any:
     """
 
     def merge(features: list[Tensor]) -> list[Tensor]:
-        made = reduce(pad_sequence(features, batch_first=True), plan)
-        merged = [own.clone() for own in features]
-        for own, kept, used, slots in zip(merged, plan.keep, plan.valid, made, strict=True):
-            own[kept[used]] = slots[used]
+        slots = reduce(pad_sequence(features, batch_first=True), plan)
+        merged = [image.clone() for image in features]
+        for image, kept, used, states in zip(merged, plan.keep, plan.valid, slots, strict=True):
+            image[kept[used]] = states[used]
         return merged
 
     return change_features(output, merge)
@@ -64,22 +64,14 @@ def keep_columns(call: GenerateCall, stays: Tensor) -> GenerateCall:
             modality: take_features(call.model, modality, output, call.ids, stays)
             for modality, output in encoded.items()
         }
-    taken = _find_marks(call)  # padding stands for no image
-    filler = next(value for value in range(len(taken) + 1) if value not in taken)
+    marks = _find_marks(call)  # padding is none of these
+    filler = next(value for value in range(len(marks) + 1) if value not in marks)
     ids = take_columns(call.ids.to(order.device), order).where(mask, filler)
     return replace(call, ids=ids, others=others)
 
 
 def take_features(model: Any, modality: str, output: Any, ids: Tensor, stays: Tensor) -> Any:
-    """An encoder's output with the features of the columns where `stays` alone.
-
-    Args:
-        ids: `[B, T]` int64, of all columns.
-        stays: `[B, T]` bool.
-
-    Raises:
-        ShapeError: features whose number is not that of the prompt's placeholders.
-    """
+    """An encoder's output with the features of the columns where `stays` alone, both `[B, T]`."""
     kept = stays[ids == find_placeholder(model, modality)]
     n_features = sum(map(len, split_features(output.pooler_output)))
     if len(kept) != n_features:

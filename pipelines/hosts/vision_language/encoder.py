@@ -57,11 +57,7 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 def find_depth(model: Any, inputs: Mapping[str, Any]) -> int:
-    """How many layers of the tower have run where the model takes its states.
-
-    Args:
-        inputs: what `generate` was called with.
-    """
+    """How many layers of the tower have run where the model takes its states."""
     depth = len(find_attentions(find_tower(model)))
     chosen = inputs.get("vision_feature_layer")
     if chosen is None:
@@ -76,18 +72,11 @@ class EncoderCall:
     """The encoder of one call, inside `with`.
 
     Args:
-        model: the model.
         inputs: what `generate` was called with.
         method: what it computes less by; None: nothing.
         seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
             a policy without a seed has those of seed 0 here.
         records: whether a method behind it reads its keys and attention.
-
-    Attributes:
-        inputs: see above.
-        runs: the tower's calls, by modality.
-        noted: by layer, what its attention read: "q" and "k", `[R, S', H, D]`.
-        counts: patches of all images, and those that the tower computed last.
     """
 
     def __init__(
@@ -99,9 +88,10 @@ class EncoderCall:
         records: bool = False,
     ) -> None:
         self.inputs = inputs
-        self.runs: dict[str, TowerRun] = {}
+        self.runs: dict[str, TowerRun] = {}  # the tower's calls, by modality
+        # by layer, what its attention read: "q" and "k", [R, S', H, D]
         self.noted: dict[int, dict[str, Tensor]] = {}
-        self.counts = (0, 0)
+        self.counts = (0, 0)  # patches of all images, and those that the tower computed last
         self._model, self._method, self._seeds, self._records = model, method, seeds, records
         self._tower = find_tower(model)
         self._known = describe_tower(model) or VisionTower()
@@ -144,10 +134,11 @@ class EncoderCall:
         for index, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
             if self._records or index + 1 in self._before:
                 for name in ("q", "k"):
-                    part = getattr(attention, f"{name}_norm", None)
-                    part = getattr(attention, f"{name}_proj") if part is None else part
+                    last = getattr(attention, f"{name}_norm", None)
+                    if last is None:
+                        last = getattr(attention, f"{name}_proj")
                     hook = partial(self._note, index, name, attention)
-                    add(part.register_forward_hook(hook))
+                    add(last.register_forward_hook(hook))
             if index in self._before:
                 hook = partial(self._shorten, index)
                 add(layer.register_forward_pre_hook(hook, with_kwargs=True))
@@ -166,27 +157,20 @@ class EncoderCall:
 
     def copies(self, ids: Tensor) -> int:
         """Copies of each row of the call's prompt in a batch `[B, T]` (`num_return_sequences`)."""
-        given = self.inputs.get("input_ids")
-        return 1 if given is None else len(ids) // len(given)
+        prompt = self.inputs.get("input_ids")
+        return 1 if prompt is None else len(ids) // len(prompt)
 
     def find_left(self, visuals: Sequence[Visual]) -> list[tuple[Tensor, Tensor]] | None:
-        """Which features are left in the prompt, and how many each stands for.
+        """Which features of images, or videos, of one modality are left in the prompt.
 
-        Args:
-            visuals: images, or videos, of one modality.
-
-        Returns:
-            `[n]` bool, True for features that are no place, and `[n]` float32, of each image; None
-            where all features stay.
-
-        Raises:
-            UnsupportedModelError: features that were pooled or resized after the tower, if the
-                method asks to drop some.
+        `[n]` bool, True for features that are no place, and `[n]` float32, how many features each
+        stands for, of each image; None where all stay. UnsupportedModelError where the method asks
+        to drop features that were pooled or resized after the tower.
         """
         run = self.runs.get(visuals[0].modality)
         if run is None or run.target is None:
             return None
-        found = list[tuple[Tensor, Tensor]]()
+        left = list[tuple[Tensor, Tensor]]()
         for visual in visuals:
             places = visual.places
             is_place = (places.source >= 0) & places.is_own
@@ -196,17 +180,18 @@ class EncoderCall:
                     "the encoder, received features that were pooled or resized after it; give "
                     'features="auto"'
                 )
-            target = run.target.to(is_place.device)
+            target = run.target.to(is_place.device)  # of all places of the tower
             source = places.source.where(is_place, 0)
-            stands = target[source]
+            stands = target[source]  # [n], the place that stands for each feature's
             size = target.bincount(minlength=len(target)).float()[stands]
-            # of the features of one place its own is left or, where that was cut off, the first
+            # of the features of one place its own is left (ranks 0 to n - 1) or, where that was
+            # cut off, the first of the others (n to 2n - 1); what is no place comes last
             n = len(stands)
             rank = torch.arange(n, device=stands.device) + n * (stands != source)
             rank = rank.where(is_place, 2 * n)
             first = rank.new_full(target.shape, 2 * n).scatter_reduce(0, stands, rank, "amin")
-            found.append(((rank == first[stands]) | ~is_place, size.where(is_place, 1.0)))
-        return None if all(bool(left.all()) for left, _ in found) else found
+            left.append(((rank == first[stands]) | ~is_place, size.where(is_place, 1.0)))
+        return None if all(bool(stays.all()) for stays, _ in left) else left
 
     # ------------------------------------------------------------------ the tower's hooks
 
@@ -225,7 +210,6 @@ class EncoderCall:
         return (pixels, *args[1:]), given
 
     def _open(self, modality: str, pixels: Tensor, given: Mapping[str, Any]) -> TowerRun:
-        """The run of a tower's call."""
         unit = describe_features(self._model).unit(self._model.config)
         if self._known.patches == "packed":
             grid = (1, len(pixels) // unit**2)  # of features
@@ -253,12 +237,12 @@ class EncoderCall:
         return TowerRun(self._tower, self._known, unit, numbers, grid, seen, weighs)
 
     def _note(
-        self, layer: int, name: str, attention: Any, _part: Any, _args: Any, made: Tensor
+        self, layer: int, name: str, attention: Any, _part: Any, _args: Any, states: Tensor
     ) -> None:
         """Keep queries or keys, `[R, S', H * D]` or `[R * S', H, D]`; of images before videos."""
         if self._run is not None:
             shape = len(self._run.is_seen), -1, attention.num_heads, attention.head_dim
-            self.noted.setdefault(layer, {}).setdefault(name, made.detach().reshape(shape))
+            self.noted.setdefault(layer, {}).setdefault(name, states.detach().reshape(shape))
 
     def _weigh(self, _attention: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """In front of attention: what its keys stand for, as its mask."""
@@ -281,16 +265,17 @@ class EncoderCall:
         level = run.levels[-1]
         if level.first != index:
             return None
+        # columns of the level before, of the tokens that are left
         columns = run.levels[-2].column.gather(1, level.columns.index)
         run.mask = run.bias(hidden.dtype)[:, None, None].expand(-1, 1, columns.shape[1], -1)
         return (take_states(hidden, columns), *args[1:]), given
 
     def _merge(self, run: TowerRun, method: TokenReducer, index: int, hidden: Tensor) -> Tensor:
         """In front of a layer: the states `[R, S', C]` with those of merged tokens."""
-        patches = ChosenColumns.of(run.take(run.is_patch))
+        patches = ChosenColumns.of(run.take(run.is_patch))  # without the class token and padding
         where = patches.index.where(patches.valid, -1)
-        token = run.levels[-1].columns.index.gather(1, patches.index)
-        place = token - run.n_special
+        token = run.levels[-1].columns.index.gather(1, patches.index)  # of the row
+        place = token - run.n_special  # of the grid
         noted = self.noted.pop(index - 1)
         bias = run.bias(torch.float32)
         x = patches.take(hidden)
@@ -341,8 +326,8 @@ class EncoderCall:
             if getattr(output, "deepstack_features", None) is not None:
                 output.deepstack_features = [deep[column] for deep in output.deepstack_features]
             return output
-        wanted = getattr(self._method, "features", "auto")
-        if self._stage is None and wanted != "all" and describe_features(self._model).are_tokens:
+        features = getattr(self._method, "features", "auto")
+        if self._stage is None and features != "all" and describe_features(self._model).are_tokens:
             run.target = join_targets(run.levels[-1].target[:, run.n_special :] - run.n_special)
         depth = len(find_attentions(self._tower))
         output.last_hidden_state = run.restore(output.last_hidden_state, depth)

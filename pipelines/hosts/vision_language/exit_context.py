@@ -27,12 +27,9 @@ def open_context(
     seeds: Sequence[int],
     left: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> VisualContext:
-    """The context of a call, a row for each image.
-
-    Tokens that end a row of an image are not among its tokens: they say nothing of it.
+    """The context of a call, a row for each image or video.
 
     Args:
-        visuals: images, or videos, of the call.
         seeds: one for each.
         left: of each image, after merges in the encoder: `[n]` bool, which features count, and
             `[n]` float32, how many tokens each stands for.
@@ -44,7 +41,7 @@ def open_context(
         for name in ("source", "group", "row", "column")
     )
     x = pad_sequence([visual.features for visual in visuals], batch_first=True)
-    valid = source >= 0
+    valid = source >= 0  # tokens that end a row say nothing of the image
     size = None
     if left is not None:
         valid &= pad_sequence([kept for kept, _ in left], batch_first=True)
@@ -97,8 +94,9 @@ def _look_at_tower(model: Any, encoder: EncoderCall, source: Tensor) -> dict[str
 
     def arrange(values: Tensor) -> Tensor:
         """`[B, N, ...]` of `[R, S, ...]`; 0 for features that are no place."""
-        found = values[:, special:].flatten(0, 1)[source.clamp(min=0)]
-        return found.where((source >= 0).view(*source.shape, *[1] * (found.ndim - 2)), 0)
+        at_places = values[:, special:].flatten(0, 1)[source.clamp(min=0)]
+        is_place = (source >= 0).view(*source.shape, *[1] * (at_places.ndim - 2))
+        return at_places.where(is_place, 0)
 
     def attention(layer: int, queries: Queries, per_head: bool) -> Tensor:
         """`[B, N]` or `[B, H, N]`; each tile is a sequence of its own to the tower."""
@@ -110,8 +108,8 @@ def _look_at_tower(model: Any, encoder: EncoderCall, source: Tensor) -> dict[str
             scale=q.shape[-1] ** -0.5,
             per_head=True,
         )  # [R, H, S]
-        found = arrange(mass.transpose(1, 2)).transpose(1, 2)
-        return found if per_head else found.sum(1)
+        received = arrange(mass.transpose(1, 2)).transpose(1, 2)  # [B, H, N]
+        return received if per_head else received.sum(1)
 
     return {
         "keys": lambda layer: arrange(noted("k", layer)),

@@ -27,11 +27,7 @@ from mmaccel.reduction.visual_tokens.contract import TokenReducer
 def prune_rows(
     run: TowerRun, method: TokenReducer, pixels: Tensor, given: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Choose among the patches of rows of pixels `[R, C, H, W]`, which leave in front of layer 0.
-
-    Args:
-        given: the tower's other arguments.
-    """
+    """Choose patches of rows of pixels `[R, C, H, W]`, which leave in front of layer 0."""
     unit, side = run.unit, run.unit * run.side
     rows, columns = (n // unit for n in run.grid)
     cut = pixels[..., : rows * side, : columns * side]
@@ -64,9 +60,10 @@ def prune_pack(
     x = pad_sequence(list(features.split(counts)), batch_first=True)  # [B, U, P]
     where = torch.arange(x.shape[1], device=x.device)
     lengths = torch.tensor(counts, device=x.device, dtype=torch.int64)[:, None]
-    is_ours = where < lengths
-    columns = (grids[:, 2:] // run.unit).to(x.device)
-    inside = where % (grids[:, 1:2] // run.unit * (grids[:, 2:] // run.unit)).to(x.device)
+    is_ours = where < lengths  # [B, U], no padding
+    grid = (grids[:, 1:] // run.unit).to(x.device)  # rows and columns of features
+    columns = grid[:, 1:]
+    inside = where % grid.prod(1, keepdim=True)  # of its frame, which is `where - inside`
     context = make_context(
         x,
         is_ours,
@@ -77,7 +74,7 @@ def prune_pack(
         offers=("pixels",),
     )
     targets = find_targets(method.plan(context))
-    first = lengths.cumsum(0) - lengths
+    first = lengths.cumsum(0) - lengths  # feature of each image in the packed sequence
     level = Level(-1, (targets + first)[is_ours][None])
     kept = level.kept[0]
     if bool(kept.all()):
@@ -95,7 +92,7 @@ def describe_kept(run: TowerRun, grids: Tensor, kept: Tensor) -> dict[str, Tenso
     unit, block, tower = run.unit, run.unit**2, run.tower
     patches = kept.repeat_interleave(block)
     frames = (grids[:, 1] * grids[:, 2] // block).repeat_interleave(grids[:, 0]).tolist()
-    found = {
+    arguments = {
         "position_ids": vision_utils.get_vision_position_ids(grids, unit)[patches],
         "cu_seqlens": find_bounds(kept, frames, block),
     }
@@ -107,16 +104,17 @@ def describe_kept(run: TowerRun, grids: Tensor, kept: Tensor) -> dict[str, Tenso
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=unit,
         )
-        found |= {"interp_indices": index[patches], "interp_weights": weights[patches]}
+        arguments |= {"interp_indices": index[patches], "interp_weights": weights[patches]}
     if run.known.has_windows:
         order, bounds = vision_utils.get_vision_window_index(
             grids, spatial_merge_size=unit, window_size=tower.window_size, patch_size=run.side
         )
         order = order.to(kept.device)
         lengths = (bounds.diff() // block).tolist()
-        found["window_index"] = (kept.cumsum(0) - 1)[order[kept[order]]]
-        found["cu_window_seqlens"] = find_bounds(kept[order], lengths, block)
-    return found
+        # features that are left, in the order of windows, by their numbers among these
+        arguments["window_index"] = (kept.cumsum(0) - 1)[order[kept[order]]]
+        arguments["cu_window_seqlens"] = find_bounds(kept[order], lengths, block)
+    return arguments
 
 
 def find_bounds(kept: Tensor, lengths: Sequence[int], block: int) -> Tensor:

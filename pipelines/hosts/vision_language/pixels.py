@@ -22,14 +22,10 @@ from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
 
 def find_middles(full: Sequence[int], small: Sequence[int]) -> Tensor:
-    """Of each place of a grid h x w the place in the middle of its cell, of h' x w' cells.
-
-    Returns:
-        `[h * w]` int64.
-    """
+    """`[h * w]` int64: of each place of a grid h x w the place in the middle of its cell."""
     axes = []
     for n, m in zip(full, small, strict=True):
-        cell = torch.arange(n) * m // n
+        cell = torch.arange(n) * m // n  # of each place along this side
         first, last = torch.searchsorted(cell, cell), torch.searchsorted(cell, cell, right=True)
         axes.append((first + last) // 2)
     return (axes[0][:, None] * full[1] + axes[1]).flatten()
@@ -42,11 +38,7 @@ def _average(pixels: Tensor, size: Sequence[int]) -> Tensor:
 def shrink_rows(
     run: TowerRun, method: DownsamplePixels, pixels: Tensor, given: dict[str, Any]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Rows of pixels `[R, C, H, W]`, made smaller.
-
-    Args:
-        given: the tower's other arguments.
-    """
+    """Rows of pixels `[R, C, H, W]`, made smaller."""
     full = [n // run.unit for n in run.grid]
     small = method.shrink(*full)
     target = find_middles(full, small).to(pixels.device)
@@ -70,7 +62,7 @@ def shrink_pack(
     patches, small_grids, targets = list[Tensor](), list[list[int]](), list[Tensor]()
     first = 0
     parts = pixels.split(grids.prod(1).tolist())
-    for own, (frames, height, width) in zip(parts, grids.tolist(), strict=True):
+    for packed, (frames, height, width) in zip(parts, grids.tolist(), strict=True):
         full = height // unit, width // unit
         small = method.shrink(*full)
         for _ in range(frames):
@@ -78,22 +70,17 @@ def shrink_pack(
             first += full[0] * full[1]
         small_grids.append([frames, small[0] * unit, small[1] * unit])
         if small != full:
-            image = unpack_patches(own, (frames, height, width), unit, side)
-            own = pack_patches(_average(image, [n * unit * side for n in small]), unit, side)
-        patches.append(own)
+            image = unpack_patches(packed, (frames, height, width), unit, side)
+            packed = pack_patches(_average(image, [n * unit * side for n in small]), unit, side)
+        patches.append(packed)
     run.target = torch.cat(targets).to(pixels.device)
     run.levels.append(Level(-1, run.target[None]))
     return torch.cat(patches), {**given, "grid_thw": grids.new_tensor(small_grids)}
 
 
 def unpack_patches(patches: Tensor, grid: Sequence[int], unit: int, side: int) -> Tensor:
-    """Frames `[t, C * F, H, W]` of a Qwen-VL processor's patches `[t * h * w, C * F * P * P]`.
-
-    Args:
-        patches: in blocks of `unit` x `unit`.
-        grid: t, h, w.
-        unit: patches of a block, along each side.
-        side: P, of a patch.
+    """Frames `[t, C * F, H, W]` of a Qwen-VL processor's patches `[t * h * w, C * F * P * P]`,
+    which lie in blocks of `unit` x `unit` of `side` P.
     """
     t, h, w = grid
     x = patches.view(t, h // unit, w // unit, unit, unit, -1, side, side)

@@ -26,43 +26,28 @@ from mmaccel.pipelines.hosts.vision_language.towers import describe_features
 
 @dataclass(frozen=True)
 class Places:
-    """Where the n features of one image or video stand.
+    """Where the n features of one image or video stand."""
 
-    Attributes:
-        source: `[n]` int64, the place of each; -1 for tokens that end a row or a video.
-        group, row, column: `[n]` int64, tile or frame, and place in its grid; -1 where unknown.
-        tiles: rows of the tower for this image or video, its tiles or frames.
-        tile_grid: rows and columns of tiles; (0, 0) for an overview alone.
-        is_own: False where features were pooled or resized after the tower. `source` then counts
-            the features.
-        total: places of this image or video.
-    """
-
-    source: Tensor
-    group: Tensor
-    row: Tensor
+    source: Tensor  # [n] int64, the place of each; -1 for tokens that end a row or a video
+    group: Tensor  # [n] int64, tile or frame
+    row: Tensor  # [n] int64, in its grid; -1 where unknown
     column: Tensor
-    tiles: int
-    tile_grid: tuple[int, int]
-    is_own: bool
-    total: int
+    tiles: int  # rows of the tower for this image or video, its tiles or frames
+    tile_grid: tuple[int, int]  # rows and columns of tiles; (0, 0) for an overview alone
+    is_own: bool  # False: pooled or resized after the tower; `source` then counts the features
+    total: int  # places of this image or video
 
 
 def find_missing(model: Any, modality: str, inputs: Mapping[str, Any]) -> str | None:
-    """The argument that says where features stand and is not given; None where none is missing.
-
-    Args:
-        modality: "image" or "video".
-        inputs: what `generate` was called with.
-    """
+    """The argument that says where features stand and is not given; None where none is missing."""
     layout = describe_features(model).layout
-    wanted = {
+    argument = {
         ("grid", "image"): "image_grid_thw",
         ("grid", "video"): "video_grid_thw",
         ("tiles", "image"): "image_sizes",
         ("tiles", "video"): "pixel_values_videos",
     }.get((layout, modality))
-    return None if wanted is None or inputs.get(wanted) is not None else wanted
+    return None if argument is None or inputs.get(argument) is not None else argument
 
 
 def find_places(
@@ -75,16 +60,15 @@ def find_places(
     """Where the features of all images, or of all videos, of a call stand.
 
     Args:
-        modality: "image" or "video".
         counts: features of each; None where the inputs alone say it.
         inputs: what `generate` was called with: `image_sizes`, `image_grid_thw`, …
     """
-    found = list[Places]()
+    all_places = list[Places]()
     first = 0
     for index, n in enumerate(counts):
-        found.append(_find_places(model, modality, index, n, inputs, first, device))
-        first += found[-1].total
-    return found
+        all_places.append(_find_places(model, modality, index, n, inputs, first, device))
+        first += all_places[-1].total
+    return all_places
 
 
 def find_rows(
@@ -93,7 +77,6 @@ def find_rows(
     """The prompt's row of each of n rows of the tower, before they are encoded.
 
     Args:
-        model, inputs, modality: as in `find_places`.
         owners: the row of each placeholder of the prompt.
     """
     counts: list[int | None] = [len(owners) // n] * n
@@ -102,12 +85,12 @@ def find_rows(
         counts = [len(owners) // videos] * videos
     elif describe_features(model).layout == "tiles":
         counts = [None] * len(inputs["image_sizes"])
-    found = list[int]()
+    rows = list[int]()
     first = 0
     for places in find_places(model, modality, counts, inputs):
-        found += [owners[first] if first < len(owners) else 0] * places.tiles
+        rows += [owners[first] if first < len(owners) else 0] * places.tiles
         first += len(places.source)
-    return found
+    return rows
 
 
 def _find_places(
@@ -151,7 +134,7 @@ def _find_places(
     ends = int(layout == "tiles")  # a token ends the row of one tile, or the video
     n_tokens = side**2 if n is None else n - ends
     where = torch.arange(n_tokens + ends, device=device)
-    where = where.where(where < n_tokens, -1)
+    where = where.where(where < n_tokens, -1)  # of the end
     if modality == "video":  # frames are pooled
         tiles = inputs["pixel_values_videos"].shape[1]
         pooled = isqrt(n_tokens // tiles)
@@ -169,16 +152,12 @@ def _lay(
     tile_grid: tuple[int, int] = (0, 0),
     is_own: bool = True,
 ) -> Places:
-    """Places in grids h x w, one behind the other; (0, 0) where that is not known.
-
-    Args:
-        source: of each feature in the image; -1 for none.
-    """
+    """Places in grids h x w, one behind the other; (0, 0) where that is not known."""
     height, width = grid
     is_token = source >= 0
     group = torch.zeros_like(source)
     row = column = group - 1
-    if width:
+    if width:  # source = (group * height + row) * width + column
         group = (source // (height * width)).where(is_token, 0)
         row = (source // width % height).where(is_token, -1)
         column = (source % width).where(is_token, -1)
@@ -200,11 +179,11 @@ def _pack(
     )
     tiles = 1 + rows * columns
     numbers = torch.arange(tiles * side**2, dtype=torch.float64, device=device)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "image_features": [numbers.view(tiles, side**2, 1)],
         "image_sizes": size[None],
         "image_newline": numbers.new_full((1,), -1.0),
     }
     if "frames" not in describe_features(model).looks:  # LLaVA-NeXT
-        given["vision_feature_select_strategy"] = "default"
-    return model.base_model.pack_image_features(**given)[0][0][:, 0], (rows, columns)
+        arguments["vision_feature_select_strategy"] = "default"
+    return model.base_model.pack_image_features(**arguments)[0][0][:, 0], (rows, columns)

@@ -35,15 +35,10 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class VisualReduction:
-    """The reducers of an attached model.
+    """The reducers of an attached model."""
 
-    Attributes:
-        methods: of `visual_tokens=`, in the order of their stages.
-        words: of `prompt_tokens=`; None: all words stay.
-    """
-
-    methods: tuple[TokenReducer, ...] = ()
-    words: PromptReducer | None = None
+    methods: tuple[TokenReducer, ...] = ()  # of `visual_tokens=`, in the order of their stages
+    words: PromptReducer | None = None  # of `prompt_tokens=`
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -51,7 +46,6 @@ class VisualReduction:
         return (*self.methods, None if self.words is None else LeavingWords(self.words))
 
     def __bool__(self) -> bool:
-        """Whether there is a method."""
         return bool(self.methods) or self.words is not None
 
     def find(self, stage: Stage) -> TokenReducer | None:
@@ -65,13 +59,7 @@ class VisualReduction:
 
 
 class VisionModel(Capable):
-    """A model as a part: where visual tokens may leave it, and what reducers may look at there.
-
-    Args:
-        model: of transformers.
-        family: of the model.
-        reduction: what its encoder computes less by, for methods at the exit.
-    """
+    """A model as a part: where visual tokens may leave it, and what reducers may look at there."""
 
     slot = "model"
     offers = frozenset(GLOSSARY)
@@ -82,12 +70,6 @@ class VisionModel(Capable):
         self._in_encoder = reduction.in_encoder
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`.
-
-        Raises:
-            OptionError: a method in front of a layer that the model lacks.
-            UnsupportedModelError: inside a language model that is no causal LM of windows.
-        """
         if isinstance(part, LeavingWords):
             return self._lack_of_words(part.method) if word == "prompt words" else ""
         if isinstance(part, Leaving):
@@ -107,16 +89,13 @@ class VisionModel(Capable):
         if stage == "llm_layer":
             return frozenset({"keys", "last_attention", "text_attention", "text"})
         tower = describe_tower(self.model)
-        own = {"cls_attention"} if tower is not None and tower.has_class_token else set()
+        of_class = {"cls_attention"} if tower is not None and tower.has_class_token else set()
         if stage == "encoder_layer":
-            return frozenset({"keys", "grid"} | own)
+            return frozenset({"keys", "grid"} | of_class)
         looks = describe_features(self.model).looks | {"text"}
-        # layers of a reduced encoder have no keys and attention of all tokens
-        return (
-            looks - OF_TOWER
-            if self._in_encoder is not None
-            else looks | (own if "keys" in looks else set())
-        )
+        if self._in_encoder is not None:  # whose layers have no keys and attention of all tokens
+            return looks - OF_TOWER
+        return looks | of_class if "keys" in looks else looks
 
     def _lack_of_words(self, method: TokenReducer) -> str:
         """Why no word of a prompt can leave the model where a method works."""
@@ -130,8 +109,8 @@ class VisionModel(Capable):
         """Why no visual token can leave the model where a method works."""
         model = self.model
         if "mm_encoder_outputs" not in self._family.arguments:
-            own = "" if not isinstance(method, PromptReducer) else "; prompt_tokens= takes words"
-            return f"it is none whose image prompts are served, see docs/visual-tokens.md{own}"
+            remedy = "" if not isinstance(method, PromptReducer) else "; prompt_tokens= takes words"
+            return f"it is none whose image prompts are served, see docs/visual-tokens.md{remedy}"
         if "mm_encoder_outputs" not in forward_parameters(model):
             return "it encodes images in its first pass; install transformers 5.23 or newer"
         tower = describe_tower(model)

@@ -26,19 +26,14 @@ from mmaccel.reduction.visual_tokens.plan import Plan
 
 @dataclass(frozen=True)
 class Level:
-    """Which tokens of a tower are left from a layer on.
+    """Which tokens of a tower are left from a layer on."""
 
-    Attributes:
-        first: the layer; -1: all layers.
-        target: `[R, S]` int64, the token that stands for each; its own number where it is left.
-    """
-
-    first: int
-    target: Tensor
+    first: int  # the layer; -1: all layers
+    target: Tensor  # [R, S] int64, the token that stands for each; its own number where it is left
 
     @cached_property
     def kept(self) -> Tensor:
-        """`[R, S]` bool, the tokens that are left."""
+        """`[R, S]` bool."""
         return self.target == torch.arange(self.target.shape[1], device=self.target.device)
 
     @cached_property
@@ -54,32 +49,20 @@ class Level:
 
 @dataclass
 class TowerRun:
-    """One call of a tower, for all images or all videos of a `generate` call.
-
-    Attributes:
-        tower, known: the tower, and what is known of its class.
-        unit: patches of a feature along each side.
-        seeds: `[R]` int64.
-        grid: rows and columns of the patches of each row of the tower.
-        is_seen: `[R, S]` bool, tokens that the tower attends to.
-        is_patch: `[R, S]` bool, those of these that may go.
-        weighs: whether a column counts in attention as often as it stands for tokens.
-        levels: by their first layers; level 0 has all tokens.
-        target: `[R * U]` int64, which place of all rows stands for each; None: all features stay.
-        mask: `[R, 1, S', S']`, what is added to scores of attention since tokens went.
-    """
+    """One call of a tower, for all images or all videos of a `generate` call."""
 
     tower: Any
     known: VisionTower
-    unit: int
-    seeds: Tensor
-    grid: tuple[int, int]
-    is_seen: Tensor
-    weighs: bool
-    is_patch: Tensor = field(init=False)
-    levels: list[Level] = field(init=False)
+    unit: int  # patches of a feature along each side
+    seeds: Tensor  # [R] int64
+    grid: tuple[int, int]  # rows and columns of the patches of each row of the tower
+    is_seen: Tensor  # [R, S] bool, tokens that the tower attends to
+    weighs: bool  # whether a column counts in attention as often as it stands for tokens
+    is_patch: Tensor = field(init=False)  # [R, S] bool, those that are seen and may go
+    levels: list[Level] = field(init=False)  # by their first layers; level 0 has all tokens
+    # [R * U] int64, which place of all rows stands for each; None: all features stay
     target: Tensor | None = None
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # [R, 1, S', S'], added to scores of attention since tokens went
 
     def __post_init__(self) -> None:
         token = torch.arange(self.is_seen.shape[1], device=self.is_seen.device)
@@ -98,7 +81,6 @@ class TowerRun:
 
     @property
     def merges(self) -> bool:
-        """Whether some tokens went."""
         return len(self.levels) > 1
 
     @property
@@ -123,10 +105,9 @@ class TowerRun:
         return size.log().where(self.take(self.is_seen), least).to(dtype)
 
     def drop(self, first: int, features: Tensor) -> bool:
-        """Open a level; False where nothing goes.
+        """Open a level from layer `first` on; False where nothing goes.
 
         Args:
-            first: its first layer.
             features: `[R, U]` int64, the feature that stands for each.
         """
         self.target = join_targets(features)
@@ -134,7 +115,7 @@ class TowerRun:
         unit, width = self.unit, columns // self.unit
         y = torch.arange(rows // unit * unit, device=features.device)[:, None]
         x = torch.arange(width * unit, device=features.device)
-        stands = features[:, y // unit * width + x // unit]  # [R, h, w], of the patch's feature
+        stands = features[:, y // unit * width + x // unit]  # [R, h, w], for a patch's feature
         # the patch that lies in that feature where this one lies in its own
         patch = (stands // width * unit + y % unit) * columns + stands % width * unit + x % unit
         token = self.levels[0].target.clone()
@@ -153,9 +134,10 @@ class TowerRun:
             valid: `[R, N]` bool, False for padding.
             target: `[R, N]` int64, which of these stands for each.
         """
-        step = self.levels[0].target.clone()
+        step = self.levels[0].target.clone()  # every token for itself
         row = torch.arange(len(step), device=step.device)[:, None].expand_as(token)[valid]
         step[row, token[valid]] = token.gather(1, target)[valid]
+        # the tokens for which a merged one stood so far follow it
         if not torch.equal(step, self.levels[0].target):
             self.levels.append(Level(first, step.gather(1, self.levels[-1].target)))
 
@@ -168,7 +150,7 @@ class TowerRun:
 def find_targets(plan: Plan) -> Tensor:
     """`[B, N]` int64, the token that stands for each; its own index where it stays."""
     itself = torch.arange(plan.assign.shape[1], device=plan.assign.device)
-    stands = plan.keep.gather(1, plan.assign.clamp(0))
+    stands = plan.keep.gather(1, plan.assign.clamp(0))  # the token of the slot that it is in
     return stands.where(plan.assign >= 0, itself)
 
 

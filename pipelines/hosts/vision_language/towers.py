@@ -22,21 +22,13 @@ _PARTS = ("vision_tower", "vision_model", "visual")
 
 @dataclass(frozen=True)
 class VisionTower:
-    """What is known of the towers of a class.
-
-    Attributes:
-        patches: "rows" or "packed".
-        has_class_token: in front of the patches of a row.
-        interpolates: it takes images of other sizes with its `interpolate_pos_encoding`.
-        has_windows: some layers attend in windows of the packed sequence.
-        has_table: packed patches have a table of positions beside rotary ones.
-    """
+    """What is known of the towers of a class."""
 
     patches: Literal["rows", "packed"] = "rows"
-    has_class_token: bool = False
-    interpolates: bool = False
-    has_windows: bool = False
-    has_table: bool = False
+    has_class_token: bool = False  # in front of the patches of a row
+    interpolates: bool = False  # takes other sizes of images, by `interpolate_pos_encoding`
+    has_windows: bool = False  # some layers attend in windows of the packed sequence
+    has_table: bool = False  # packed patches have a table of positions beside rotary ones
 
 
 TOWERS = {
@@ -54,25 +46,17 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class Features:
-    """How a model makes features of an image, of what its tower gives out.
+    """How a model makes features of an image, of what its tower gives out."""
 
-    Attributes:
-        looks: what methods at the exit of the encoder may look at, beside text.
-        layout: "tokens", a feature is a token of the tower; "tiles", so it is, of tiles that are
-            packed side by side; "grid", the inputs have the grid of the features; "blocks", a
-            feature is made of several tokens.
-        unit: patches of a feature along each side, from the model's configuration.
-        unmerged: why patches are no plain rows; empty where they are.
-    """
-
-    looks: frozenset[str] = frozenset()
+    looks: frozenset[str] = frozenset()  # of methods at the exit of the encoder, beside text
+    # "tokens": a feature is a token of the tower; "tiles": so it is, of tiles packed side by side;
+    # "grid": the inputs have the grid of the features; "blocks": it is made of several tokens
     layout: Literal["tokens", "tiles", "grid", "blocks"] = "blocks"
-    unit: Callable[[Any], int] = lambda config: 1
-    unmerged: str = ""
+    unit: Callable[[Any], int] = lambda config: 1  # patches of a feature along each side
+    unmerged: str = ""  # why patches are no plain rows
 
     @property
     def are_tokens(self) -> bool:
-        """Whether a feature is a token of the tower, no mean of several."""
         return self.layout in ("tokens", "tiles")
 
 
@@ -110,9 +94,8 @@ FEATURES = {  # by the model's model_type
 
 
 def find_tower(model: Any) -> Any:
-    """The vision tower of a model, or None."""
-    found = (getattr(model.base_model, name, None) for name in _PARTS)
-    return next((tower for tower in found if tower is not None), None)
+    parts = (getattr(model.base_model, name, None) for name in _PARTS)
+    return next((tower for tower in parts if tower is not None), None)
 
 
 def describe_tower(model: Any) -> VisionTower | None:
@@ -122,7 +105,6 @@ def describe_tower(model: Any) -> VisionTower | None:
 
 
 def describe_features(model: Any) -> Features:
-    """What is known of a model's features."""
     return FEATURES.get(model.config.model_type, Features(unmerged="is of a kind not known here"))
 
 
@@ -133,6 +115,6 @@ def find_side(tower: Any) -> int:
 
 
 def find_attentions(tower: Any) -> list[Any]:
-    """The attention modules of a tower's layers, in order; of those with `q_proj` and `k_proj`."""
+    """The attention modules of a tower's layers, in order."""
     modules = [m for m in tower.modules() if hasattr(m, "q_proj") and hasattr(m, "k_proj")]
     return [m for m in modules if hasattr(m, "num_heads")]

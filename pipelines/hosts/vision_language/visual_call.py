@@ -46,41 +46,36 @@ from mmaccel.results import Stats
 
 
 class VisualCall:
-    """What reducers do in one call, and what they did.
-
-    Args:
-        reduction: the reducers.
-
-    Attributes:
-        encoder: None before the call and after it, so that nothing of its inputs is held.
-        encoded: (patches before, patches after) of the encoder, over all images.
-        counts: (tokens before, tokens after) the encoder's exit, of each image.
-        inside: the reduction inside the language model; None without.
-    """
+    """What reducers do in one call, and what they did."""
 
     def __init__(self, reduction: VisualReduction) -> None:
         self.reduction = reduction
-        self.encoder: EncoderCall | None = None
+        self.encoder: EncoderCall | None = None  # of a running call: nothing of its inputs is held
         self._begin()
 
     def _begin(self) -> None:
         """Forget what an earlier loop of the call did."""
         self._methods = self.reduction.methods
-        self.encoded = (0, 0)
-        self.counts: list[tuple[int, int]] = []
-        self.inside: FirstRun | PromptCuts | None = None
+        self.encoded = (0, 0)  # patches of all images, and those that the encoder computed last
+        self.counts: list[tuple[int, int]] = []  # of each image, tokens before and after its exit
+        self.inside: FirstRun | PromptCuts | None = None  # the language model
         self._visuals: list[Visual] = []
         self._stays = torch.zeros(0, dtype=torch.bool)  # [B, T], columns that leave the encoder
 
     @contextmanager
     def running(
-        self, model: Any, inputs: Mapping[str, Any], seed: int | Sequence[int] | None
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        seed: int | Sequence[int] | None,
+        encodes_whole: bool = False,
     ) -> Iterator[None]:
         """Around transformers' `generate`: records or reduces the encoder where a method asks.
 
         Args:
             inputs: named arguments of the call, the prompt's ids among them.
             seed: of the policy; None is 0 for the encoder.
+            encodes_whole: whether a loop that is not transformers' gets the features.
         """
         at_exit = self.reduction.find("encoder_exit")
         records = at_exit is not None and bool(at_exit.needs & OF_TOWER)
@@ -88,7 +83,7 @@ class VisualCall:
         first = 0 if seed is None else seed
         rows = range(1 if ids is None else len(ids))
         seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
-        method = self.reduction.in_encoder
+        method = None if encodes_whole else self.reduction.in_encoder
         with EncoderCall(model, dict(inputs), method, seeds, records) as encoder:
             self.encoder = encoder
             try:
@@ -97,8 +92,8 @@ class VisualCall:
                 self.encoder = None
 
     def encode_whole(self, model: Any, others: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a decoding loop by name, with all tokens of images that were encoded
-        with fewer: for calls that a policy does not serve.
+        """The arguments of a decoding loop, with all tokens of images that were encoded with fewer:
+        for calls that a policy does not serve.
         """
         encoder = self.encoder
         if encoder is None or not encoder.changed:
@@ -106,8 +101,8 @@ class VisualCall:
         encoded = {}
         for name in others["mm_encoder_outputs"]:
             encode = getattr(model.base_model, f"get_{name}_features")
-            own = signature(encode).parameters
-            options = {key: value for key, value in encoder.inputs.items() if key in own}
+            parameters = signature(encode).parameters
+            options = {key: value for key, value in encoder.inputs.items() if key in parameters}
             encoded[name] = encode(**options, return_dict=True)
         ids = others["input_ids"]
         copies = encoder.copies(ids)
@@ -124,7 +119,6 @@ class VisualCall:
         return "prompt_tokens" if has_words else ""
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
-        """Reasons why a call cannot be decoded on fewer tokens."""
         slot = self._find_slot(call)
         if not slot:
             return
@@ -136,9 +130,9 @@ class VisualCall:
             yield f"{slot} with guidance"
         if call.records & set(PER_LAYER.values()):
             yield f"{slot} with hidden states or attentions of all tokens"
+        if call.others.get("inputs_embeds") is not None:
+            yield f"{slot} with a prompt of embeddings"
         if slot == "prompt_tokens":
-            if call.others.get("inputs_embeds") is not None:
-                yield f"{slot} with a prompt of embeddings"
             if call.others.get("mm_encoder_outputs"):
                 yield f"{slot} with images, of which visual_tokens drops some"
         else:
@@ -147,7 +141,14 @@ class VisualCall:
     def _find_in_features(self, call: GenerateCall) -> Iterator[str]:
         """What features that the caller has encoded lack for methods up to the encoder's exit."""
         encoder = self.encoder
-        if encoder is None or not encoder.inputs.get("mm_encoder_outputs"):
+        if encoder is None:
+            return
+        if (
+            encoder.inputs.get("custom_generate") is not None
+            and self.reduction.in_encoder is not None
+        ):
+            yield "visual_tokens in the encoder with custom_generate"
+        if not encoder.inputs.get("mm_encoder_outputs"):
             return
         if self.reduction.in_encoder is not None:
             yield "visual_tokens in the encoder with mm_encoder_outputs given by the caller"
@@ -161,12 +162,7 @@ class VisualCall:
                     yield f"mm_encoder_outputs given by the caller without {missing}"
 
     def apply(self, call: GenerateCall, seeds: Sequence[int]) -> GenerateCall:
-        """The call on the tokens that stay; the call itself where none is to go.
-
-        Args:
-            call: one that can be served.
-            seeds: of its rows, for methods that draw.
-        """
+        """The call on the tokens that stay; the call itself where none is to go."""
         self._begin()
         slot = self._find_slot(call)
         if slot == "prompt_tokens" and self.reduction.words is not None:
@@ -207,19 +203,19 @@ class VisualCall:
         self._visuals = [replace(v, features=v.features.new_zeros(0)) for v in visuals]
         encoded = dict(call.others.get("mm_encoder_outputs") or {})
         for modality in encoded:
-            own = [visual for visual in visuals if visual.modality == modality]
-            left = encoder.find_left(own)
+            alike = [visual for visual in visuals if visual.modality == modality]
+            left = encoder.find_left(alike)
             if left is None and method is None:
                 continue
-            seeded = find_seeds([visual.row for visual in own], seeds)
-            context = open_context(call, encoder, own, seeded, left)
+            seeded = find_seeds([visual.row for visual in alike], seeds)
+            context = open_context(call, encoder, alike, seeded, left)
             plan = keep_tokens(context.valid, context.valid)
             if method is not None:
                 plan = method.plan(context)
             if plan.merges:
                 encoded[modality] = put_merged(encoded[modality], plan)
-            for k, visual in enumerate(own):
-                kept = plan.keep[k][plan.valid[k]].to(stays.device)
+            for k, visual in enumerate(alike):
+                kept = plan.keep[k][plan.valid[k]].to(stays.device)  # indices of its features
                 total = len(visual.columns)
                 if len(kept) == int((visual.places.source >= 0).sum()):
                     self.counts.append((total, total))  # nothing goes, nor do ends of its rows
@@ -255,6 +251,5 @@ class VisualCall:
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
     def record(self, stats: Stats) -> None:
-        """Add what the call's own runs cost to its statistics."""
         if self.inside is not None:
             self.inside.record(stats)

@@ -30,22 +30,13 @@ _PLACEHOLDERS = {
 
 @dataclass(frozen=True)
 class Visual:
-    """One image or video of a prompt.
+    """One image or video of a prompt."""
 
-    Attributes:
-        modality: "image" or "video".
-        index: among those of its modality that `generate` was called with.
-        row: of the batch.
-        columns: `[n]` int64, of the row's prompt, ascending.
-        features: `[n, D]`, as the model merges them with the text's embeddings.
-        places: where the features stand.
-    """
-
-    modality: str
-    index: int
+    modality: str  # "image" or "video"
+    index: int  # among those of its modality that `generate` was called with
     row: int
-    columns: Tensor
-    features: Tensor
+    columns: Tensor  # [n] int64, of the row's prompt, ascending
+    features: Tensor  # [n, D], as the model merges them with the text's embeddings
     places: Places
 
 
@@ -55,9 +46,6 @@ def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1)
     Args:
         inputs: what `generate` was called with.
         copies: of each row that it was called with (`num_return_sequences`).
-
-    Raises:
-        UnsupportedModelError: features whose number is not that of the prompt's placeholders.
     """
     visuals = list[Visual]()
     for modality, output in (call.others.get("mm_encoder_outputs") or {}).items():
@@ -71,15 +59,16 @@ def find_visuals(call: GenerateCall, inputs: Mapping[str, Any], copies: int = 1)
             )
         if not features:
             continue
-        rows = [int(own[0]) for own in row.split(counts)]
-        # copies of a row have the images of the row that was given
+        rows = [int(runs[0]) for runs in row.split(counts)]
+        # copies of a row have the images of the row that was given: an image is known by that
+        # row, and by its number among the row's images
         keys = [(own // copies, rows[:k].count(own)) for k, own in enumerate(rows)]
-        given = sorted(set(keys))
-        index = [given.index(key) for key in keys]
-        lengths = [counts[keys.index(key)] for key in given]
+        originals = sorted(set(keys))
+        lengths = [counts[keys.index(key)] for key in originals]
         places = find_places(call.model, modality, lengths, inputs, features[0].device)
-        parts = zip(index, rows, column.split(counts), features, strict=True)
-        visuals += [Visual(modality, k, own, at, f, places[k]) for k, own, at, f in parts]
+        for k, columns in enumerate(column.split(counts)):
+            index = originals.index(keys[k])
+            visuals.append(Visual(modality, index, rows[k], columns, features[k], places[index]))
     return visuals
 
 
@@ -103,14 +92,7 @@ def find_placeholders(model: Any) -> frozenset[int]:
 
 
 def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
-    """A seed for each image: of its row of the prompt, and its place among the row's images.
-
-    Args:
-        rows: of each image.
-
-    Raises:
-        OptionError: fewer seeds than rows.
-    """
+    """A seed for each image: of its row of the prompt, and its place among the row's images."""
     if rows and len(seeds) <= max(rows):
         raise OptionError(
             f"seed: expected an integer or one for each of {max(rows) + 1} rows or more, received "
@@ -123,27 +105,20 @@ def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
 
 
 def split_features(pooled: Any) -> list[Tensor]:
-    """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list.
-
-    Rows without an image, which some models list, are left out.
-    """
+    """Features `[n, D]` of each image from a model's: `[N, n, D]`, or such a list."""
     return [features for features in pooled if len(features)]
 
 
 def change_features(output: Any, change: Callable[[list[Tensor]], list[Tensor]]) -> Any:
-    """An encoder's output whose features were changed, those of DeepStack too.
+    """An encoder's output whose features `[n, D]` of each image were changed, DeepStack's too."""
 
-    Args:
-        change: makes features of those `[n, D]` of each image.
-    """
+    def change_pooled(pooled: Any) -> Any:
+        features = change(split_features(pooled))
+        return torch.cat(features)[None] if isinstance(pooled, Tensor) else features
 
-    def changed(pooled: Any) -> Any:
-        made = change(split_features(pooled))
-        return torch.cat(made)[None] if isinstance(pooled, Tensor) else made
-
-    made = copy(output)
-    made.pooler_output = changed(output.pooler_output)
+    changed = copy(output)
+    changed.pooler_output = change_pooled(output.pooler_output)
     deep = getattr(output, "deepstack_features", None)
     if deep is not None:
-        made.deepstack_features = [changed(layer) for layer in deep]
-    return made
+        changed.deepstack_features = [change_pooled(layer) for layer in deep]
+    return changed

@@ -5,8 +5,8 @@ NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 25
 features of a text, which T5-11B makes. The names, sizes and order of operations follow the
 published code of Cosmos-Predict1 (Apache 2.0); nothing is copied from it.
 
-A text is `LENGTH` features; behind its end they are zeros, and layers attend to those too. So a
-text is the same number of keys and values in every call, which stay where they are in memory.
+A text is `LENGTH` features, zeros behind its end, to which layers attend, too. So a text is the
+same number of keys and values in every call, which stay where they are in memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from mmaccel.kernels.grouped_attention import grouped_attention
 from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.hosts.loading.checkpoint import shape_of
 
-LENGTH = 512
-"""Features of a text."""
+LENGTH = 512  # features of a text
 
 CROSS = "cross_attention"
 NAMES = {  # of a layer's further tensors, in the published file and here
@@ -37,19 +36,9 @@ NAMES = {  # of a layer's further tensors, in the published file and here
 
 
 class CrossAttention(nn.Module):
-    """Attention of the clip's tokens to the features of the text that was read last.
+    """Attention of the clip's tokens to the features of the text that was read last."""
 
-    Args:
-        width: channels of a hidden state.
-        context: channels of a feature.
-        heads, kv_heads, head_dim: of the attention.
-        norm: makes the norm of queries and that of keys.
-
-    Attributes:
-        keys, values: `[1, kv_heads, LENGTH, head_dim]`, of the text.
-    """
-
-    keys: Tensor
+    keys: Tensor  # [1, kv_heads, LENGTH, head_dim], of the text
     values: Tensor
 
     def __init__(
@@ -72,11 +61,7 @@ class CrossAttention(nn.Module):
         self.register_buffer("values", empty.clone(), persistent=False)
 
     def read(self, features: Tensor) -> None:
-        """Attend to another text from now on.
-
-        Args:
-            features: `[LENGTH, context]`.
-        """
+        """Attend to another text `[LENGTH, context]` from now on."""
         weight = self.k_proj.weight
         if self.keys.device != weight.device or self.keys.dtype != weight.dtype:
             self._make_room(torch.zeros_like(self.keys, device=weight.device, dtype=weight.dtype))
@@ -88,14 +73,7 @@ class CrossAttention(nn.Module):
         self.values.copy_(values.transpose(0, 1))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Attend, without positions and without a mask.
-
-        Args:
-            hidden: `[R, W, width]`.
-
-        Returns:
-            `[R, W, width]`.
-        """
+        """Attend from `[R, W, width]`, without positions and without a mask."""
         queries = self.q_norm(self.q_proj(hidden).unflatten(-1, (-1, self.head_dim)))
         read = grouped_attention(
             queries.transpose(1, 2),  # [R, heads, W, D]
@@ -103,16 +81,12 @@ class CrossAttention(nn.Module):
             self.values.expand(len(hidden), -1, -1, -1),
             None,
         )
-        made: Tensor = self.o_proj(read.transpose(1, 2).flatten(2))
-        return made
+        attended: Tensor = self.o_proj(read.transpose(1, 2).flatten(2))
+        return attended
 
 
 class ClipEmbedding(nn.Module):
-    """Adds what says where in the clip a token is.
-
-    Args:
-        table: `[positions, width]`; see `clip_embedding`.
-    """
+    """Adds what says where in the clip a token is, of the table of `clip_embedding`."""
 
     table: Tensor
 
@@ -121,21 +95,18 @@ class ClipEmbedding(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """Add to hidden states `[R, W, width]` at positions `[R, W]`.
-
-        Positions after the clip get the row of its last token, because their results are not used.
+        """Add to hidden states `[R, W, width]` at positions `[R, W]`. Those after the clip get the
+        row of its last token, because their results are not used.
         """
         at = position_ids.clamp(max=len(self.table) - 1)
         return hidden + self.table[at].to(hidden.dtype)
 
 
 def clip_embedding(shape: tuple[int, int, int], width: int) -> Tensor:
-    """Sines and cosines of the frame, the row and the column of each token of a clip.
+    """Sines and cosines of the frame, the row and the column of each token of a clip of T frames, H
+    rows and W columns.
 
-    Args:
-        shape: frames T, rows H and columns W, in tokens.
-        width: channels; a third of them, rounded down to an even number, is for rows, another third
-            for columns.
+    A third of the channels, rounded down to an even number, is for rows, another third for columns.
 
     Returns:
         `[1 + T * H * W, width]` in bfloat16, the precision of the published table: zeros for the
@@ -150,7 +121,7 @@ def clip_embedding(shape: tuple[int, int, int], width: int) -> Tensor:
         index = torch.arange(shape[axis], dtype=torch.float64, device="cpu")
         turns = torch.outer(index, frequencies)
         along = torch.cat((turns.sin(), turns.cos()), -1).to(torch.bfloat16)
-        view = [1, 1, 1, channels]
+        view = [1, 1, 1, channels]  # [T, H, W, channels], of one axis as yet
         view[axis] = shape[axis]
         parts.append(along.view(view).expand(*shape, channels))
     clip = torch.cat(parts, -1).flatten(0, 2)
@@ -158,16 +129,7 @@ def clip_embedding(shape: tuple[int, int, int], width: int) -> Tensor:
 
 
 class ReadingLayer(nn.Module):
-    """A decoder layer of transformers whose hidden states also attend to a text.
-
-    Args:
-        layer: Qwen3's.
-        cross_attention: to the text.
-        cross_attention_norm: before it.
-
-    Attributes:
-        positions: added before the layer, as before every other; `place` sets it.
-    """
+    """A decoder layer of Qwen3 whose hidden states also attend to a text."""
 
     def __init__(self, layer: Any, cross_attention: Any, cross_attention_norm: Any) -> None:
         super().__init__()
@@ -177,6 +139,7 @@ class ReadingLayer(nn.Module):
         self.post_attention_layernorm = layer.post_attention_layernorm
         self.cross_attention = cross_attention
         self.cross_attention_norm = cross_attention_norm
+        # added before this layer, as before every other
         self.positions: ClipEmbedding | None = None
 
     def place(self, positions: ClipEmbedding) -> None:
@@ -202,13 +165,8 @@ def read_context(weights: Mapping[str, Tensor]) -> int:
 
 
 def add_reading(model: Any, context: int, n_inputs: int) -> None:
-    """Give the layers of a model on the meta device their attention to texts, and its embedding
-    the token that a clip begins with.
-
-    Args:
-        model: `Qwen3ForCausalLM`.
-        context: channels of a feature.
-        n_inputs: rows of the embedding.
+    """Give the layers of a `Qwen3ForCausalLM` on the meta device their attention to texts of
+    `context` channels, and its embedding the token that a clip begins with.
     """
     config = model.config
     eps = config.rms_norm_eps
@@ -225,14 +183,11 @@ def add_reading(model: Any, context: int, n_inputs: int) -> None:
 
 
 class ReadingWindow(CausalLMWindow):
-    """A Cosmos transformer whose layers attend to a text.
-
-    Every row of a run reads the same text, the one that `read` was called with last.
-    """
+    """A Cosmos transformer whose layers attend to a text: in all rows the one `read` last."""
 
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`: there is a token that clips begin with."""
+        """There is a token that clips begin with."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
@@ -246,11 +201,7 @@ class ReadingWindow(CausalLMWindow):
         return self.vocab_size
 
     def read(self, features: Tensor) -> None:
-        """Attend to another text from now on.
-
-        Args:
-            features: `[n, context]`, n is at most `LENGTH`.
-        """
+        """Attend to another text `[n, context]` from now on; n is at most `LENGTH`."""
         padded = features.new_zeros(LENGTH, features.shape[1])
         padded[: len(features)] = features
         for layer in self.model.model.layers:

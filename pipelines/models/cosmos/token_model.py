@@ -46,23 +46,17 @@ from mmaccel.pipelines.models.cosmos.text import (
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN settings of a model that was extended to larger clips.
+    """YaRN settings of a model that was extended to larger clips."""
 
-    Attributes:
-        shape: frames, rows and columns of the original clips, in tokens.
-        scale: divisor of low frequencies.
-        fast, slow: rotations over an original clip above which a frequency is unchanged, and below
-            which it is divided.
-    """
-
-    shape: tuple[int, int, int]
-    scale: float = 2.0
-    fast: float = 4.0
-    slow: float = 1.0
+    shape: tuple[int, int, int]  # frames, rows and columns of the original clips, in tokens
+    scale: float = 2.0  # divisor of low frequencies
+    fast: float = 4.0  # rotations over an original clip above which a frequency is unchanged
+    slow: float = 1.0  # and below which it is divided
 
     def stretch(self, frequencies: Tensor, length: int) -> Tensor:
         """Stretched frequencies of an axis whose original length is `length` tokens."""
-        high, low = (2 * math.pi * n / length for n in (self.fast, self.slow))
+        high = 2 * math.pi * self.fast / length
+        low = 2 * math.pi * self.slow / length
         unchanged = ((frequencies - low) / (high - low)).clamp(0, 1)
         return frequencies * (unchanged + (1 - unchanged) / self.scale)
 
@@ -75,13 +69,11 @@ def clip_angles(
     yarn: Yarn | None = None,
     has_first: bool = False,
 ) -> Tensor:
-    """Angles of all tokens of a clip, in raster order.
+    """Angles of all tokens of a clip of T frames, H rows and W columns, in raster order.
 
     Args:
-        shape: frames T, rows H and columns W, in tokens.
         head_dim: D; a third of its pairs, rounded down, is for height, another third for width.
         theta: base of the frequencies.
-        yarn: None for models without YaRN.
         has_first: whether a token stands before the clip; its angles are 0.
 
     Returns:
@@ -96,19 +88,16 @@ def clip_angles(
         if yarn is not None:
             frequencies = yarn.stretch(frequencies, yarn.shape[0 if axis == 0 else 1])
         index = torch.arange(shape[axis], dtype=torch.float32, device="cpu")
-        along = torch.outer(index, frequencies)
-        view = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
-        angles.append(along.view(view).expand(*shape, pairs))
+        view = [1, 1, 1, pairs]  # [T, H, W, pairs], of one axis as yet
+        view[axis] = shape[axis]
+        along = torch.outer(index, frequencies).view(view)
+        angles.append(along.expand(*shape, pairs))
     clip = torch.cat(angles, -1).flatten(0, 2)
     return torch.cat((torch.zeros_like(clip[:1]), clip)) if has_first else clip
 
 
 class ClipRotary(nn.Module):
-    """Replaces the rotary embedding of a transformers model; a position is a token's index.
-
-    Args:
-        angles: see `clip_angles`.
-    """
+    """Replaces the rotary embedding of a transformers model; a position is a token's index."""
 
     cos: Tensor
     sin: Tensor
@@ -120,15 +109,8 @@ class ClipRotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions.
-
-        Args:
-            x: tensor of the wanted dtype.
-            position_ids: `[R, W]` int64; positions after the clip get the angles of its last token,
-                because their results are not used.
-
-        Returns:
-            Two of `[R, W, D]`.
+        """Cosines and sines `[R, W, D]` of positions `[R, W]` in the dtype of `x`; those after the
+        clip get the angles of its last token, because their results are not used.
         """
         at = position_ids.clamp(max=len(self.cos) - 1)
         return self.cos[at].to(x.dtype), self.sin[at].to(x.dtype)
@@ -172,13 +154,8 @@ def load_cosmos_window(
 ) -> tuple[CausalLMWindow, tuple[int, int, int]]:
     """Load and self-check the transformer; return it with the frames, rows and columns of clips.
 
-    Args:
-        folder: with one of `FILES`. Values in a `config.json`, under the names of the authors'
-            configuration, take precedence over the published sizes.
-        load_config: device and dtype.
-
-    Raises:
-        UnsupportedModelError: another model, or missing or surplus tensors.
+    Values in a `config.json`, under the names of the authors' configuration, take precedence over
+    the published sizes.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     config = read_json(folder / "config.json", may_lack=True)
@@ -221,10 +198,9 @@ def _sizes(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """The model's sizes, read from the shapes of its tensors."""
     vocab_size, dim = shape_of(weights, "output.weight", 2)
     (head_dim,) = shape_of(weights, "layers.0.attention.q_norm.weight", 1)
-    heads, kv_heads, inner = (
-        shape_of(weights, f"layers.0.{name}.weight", 2)[0]
-        for name in ("attention.wq", "attention.wk", "feed_forward.w1")
-    )
+    heads = shape_of(weights, "layers.0.attention.wq.weight", 2)[0]
+    kv_heads = shape_of(weights, "layers.0.attention.wk.weight", 2)[0]
+    inner = shape_of(weights, "layers.0.feed_forward.w1.weight", 2)[0]
     return {
         "vocab_size": vocab_size,
         "hidden_size": dim,
@@ -246,7 +222,7 @@ def _build(
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     frames, rows, columns = shape
-    made = Qwen3Config(
+    config = Qwen3Config(
         **sizes,
         rms_norm_eps=settings.norm_eps,
         tie_word_embeddings=False,
@@ -257,12 +233,14 @@ def _build(
         eos_token_id=None,
     )
     with torch.device("meta"):
-        return Qwen3ForCausalLM(made)
+        return Qwen3ForCausalLM(config)
 
 
 def _yarn_of(settings: _Settings, n_layers: int) -> Yarn | None:
-    wanted = settings.apply_yarn
-    if not (n_layers == _YARN_LAYERS if wanted is None else wanted):
+    is_stretched = settings.apply_yarn
+    if is_stretched is None:
+        is_stretched = n_layers == _YARN_LAYERS
+    if not is_stretched:
         return None
     return Yarn(
         settings.original_latent_shape,

@@ -49,18 +49,12 @@ _OUTSIDE = re.compile(
 
 
 class JitCodec:
-    """The discrete video codec (DV) of NVIDIA, "Cosmos Tokenizer", 2024.
+    """The discrete video codec (DV) of NVIDIA, "Cosmos Tokenizer", 2024, from a folder with
+    `FILES`.
 
     It is causal in time: the first frame is one frame of tokens, and each following group of frames
     another. Both files run without TorchScript's optimiser, which recompiles them after the first
     calls and then rounds differently (pytorch/pytorch issue 74534).
-
-    Args:
-        folder: with `FILES`.
-        load_config: device and dtype.
-
-    Raises:
-        UnsupportedModelError: a missing file, or one that is not TorchScript.
     """
 
     def __init__(self, folder: Path, load_config: LoadConfig) -> None:
@@ -87,15 +81,12 @@ class JitCodec:
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
-        """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1.
-
-        Raises:
-            UnsupportedModelError: the encoder returns no tokens.
-        """
+        """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1."""
         clip = frames.transpose(0, 1)[None].to(self._load_config.device, self._load_config.dtype)
         with torch.jit.optimized_execution(False):
-            made = self._encoder(clip)  # (tokens, codes, training loss)
-        tokens: Any = made[0] if isinstance(made, tuple) else made
+            tokens: Any = self._encoder(clip)
+        if isinstance(tokens, tuple):  # (tokens, codes, training loss)
+            tokens = tokens[0]
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.ndim != 4:
             raise UnsupportedModelError(
                 f"codec: expected an encoder to whole numbers, one a token, received another in "
@@ -138,9 +129,6 @@ def check_script(file: Path) -> None:
 
     TorchScript is a program, but of operators on tensors. Of those torch has, `from_file` and
     `save` open files by name; C++ classes and operators of other libraries could do anything.
-
-    Raises:
-        UnsupportedModelError: with the words found, or code of more than 64 MB.
     """
     with zipfile.ZipFile(file) as archive:
         members = [m for m in archive.infolist() if m.filename.endswith(".py")]
@@ -150,11 +138,11 @@ def check_script(file: Path) -> None:
                 "copy the folder again"
             )
         texts = [archive.read(member).decode("utf-8", "replace") for member in members]
-    found = sorted({match[0] for text in texts for match in _OUTSIDE.finditer(text)})
-    if found:
+    words = sorted({match[0] for text in texts for match in _OUTSIDE.finditer(text)})
+    if words:
         raise UnsupportedModelError(
             f"codec: expected TorchScript of tensor operators in {file}, received code that names "
-            f"{', '.join(map(shorten, found[:3]))}, which can reach files; read that code, then "
+            f"{', '.join(map(shorten, words[:3]))}, which can reach files; read that code, then "
             "pass trust_remote_code=True (--trust-remote-code) if you trust it"
         )
 
@@ -164,13 +152,7 @@ _STARTS = (1, 9)  # possible numbers of given frames: one or two frames of token
 
 
 class CosmosVideo:
-    """A `VideoModel`.
-
-    Args:
-        window: the transformer.
-        shape: frames, rows and columns of a clip's tokens.
-        codec: encodes frames to tokens and decodes tokens to frames.
-    """
+    """A `VideoModel`; `shape` has frames, rows and columns of a clip's tokens."""
 
     params = SamplingParams(temperature=1.0, top_p=0.8)
     fps = 25.0
@@ -197,14 +179,13 @@ class CosmosVideo:
         missing = (self.n_frames - 1) * _TIME + 1 - len(frames)
         whole = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
         tokens = self.codec.encode(whole)
-        wanted = (self.n_frames, self.layout.rows, self.layout.width)
-        if tokens.shape != wanted or not 0 <= int(tokens.min()) <= int(tokens.max()) < (
-            self.window.vocab_size
-        ):
+        shape = (self.n_frames, self.layout.rows, self.layout.width)
+        lowest, highest = int(tokens.min()), int(tokens.max())
+        if tokens.shape != shape or lowest < 0 or highest >= self.window.vocab_size:
             raise UnsupportedModelError(
-                f"codec: expected tokens {list(wanted)} in 0..{self.window.vocab_size - 1}, "
-                f"received {list(tokens.shape)} in {int(tokens.min())}..{int(tokens.max())}; give "
-                "a model and a codec that belong together"
+                f"codec: expected tokens {list(shape)} in 0..{self.window.vocab_size - 1}, "
+                f"received {list(tokens.shape)} in {lowest}..{highest}; give a model and a codec "
+                "that belong together"
             )
         return tokens[: (len(frames) - 1) // _TIME + 1]
 
@@ -214,16 +195,7 @@ class CosmosVideo:
 
 
 class CosmosTextVideo(CosmosVideo):
-    """A `VideoModel` that also reads a text.
-
-    Args:
-        window, shape, codec: as in `CosmosVideo`.
-        words: T5's tokenizer.
-        text_encoder: T5's encoder.
-
-    Raises:
-        UnsupportedModelError: a T5 of another width than the transformer reads.
-    """
+    """A `VideoModel` that also reads a text, by T5's tokenizer (`words`) and encoder."""
 
     window: ReadingWindow
 
@@ -267,20 +239,8 @@ class CosmosTextVideo(CosmosVideo):
 def load_cosmos(
     source: Path, codec: Path, load_config: LoadConfig, find_text_encoder: Callable[[], Path]
 ) -> tuple[CosmosVideo, Path | None]:
-    """Load the transformer, the codec, and T5 for a transformer that reads a text.
-
-    Args:
-        source: folder of the transformer.
-        codec: folder of a Cosmos tokenizer.
-        load_config: device and dtype of all.
-        find_text_encoder: finds the folder of T5; called for a transformer that reads a text.
-
-    Returns:
-        The model, and the folder of T5 if it was loaded.
-
-    Raises:
-        UnsupportedModelError: files that are missing or of another model, or parts that do not
-            belong together.
+    """Load the transformer, the codec, and T5 for a transformer that reads a text; the model, and
+    the folder of T5 if it was loaded.
     """
     refuse_device_map(load_config, "Cosmos")
     frames = JitCodec(codec, load_config)

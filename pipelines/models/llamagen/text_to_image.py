@@ -49,12 +49,7 @@ _FILES = (".pt", ".pth", ".safetensors")
 
 
 class LlamaGenImages(ImageModel):
-    """Parent class of both kinds of LlamaGen: square images, and the image tokenizer VQ-16.
-
-    Args:
-        window: of the transformer.
-        tokenizer: VQ-16.
-    """
+    """Parent class of both kinds of LlamaGen: square images, and the image tokenizer VQ-16."""
 
     family = "LlamaGen"
     no_negatives = "whose authors use a learned unconditional row"
@@ -69,7 +64,7 @@ class LlamaGenImages(ImageModel):
         window.codes = tokenizer.codes().detach()
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """See `ImageModel.set_size`: a square whose sides are multiples of 16 pixels."""
+        """A square whose sides are multiples of 16 pixels."""
         side = count_side(size, self.tokenizer.step)
         before = self.window
         window = type(before)(before.model, side, before.attention)
@@ -87,11 +82,7 @@ class ClassImages(LlamaGenImages):
     params = SamplingParams(guidance_scale=4.0, top_k=2000)
 
     def encode(self, text: str) -> list[int]:
-        """The id of a class label.
-
-        Raises:
-            OptionError: not the number of a class.
-        """
+        """The id of a class label."""
         number = str(text).strip()
         n_classes = self.window.num_classes
         if not number.isdecimal() or int(number) >= n_classes:
@@ -107,12 +98,8 @@ class ClassImages(LlamaGenImages):
 
 
 class PromptImages(LlamaGenImages):
-    """LlamaGen as an `ImageModel` whose prompts are texts, encoded by T5.
-
-    Args:
-        window, tokenizer: as in `LlamaGenImages`.
-        words: T5's tokenizer.
-        encoder: T5's encoder.
+    """LlamaGen as an `ImageModel` whose prompts are texts, encoded by T5's tokenizer (`words`) and
+    encoder.
     """
 
     examples = ("a photo of a red fox in the snow",)
@@ -128,15 +115,10 @@ class PromptImages(LlamaGenImages):
 
     @property
     def reader(self) -> Any:
-        """T5's encoder."""
         return self.encoder
 
     def encode(self, text: str) -> list[int]:
-        """T5's ids of a prompt in lower case.
-
-        Raises:
-            OptionError: an empty prompt, or one with more tokens than the model has positions.
-        """
+        """T5's ids of a prompt in lower case."""
         ids: list[int] = self.words(check_prompt(text, self.words).lower())["input_ids"]
         limit = self.window.n_first
         if len(ids) > limit:
@@ -162,16 +144,9 @@ class PromptImages(LlamaGenImages):
 
 
 def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
-    """Load a transformer of LlamaGen's authors, with the tokenizer (and T5) next to it.
-
-    Args:
-        source: a file such as `c2i_L_256.pt`, or a folder with one.
-        load_config: device, dtype and size; its `decoder` is the tokenizer's file, such as
-            `vq_ds16_c2i.pt`.
-
-    Raises:
-        OptionError: no such file, several of them, or a size that is not square.
-        UnsupportedModelError: tensors that are missing, surplus or of another shape.
+    """Load a transformer of LlamaGen's authors, a file such as `c2i_L_256.pt` or a folder with one,
+    with the tokenizer (and T5) next to it; the option `decoder` is the tokenizer's file, such as
+    `vq_ds16_c2i.pt`.
     """
     refuse_device_map(load_config, "LlamaGen")
     folder = source if source.is_dir() else source.parent
@@ -200,23 +175,22 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
 
 def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
     """The only file of a folder whose name matches a pattern."""
-    files = [f for f in sorted(folder.iterdir()) if f.suffix in _FILES]
-    found = [f for f in files if re.search(pattern, f.stem)]
-    found = [f for f in found if pattern.startswith("^") or not f.stem.startswith("vq")]
-    if len(found) != 1:
+    files = []
+    for file in sorted(folder.iterdir()):
+        is_tokenizer = file.stem.startswith("vq")  # whose name may have c2i in it, too
+        is_asked = not is_tokenizer or pattern.startswith("^")
+        if file.suffix in _FILES and is_asked and re.search(pattern, file.stem):
+            files.append(file)
+    if len(files) != 1:
         raise OptionError(
             f"model: expected one file with LlamaGen's {what} in {folder}, such as {example}, "
-            f"received {[f.name for f in found] or 'none'}; name the file itself"
+            f"received {[file.name for file in files] or 'none'}; name the file itself"
         )
-    return found[0]
+    return files[0]
 
 
 def count_side(size: tuple[int, int], step: int) -> int:
-    """Number of tokens per side of a square image, with `step` pixels per token.
-
-    Raises:
-        OptionError: not a square, or sides that are not multiples of `step`.
-    """
+    """Number of tokens per side of a square image, with `step` pixels per token."""
     rows, columns = count_tokens(size, step)
     if rows != columns:
         raise OptionError(f"size: expected a square, received {size[0]}x{size[1]}; try {min(size)}")
@@ -224,12 +198,7 @@ def count_side(size: tuple[int, int], step: int) -> int:
 
 
 def find_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
-    """Load the tokenizer and the encoder of the T5 in a folder next to the transformer.
-
-    Raises:
-        OptionError: no T5 there.
-        UnsupportedModelError: files that transformers cannot read.
-    """
+    """Load the tokenizer and the encoder of the T5 in a folder next to the transformer."""
     folders = [
         f for f in sorted(folder.iterdir()) if "t5" in f.name and (f / "config.json").exists()
     ]
@@ -248,14 +217,13 @@ def load_tokenizer(
     codes and channels as the weights have.
     """
     if config is None:
-        names = {
-            "n_codes": ("quantize.embedding.weight", 2),
-            "channels": ("encoder.conv_in.weight", 4),
-        }
-        sizes: dict[str, Any] = {
-            field: shape_of(weights, *k)[0] for field, k in names.items() if k[0] in weights
-        }
-        config = VQGANConfig(**sizes)
+        config = VQGANConfig()
+        if "quantize.embedding.weight" in weights:
+            n_codes, _ = shape_of(weights, "quantize.embedding.weight", 2)
+            config = replace(config, n_codes=n_codes)
+        if "encoder.conv_in.weight" in weights:
+            channels, *_ = shape_of(weights, "encoder.conv_in.weight", 4)
+            config = replace(config, channels=channels)
     with (
         refusing("sizes of a VQGAN", f"{config}", "give the published file", option="weights"),
         torch.device("meta"),

@@ -54,10 +54,8 @@ _NO_ANGLES = "the queries and keys of its prompt are zero"
 class GridRotary(nn.Module):
     """Replaces the rotary embedding of a transformers model.
 
-    Args:
-        head_dim: D; the first quarter of its pairs turns by rows, the second by columns, twice.
-        n_first: positions of the condition, which have no angles.
-        base: of the frequencies.
+    Of a head's D / 2 pairs the first quarter turns by rows, the second by columns, twice; `n_first`
+    positions of the condition have no angles.
     """
 
     speeds: Tensor
@@ -80,18 +78,9 @@ class GridRotary(nn.Module):
 
 
 class TextCondition(nn.Module):
-    """Embeds features of a text.
+    """Embeds features `[R, n_first, width]` of a text, padding included."""
 
-    Args:
-        n_first: features of a text, padding included.
-        width: of a feature.
-        dim: of the model.
-
-    Attributes:
-        unconditional: `[n_first, width]`, features that stand for no text.
-    """
-
-    unconditional: Tensor
+    unconditional: Tensor  # [n_first, width], features that stand for no text
 
     def __init__(self, n_first: int, width: int, dim: int) -> None:
         super().__init__()
@@ -106,13 +95,7 @@ class TextCondition(nn.Module):
 
 
 class LlamaGenWindow(CausalLMWindow):
-    """LlamaGen for class labels: label k is the id V + k, and the last one stands for no class.
-
-    Args:
-        model: of `load_transformer`.
-        side: rows of the image, and columns.
-        attention: as in `CausalLMWindow`.
-    """
+    """LlamaGen for class labels: label k is the id V + k, and the last one stands for no class."""
 
     options = (*CausalLMWindow.options, "side")
 
@@ -134,7 +117,7 @@ class LlamaGenWindow(CausalLMWindow):
 
     @property
     def n_inputs(self) -> int:
-        """See `mmaccel.contracts.TokenModel`: there are ids of class labels."""
+        """There are ids of class labels."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
     @property
@@ -143,7 +126,6 @@ class LlamaGenWindow(CausalLMWindow):
         return self.n_inputs - self.vocab_size - 1
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
         if word in ("eviction", "packed entries") and self.n_first == 1:
             return "its prompt is one class label, of which nothing can be evicted or packed"
         if word == "prompt blocks":
@@ -160,7 +142,7 @@ class LlamaGenWindow(CausalLMWindow):
 
     def _place(self, positions: Tensor, lengths: Tensor | int) -> Tensor:
         """Position ids of positions `[R, W]` behind prompts of these lengths."""
-        slots = positions - lengths
+        slots = positions - lengths  # of the image, in its own columns; `GridRotary` counts SIDE
         grid = self.n_first + slots // self.side * SIDE + slots % self.side
         return torch.where(slots < 0, positions, grid)
 
@@ -174,7 +156,6 @@ class LlamaGenTextWindow(LlamaGenWindow):
     row_inputs = ("_conditions", "_lengths")
 
     def lack(self, word: str, part: Any = None) -> str:
-        """See `mmaccel.capabilities.Capable`."""
         if word == "mixed passes":
             return "each entry of such a pass would have a copy of its row's text features"
         return super().lack(word, part)
@@ -187,12 +168,10 @@ class LlamaGenTextWindow(LlamaGenWindow):
         self._lengths: Tensor | None = None  # [R], of the conditions
 
     def begin(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
-        """Set the text features of the next run.
+        """Set the text features `[B, T, width]` from T5 of the next run, padding on the right, T is
+        `n_first`, and their lengths `[B]`.
 
-        Args:
-            features: `[B, T, width]` from T5, T is `n_first`; padding on the right.
-            lengths: `[B]` int64, features of each row.
-            guided: whether unconditional rows follow; each has the length of its conditional row.
+        If guided, unconditional rows follow; each has the length of its conditional row.
         """
         condition = self.model.condition
         features = features.to(self.device, self.model.dtype)
@@ -211,7 +190,6 @@ class LlamaGenTextWindow(LlamaGenWindow):
         return self._place(CausalLMWindow.position_ids(self, positions), lengths)
 
     def compute(self, **inputs: Any) -> Any:
-        """As in `CausalLMWindow`, of embedded features and tokens."""
         embedded = self.model.get_input_embeddings()(inputs.pop("input_ids"))
         conditions = self._conditions
         if conditions is not None:
@@ -230,16 +208,8 @@ def load_transformer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A `LlamaForCausalLM` that computes what a published transformer does.
-
-    Args:
-        weights: of `read_weights`.
-        n_head: heads of a layer; None takes the number of the published model of this width.
-        dtype, device: of the transformer.
-
-    Raises:
-        OptionError: no `n_head` for a width that no published model has.
-        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+    """A `LlamaForCausalLM` that computes what a published transformer does; `n_head` is by default
+    that of the published model of this width.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -279,16 +249,17 @@ def load_transformer(
 
 def _convert(weights: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
     """The tensors under transformers' names, those of queries and keys in its order of channels."""
-    found = rename(weights, _LAYER, _OUTER)
-    for name in [name for name in found if name.endswith(_MIXED)]:
-        if len(found[name]) % (6 * heads) == 0:
-            value = found.pop(name)
-            for kind, part in zip("qkv", value.chunk(3), strict=True):
-                if kind != "v":  # pairs of neighbours to pairs of halves
-                    part = part.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-                name_of_part = f"model.{name.removesuffix(_MIXED)}self_attn.{kind}_proj.weight"
-                found[name_of_part] = part.clone()  # not a view that keeps all three
+    tensors = rename(weights, _LAYER, _OUTER)
+    for name in [name for name in tensors if name.endswith(_MIXED)]:
+        if len(tensors[name]) % (6 * heads) != 0:
+            continue
+        attention = f"model.{name.removesuffix(_MIXED)}self_attn"
+        for letter, weight in zip("qkv", tensors.pop(name).chunk(3), strict=True):
+            if letter != "v":  # pairs of neighbours to pairs of halves
+                weight = weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+            # a copy, and not a view that keeps all three
+            tensors[f"{attention}.{letter}_proj.weight"] = weight.clone()
     tokens = weights["tok_embeddings.weight"]
     if _CLASSES in weights and weights[_CLASSES].shape[1:] == tokens.shape[1:]:
-        found["model.embed_tokens.weight"] = torch.cat([tokens, found.pop(_CLASSES)])
-    return found
+        tensors["model.embed_tokens.weight"] = torch.cat([tokens, tensors.pop(_CLASSES)])
+    return tensors

@@ -97,13 +97,20 @@ class FolderHead(HeadSource):
 
 @dataclass(frozen=True)
 class Eagle(FolderHead):
-    """A draft source: an EAGLE head in a folder.
+    """An EAGLE head in a folder, in the authors' layouts of EAGLE 1 to 3, continues the large
+    model's own states; `mmaccel train-head MODEL OUT --texts FILE` makes one. Y. Li et al., arXiv
+    2401.15077, arXiv 2406.16858, arXiv 2503.01840.
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
         ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`; the rest of its
             output matrix is not read. None: all that it can. See
             `mmaccel.samplers.drafting.shared_ids`.
+
+    Loses: as a large head beside a small model; on texts unlike those that it was trained on.
+    Refused for windows of image tokens. No published head was at hand.
+    Figures: `stdlib`, window 6: 4.10 tokens a pass greedy and 1.17 times as fast as `generate`;
+    with `DySpec(nodes=60)` and window 10 7.14.
     """
 
     ids: tuple[int, ...] | None = within(

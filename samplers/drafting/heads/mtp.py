@@ -28,7 +28,12 @@ from mmaccel.samplers.drafting.states import LayerStates
 
 @dataclass(frozen=True)
 class MTP(HeadSource):
-    """Drafts of the model's own layer for multi-token prediction."""
+    """Drafts of the model's own layer for multi-token prediction, of checkpoints that have one
+    (DeepSeek-V3, GLM-4.5, Mellum) and were opened with `from_pretrained`.
+
+    Loses: in wide windows: the layer was trained to be right once. No published checkpoint was at
+    hand.
+    """
 
     needs_layers = True
     name = "mtp"

@@ -26,6 +26,8 @@ class SpecDecPP(DraftLength):
         threshold: of the probability that at least one draft is rejected.
         power: of the draft model's probability, which then counts as that of acceptance; 0.5 for a
             draft model that is less sure than it could be.
+
+    Loses: as `SVIP`.
     """
 
     threshold: float = within(0.7, 0, 1, "the paper takes 0.7")

@@ -24,8 +24,8 @@ class SVIP(DraftLength):
     Args:
         threshold: in root nats; 0 drafts one token wherever the draft model is uncertain at all.
 
-    Raises:
-        OptionError: a negative threshold.
+    Loses: where drafts are nearly free, in batches (the most confident row goes on), and where a
+    draft model is confidently wrong.
     """
 
     threshold: float = within(0.6, hint="0.6 is a start")

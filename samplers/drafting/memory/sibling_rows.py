@@ -35,8 +35,8 @@ class SiblingRows(CandidateSource):
     Args:
         ngram: the most tokens that are looked for; the longest suffix that was found counts.
 
-    Raises:
-        OptionError: an n-gram of no token.
+    Loses: where rows have different prompts. Each draft compares `B * B * N` tokens; a row's passes
+    depend on its siblings.
     """
 
     ngram: int = within(3, 1, 64, "3 suits most texts")

@@ -22,8 +22,7 @@ class SourceImage(DraftSource):
     Args:
         tokens: of the image, in the order in which they are generated.
 
-    Raises:
-        OptionError: no ids, or negative ones.
+    Loses: on images that change as a whole, or are sampled with other noise.
     """
 
     tokens: tuple[int, ...] = within(MISSING, hint=IDS, fewest=1, repr=False)

@@ -39,8 +39,7 @@ class SourceText(DraftSource):
         tokens: its ids, of the model's own vocabulary.
         ngram: how many of the last tokens must stand in it to realign.
 
-    Raises:
-        OptionError: no ids, negative ones, or an n-gram out of range.
+    Loses: on texts that are rearranged: a passage that moved is found only where its tokens are.
     """
 
     tokens: tuple[int, ...] = within(MISSING, hint=IDS, fewest=1, repr=False)

@@ -4,11 +4,10 @@ Y. Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024 (a
 section 3: the longest suffix of the text that stood before, prompt included, is gone on from; how
 long it is says how likely its continuation is right.
 
-Departures: a suffix counts up to eight tokens and is looked for anew in each pass. The paper drafts
-where a match is long enough. Here a pass covers the width with the most tokens for its cost:
-chances by the length of the match, begun at those of `_CHANCES` and corrected by what the call
-accepts, and costs as a `Tuner` measures them. Widths depend on all rows and the clock: the source
-goes with bitwise policies alone.
+Departures: a suffix counts up to eight tokens and is looked for anew in each pass. A pass covers
+the width with the most tokens for its cost: chances by the length of the match, begun at `_CHANCES`
+and corrected by what the call accepts, and costs as a `Tuner` measures them. Widths depend on all
+rows and the clock: bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -33,10 +32,14 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Suffix(DraftSource):
-    """The continuation of the longest suffix's most recent earlier occurrence.
+    """The continuation of the longest suffix's most recent earlier occurrence, in windows as wide
+    as that pays, one token where it does not: "auto" of text.
 
     Args:
         token_cost: see `BanditSpec`.
+
+    Figures: SmolLM2-135M and Gemma 3 270M: a draft behind a match of 1, 3 and 8 tokens is right in
+    22, 62 and 92 %.
     """
 
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")

@@ -33,6 +33,8 @@ class DFlash(FolderHead):
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
+
+    Loses: as `Pard`; a window is at most its `block_size`.
     """
 
     def load_head(self, model: LayerStates) -> DFlashModel:

@@ -38,6 +38,9 @@ class OwnCanvas(DraftSource):
         mask_token: id of an open slot, as the model was trained with.
         shift: 1 if the logits at a position are those of the next one (Fast-dLLM v2), 0 if they are
             its own (SDAR).
+
+    Loses: where fewer than two tokens a window are accepted, as a window costs two passes of the
+    large model.
     """
 
     mask_token: int = field(metadata={"domain": Domain(hint="it is an id of a mask")})

@@ -41,8 +41,8 @@ class Pard(ModelSource):
         mask_token: its id of a mask; None takes `pard_token` or `ptd_token_id` of its
             configuration.
 
-    Raises:
-        OptionError: no model, no mask token, or one that the model does not read.
+    Loses: in long windows: the farther a draft, the less it knows of what is before it; with models
+    that were not trained to read masks. No published checkpoint was at hand.
     """
 
     mask_token: int | None = None

@@ -28,7 +28,10 @@ from mmaccel.samplers.trees.siblings.contract import (
 
 @dataclass(frozen=True)
 class MCSD(SiblingRule):
-    """With replacement."""
+    """With replacement, verified in turn.
+
+    Loses: on peaked distributions, where a sibling is drawn twice.
+    """
 
     name = "mcsd"
 

@@ -40,21 +40,8 @@ _OF_THE_LOOP = ("current_canvas", "argmax_canvas", "finished_denoising", "cur_st
 class GemmaCanvas(Denoiser):
     """The decoder as a `Denoiser` of one canvas, whose rows may end by the library's own criterion.
 
-    Columns before the canvas are ignored: the encoder's cache holds the prompt.
-
-    Args:
-        step: the arguments of the library's denoising step.
-        run: the call's.
-
-    Attributes:
-        before: `[B, N]` int64, tokens of earlier canvases.
-        is_known: `[B]` bool, rows that ended in one of these.
-        noise, layout: of this canvas.
-        watches: whether `on_step` has anything to do.
-        scores: `[B, L, V]` of the last pass, after the logits processors.
-        ended: `[B]` bool, rows that ended by the criterion; their `tokens` are `[B, L]` int64.
-        nats: sum of the entropies of the tokens that these rows took at once.
-        positions: entries computed so far.
+    Columns before the canvas are ignored: the encoder's cache holds the prompt. `step` has the
+    arguments of the library's denoising step.
     """
 
     mask_token = None
@@ -73,7 +60,8 @@ class GemmaCanvas(Denoiser):
         self._inputs, self._run = inputs, run
         self.vocab_size = run.model.config.get_text_config().vocab_size
         self.length = step["current_canvas"].shape[1]
-        self.before = self._ids[:, run.n_prompt :]
+        self.before = self._ids[:, run.n_prompt :]  # [B, N], of earlier canvases
+        # rows that ended in one of these
         self.is_known = torch.zeros_like(self._ids[:, 0], dtype=torch.bool)
         if run.ends is not None:
             self.is_known = torch.isin(self.before, run.ends).any(1)
@@ -83,23 +71,19 @@ class GemmaCanvas(Denoiser):
         self.layout = KnownTokens(known, base, index * self.length, columns, frame)
         assert run.noise is not None
         self.noise = canvas_noise(run.noise, index)
+        # whether `on_step` has anything to do
         self.watches = self._criterion is not None or run.after_pass is not None
+        # rows that ended by the criterion; `tokens` are theirs
         self.ended = torch.zeros_like(self.is_known)
         self.tokens = self.scores = torch.empty(0, device="cpu", dtype=torch.float32)
-        self.nats = 0.0
+        self.nats = 0.0  # entropies of the tokens that these took at once
         self._passes = self.positions = 0
 
     @property
     def device(self) -> torch.device:
-        """Where the prompt is."""
         return self._ids.device
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """See `Denoiser.reserve`.
-
-        Raises:
-            OptionError: several canvases of a row at once.
-        """
         if rows != self._ids.shape[0]:
             raise OptionError(
                 f"policy: expected one canvas a row and pass, received {rows} for "
@@ -107,18 +91,19 @@ class GemmaCanvas(Denoiser):
             )
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`. Its logits have been through the logits processors."""
+        """Logits that have been through the logits processors."""
         canvas = entries.tokens[:, -self.length :].contiguous()
         torch.compiler.cudagraph_mark_step_begin()
         out = self._forward(
             decoder_input_ids=canvas, self_conditioning_logits=self._carried, **self._inputs
         )
-        left = max(self._run.steps - self._passes, 1)  # the library counts steps that remain
-        cur_step = torch.tensor(left, device=canvas.device, dtype=torch.int32)
+        n_remaining = max(self._run.steps - self._passes, 1)  # as the library counts its steps
+        cur_step = torch.tensor(n_remaining, device=canvas.device, dtype=torch.int32)
         self.scores = self._processors(self._ids, out.logits.clone(), cur_step=cur_step)
         self._carried = self.scores.to(self._run.model.model.decoder.embed_tokens.weight.dtype)
         self._passes += 1
         self.positions += canvas.numel()
+        # columns of the pass to slots of the canvas, which is behind the prompt's column
         queries = entries.queries - (entries.tokens.shape[1] - self.length)
         return gather_rows(self.scores, queries)  # [B, Q, V]
 
@@ -161,4 +146,6 @@ def ignores_criterion(policy: Any) -> bool:
 def canvas_noise(noise: Noise, index: int) -> Noise:
     """Noise of the canvas with this index: no slot of one has the noise of a slot of another."""
     shift = index * _STRIDE % 2**64
-    return Noise(noise.seeds + (shift - 2**64 if shift >= 2**63 else shift), noise.items)
+    if shift >= 2**63:  # int64 has the same bits
+        shift -= 2**64
+    return Noise(noise.seeds + shift, noise.items)

@@ -37,48 +37,27 @@ REFERENCE = (
 
 @dataclass
 class GemmaRun:
-    """The canvases of one call, one after the other.
-
-    Attributes:
-        model: a `DiffusionGemmaForBlockDiffusion`.
-        policy: a canvas policy.
-        seed: one, one per row, or None for one out of torch's global generator.
-        layout: of all slots after the prompt.
-        params: applied after the logits processors.
-        change_config: changes the call's generation configuration in place.
-        after_pass: called after every pass of a canvas with the pass number from 0, tokens `[B, L]`
-            (the likeliest where nothing is committed), and scores `[B, L, V]`.
-        noise: of the rows, once `begin` was called.
-        steps, pad, ends: of the call's configuration.
-        parts: statistics of every canvas so far.
-        passes: `[B]` int64, of all canvases so far.
-        fallbacks: why the library's own sampler runs.
-        own_passes: of that sampler.
-    """
+    """The canvases of one call, one after the other."""
 
     model: Any
     policy: Any
-    seed: int | Sequence[int] | None
-    layout: Layout | None
-    params: SamplingParams = field(default_factory=SamplingParams)
-    change_config: Callable[[Any], None] | None = None
+    seed: int | Sequence[int] | None  # None: one out of torch's global generator
+    layout: Layout | None  # of all slots after the prompt
+    params: SamplingParams = field(default_factory=SamplingParams)  # after the logits processors
+    change_config: Callable[[Any], None] | None = None  # in place
+    # (pass from 0, tokens [B, L], scores [B, L, V]), the likeliest where nothing is committed
     after_pass: Callable[[int, Tensor, Tensor], None] | None = None
-    noise: Noise | None = None
+    noise: Noise | None = None  # of the rows, once `begin` was called
     n_prompt: int = 0
-    steps: int = 1
+    steps: int = 1  # this, `pad` and `ends`: of the call's configuration
     pad: int | None = None
     ends: Tensor | None = None
-    parts: list[Stats] = field(default_factory=list)
-    passes: Any = 0
-    fallbacks: list[str] = field(default_factory=list)
-    own_passes: int = 0
+    parts: list[Stats] = field(default_factory=list)  # of every canvas so far
+    passes: Any = 0  # [B] int64, of all canvases so far
+    fallbacks: list[str] = field(default_factory=list)  # why the library's own sampler runs
+    own_passes: int = 0  # of that sampler
 
     def begin(self, ids: Tensor) -> None:
-        """Make the noise of prompts `[B, T]`.
-
-        Raises:
-            OptionError: seeds for another batch.
-        """
         self.seed = draw_seed(None) if self.seed is None else self.seed
         self.noise = Noise.from_seed(self.seed, len(ids), ids.device)
         self.n_prompt = ids.shape[1]
@@ -86,8 +65,7 @@ class GemmaRun:
     def configure(self, config: Any, device: torch.device) -> None:
         """Read a call's generation configuration.
 
-        A row ends at its end token only where there is a padding token to put after it, as in the
-        library.
+        As in the library, a row ends at its end token only where padding can be put after it.
         """
         if self.change_config is not None:
             self.change_config(config)
@@ -98,16 +76,10 @@ class GemmaRun:
             self.ends = torch.as_tensor(ends, device=device).view(-1)
 
     def fill(self, step: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Fill the next canvas.
+        """Tokens `[B, L]` int64 of the next canvas, and the scores `[B, L, V]` of its last pass.
 
-        Args:
-            step: the arguments of the library's denoising step.
-
-        Returns:
-            Tokens `[B, L]` int64, and the scores `[B, L, V]` of the last pass.
-
-        Raises:
-            CanvasInterrupt: with the tokens of all canvases so far.
+        `step` has the arguments of the library's denoising step. A `CanvasInterrupt` has the tokens
+        of all canvases so far.
         """
         canvas = GemmaCanvas(step, self)
         ids: Tensor = step["input_ids"]
@@ -127,11 +99,11 @@ class GemmaRun:
                 on_step=canvas.on_step if canvas.watches else None,
             )
         except CanvasInterrupt as stop:
-            own, before = stop.generation, canvas.before
-            self.parts.append(own.stats)
-            tokens = torch.cat([before, own.tokens], 1)
+            last, before = stop.generation, canvas.before
+            self.parts.append(last.stats)
+            tokens = torch.cat([before, last.tokens], 1)
             committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
-            lengths, passes = before.shape[1] + own.lengths, self.passes + own.passes
+            lengths, passes = before.shape[1] + last.lengths, self.passes + last.passes
             so_far = Generation(tokens, lengths, passes, self.report())
             raise CanvasInterrupt(so_far, committed) from stop
         slots = torch.arange(canvas.length, device=ids.device)
@@ -179,7 +151,6 @@ class GemmaService(PolicyService):
         return super().lack(word, part)
 
     def find_model(self) -> Any:
-        """The model of the target."""
         return self.target
 
     def methods(self) -> list[tuple[Any, Methods]]:
@@ -192,13 +163,7 @@ class GemmaService(PolicyService):
         return [(self._model, methods)]
 
     def run(self, run: GemmaRun, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """The library's `generate`, whose canvases are filled by `run`.
-
-        Raises:
-            BusyError: another call is under way.
-            UnsupportedModelError: with `strict` or a layout, a call that only the library's own
-                sampler can serve.
-        """
+        """The library's `generate`, whose canvases are filled by `run`."""
         own = original(self._model, "generate")
         ids = (bind_call(own, args, options) or ({}, {}))[1].get("input_ids")
         if ids is None or ids.ndim != 2:

@@ -61,8 +61,9 @@ class GemmaPipelineService(GemmaService):
         callback = given["callback_on_step_end"]
         names = callback_tensors(given, ("canvas",))
         check_inputs(pipe, {**given, "callback_on_step_end_tensor_inputs": names})
-        wanted = ("prompt", "messages", "image", "add_generation_prompt")
-        ids, visible, images = pipe._prepare_inputs(**{name: given[name] for name in wanted})
+        names_of_inputs = ("prompt", "messages", "image", "add_generation_prompt")
+        inputs = {name: given[name] for name in names_of_inputs}
+        ids, visible, images = pipe._prepare_inputs(**inputs)
         device = pipe._execution_device
         ids = ids.to(device)
         end = given["eos_token_id"]
@@ -97,8 +98,8 @@ class GemmaPipelineService(GemmaService):
             "return_dict_in_generate": True,
         }
         out = self.run(run, (ids,), inputs)
-        made = out.sequences[:, ids.shape[1] :]
-        return make_output(DiffusionGemmaPipelineOutput, pipe.processor, made, end, given)
+        tokens = out.sequences[:, ids.shape[1] :]
+        return make_output(DiffusionGemmaPipelineOutput, pipe.processor, tokens, end, given)
 
 
 def _temperatures(

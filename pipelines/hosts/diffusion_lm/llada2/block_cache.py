@@ -60,7 +60,6 @@ class CachedBlocks(Checked):
 
     @property
     def reference(self) -> str:
-        """The decoder that `exactness` refers to."""
         if self.mask == "pipeline":
             return "the pipeline as it is, with its 2-D mask"
         return "the pipeline's decoder over the model's own 4-D block mask"
@@ -68,13 +67,7 @@ class CachedBlocks(Checked):
 
 class BlockCache:
     """Logits of calls of a model, whose columns are computed from the first block on that is not as
-    it was in the call before.
-
-    Args:
-        model: for passes over the KV cache.
-        reading: of a 2-D mask, see `pipelines.hosts.diffusion_lm.llada2.block_masks.BlockMasks`.
-        block: columns per block.
-        length: columns by which calls may grow.
+    it was in the call before. `length` is by how many columns calls may grow.
     """
 
     def __init__(self, model: CachedDenoiser, reading: str, block: int, length: int) -> None:
@@ -83,16 +76,14 @@ class BlockCache:
         self._cached: list[Tensor] = []  # ids, visible columns and positions, `[R, N]`
 
     def run(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64.
-
-        Cost: one host synchronisation.
-        """
+        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64."""
         rows, n = ids.shape
         inputs = [ids, visible, positions]
         first = 0
         if self._cached and len(self._cached[0]) == rows:
             both = min(n, self._cached[0].shape[1])
             same = [a[:, :both] == b[:, :both] for a, b in zip(self._cached, inputs, strict=True)]
+            # columns before the first that differs in any row; the last block is always computed
             n_same = int(torch.stack(same).all(0).all(0).long().cumprod(0).sum())
             first = min(n_same, n - self._block) // self._block * self._block
         if first == 0:
@@ -111,38 +102,22 @@ class BlockCache:
 
 @dataclass
 class BlockCall:
-    """A call of the pipeline, and the model's calls that are served while its own decoder runs.
+    """A call of the pipeline, and the model's calls that are served while its own decoder runs."""
 
-    Attributes:
-        asked: arguments that the caller gave, by name.
-        arguments: all of them, with defaults.
-        block: `block_length`, or the scheduler's.
-        length: `gen_length`.
-        mask_token, end_token: ids, the tokenizer's by default; -1 for none.
-        n_prompt: columns of the prompt; set when the pipeline has prepared it.
-        is_served: whether the model's calls go to `run`.
-        own: the model's own call.
-        cache: serves the calls; None runs the model's own.
-        check: from whether a call's mask hides something to why it cannot be cached, or "".
-        formats: number formats of the passes.
-        tokens: `[R, N]` int64, input of the last model call; the pipeline writes into it.
-        stats: of the model calls.
-    """
-
-    asked: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    block: int
-    length: int
-    mask_token: int
-    end_token: int
-    n_prompt: int = 0
-    is_served: bool = False
-    own: Any = None
-    cache: BlockCache | None = None
-    check: Any = None
+    asked: Mapping[str, Any]  # what the caller gave, by name
+    arguments: Mapping[str, Any]  # all of them, with defaults
+    block: int  # columns: `block_length`, or the scheduler's
+    length: int  # `gen_length`
+    mask_token: int  # by default the tokenizer's
+    end_token: int  # the same; -1 for none
+    n_prompt: int = 0  # columns, once the pipeline has prepared them
+    is_served: bool = False  # whether the model's calls go to `run`
+    own: Any = None  # the model's own call
+    cache: BlockCache | None = None  # None runs the model's own
+    check: Any = None  # (whether a call's mask hides something) -> why it cannot be cached
     formats: Any = None
-    tokens: Tensor | None = None
-    stats: Stats = field(default_factory=Stats)
+    tokens: Tensor | None = None  # [R, N] int64 of the last call; the pipeline writes into it
+    stats: Stats = field(default_factory=Stats)  # of the model's calls
 
     @classmethod
     def of(
@@ -157,17 +132,13 @@ class BlockCall:
             value = getattr(pipe, name) if value is None else value
             tokens.append(-1 if value is None else int(value))
         mask_token, end_token = tokens
-        is_sound = all(isinstance(count, int) and count > 0 for count in (block, length))
-        if mask_token < 0 or not is_sound:
+        are_counts = all(isinstance(count, int) and count > 0 for count in (block, length))
+        if mask_token < 0 or not are_counts:
             return None
         return cls(asked, arguments, block, cast(int, length), mask_token, end_token)
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
-
-        Raises:
-            NumericsError: NaN logits.
-        """
+        """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own."""
         if len(args) != 1 or set(options) != {"attention_mask", "position_ids"}:
             return self.own(*args, **options)
         self.tokens = ids = args[0]
@@ -207,10 +178,11 @@ class BlockCall:
         """Statistics of a run that made `[B, L]` sequences, each up to its first end token."""
         index = torch.arange(sequences.shape[1], device=sequences.device)
         is_row = index < count_to_end(sequences, self.end_token)[:, None]
-        own = CachedBlocks().reference
         stats = self.stats
         stats.policy, stats.exactness = repr(policy), "bitwise"
         stats.tokens = int((is_row & (sequences != self.mask_token)).sum())
-        stats.reference = own if stats.fallbacks else getattr(policy, "reference", own)
+        stats.reference = CachedBlocks().reference
+        if not stats.fallbacks:
+            stats.reference = getattr(policy, "reference", stats.reference)
         stats.use_dtype(self.formats.name)
         return stats

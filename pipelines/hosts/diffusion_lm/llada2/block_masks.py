@@ -27,20 +27,12 @@ READINGS = ("blocks", "causal")
 
 @dataclass(frozen=True)
 class BlockMasks(Checked):
-    """How a model class reads masks.
+    """How a model class reads masks."""
 
-    Attributes:
-        reading: of a 2-D mask: "blocks" where an entry attends to its own block and those before
-            it, "causal" where it attends to no later entry; None where it attends to later blocks
-            or the model takes no 2-D mask, so that nothing can be cached.
-        form: of a 4-D mask: "additive" where it is added to scores, "bool", or "zero-one" where 1
-            stands for visible.
-
-    Raises:
-        OptionError: another reading or form.
-    """
-
+    # of a 2-D mask: "blocks", to its own block and those before it; "causal", to no later entry;
+    # None, to later blocks, or not at all, so that nothing can be cached
     reading: str | None = one_of(None, READINGS)
+    # of a 4-D mask: "additive" to scores, "bool", or "zero-one", where 1 is visible
     form: str = one_of("additive", MASK_FORMS)
 
 
@@ -51,19 +43,14 @@ _TRANSFORMERS = BlockMasks("causal", "additive")  # of its decoders
 
 
 def find_masks(model: Any) -> BlockMasks | None:
-    """The declaration of a model's class, or None."""
     kind = type(model)
     own = _TRANSFORMERS if kind.__module__.startswith("transformers.") else None
     return BLOCK_MASKS.get(kind.__name__, own)
 
 
 def make_reads(visible: Tensor, first: int, block: int, reading: str) -> Tensor:
-    """Which columns the entries of columns from `first` on attend to, `[R, N - first, N]` bool.
-
-    Args:
-        visible: `[R, N]` bool or integers, columns that are no padding.
-        block: columns per block, counted from column 0.
-        reading: one of `READINGS`.
+    """Which columns the entries of columns from `first` on attend to, `[R, N - first, N]` bool, of
+    columns that are no padding, `[R, N]`. Blocks count from column 0.
     """
     columns = torch.arange(visible.shape[1], device=visible.device)
     seen = seen_blocks(columns, columns[first:], 1 if reading == "causal" else block)

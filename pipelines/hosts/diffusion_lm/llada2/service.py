@@ -119,11 +119,11 @@ class LLaDA2Service(PolicyService):
         ids, mask = original(pipe, "_prepare_input_ids")(**options)
         if self.call is not None:
             mask_token = self.call.mask_token
-            found = ((ids == mask_token) & mask.to(ids.device).bool()).view(-1, ids.shape[-1])
-            if bool(found.any()):  # the pipeline would fill it in one block, and leave it in others
+            is_open = ((ids == mask_token) & mask.to(ids.device).bool()).view(-1, ids.shape[-1])
+            if bool(is_open.any()):  # the pipeline would fill it in one block, and leave others
                 raise OptionError(
                     f"prompt: expected no mask token, received id {mask_token} in row "
-                    f"{int(found.any(1).nonzero()[0])}; leave the open slots to gen_length"
+                    f"{int(is_open.any(1).nonzero()[0])}; leave the open slots to gen_length"
                 )
             self.call.n_prompt = ids.shape[-1]
         return ids, mask
@@ -154,7 +154,7 @@ class LLaDA2Service(PolicyService):
         reading: str | None,
         check: Callable[[int, bool], str],
     ) -> tuple[Any, Stats]:
-        """The pipeline's own decoder, whose calls of the model are served; see `BlockCall`."""
+        """The pipeline's own decoder, whose calls of the model are served."""
         model = self._open_model(call.block)
         call.own, call.check = self._own, partial(check, call.block)
         if reading is not None:
@@ -174,12 +174,7 @@ class LLaDA2Service(PolicyService):
         return out, call.report(self.policy, out[0])
 
     def _run_canvas(self, run: Callable[[], Any], call: BlockCall) -> tuple[Any, Stats]:
-        """The call decoded by the canvas policy, or as it is where the policy cannot.
-
-        Raises:
-            ValueError: from the pipeline's own checks.
-            CanvasInterrupt, OptionError, ShapeError, NumericsError: of a canvas run.
-        """
+        """The call decoded by the canvas policy, or as it is where the policy cannot."""
         from diffusers.pipelines.llada2.pipeline_llada2 import LLaDA2PipelineOutput
 
         pipe, given = self.target, call.arguments
@@ -213,7 +208,6 @@ class LLaDA2Service(PolicyService):
             seed = draw_seed(given["generator"])
 
         def on_step(progress: CanvasProgress) -> None:
-            """The pipeline's step callback, called after every pass."""
             canvas = torch.where(progress.is_committed, progress.tokens, call.mask_token)
             tokens = {"block_x": torch.cat([ids, canvas], 1)}
             step = progress.passes - 1
@@ -243,11 +237,7 @@ class LLaDA2Service(PolicyService):
         return LLaDA2Denoiser(self._model, mask_token, block, self._masks.form)
 
     def _checked(self, key: tuple[Any, ...], compare: Callable[[], str]) -> str:
-        """Why nothing can be cached, by a self-check that runs once for each key.
-
-        Raises:
-            UnsupportedModelError: with `strict`, where there is a reason.
-        """
+        """Why nothing can be cached, by a self-check that runs once for each key."""
         if not self._undeclared and key not in self._reasons:
             self._reasons[key] = compare()
         return self._refuse(self._undeclared or self._reasons[key])
@@ -256,14 +246,7 @@ class LLaDA2Service(PolicyService):
         """Why nothing can be cached of the pipeline's own call, with its 2-D mask.
 
         Three blocks of random tokens go through the model in one such call, and then as one block
-        and two more over its cached keys and values. With padding, one row has more than a block of
-        it on the left, as prompts do, and the other has a part of a block on the right, as after
-        the last token; models may run other code then.
-
-        Raises:
-            UnsupportedModelError: a model that takes no 2-D mask; with `strict`, any reason.
-
-        Cost: three passes, once for each block and dtype.
+        and two more over its cached keys and values: three passes, once for each block and dtype.
         """
         model, reading = self._open_model(block), self._masks.reading
         n = 3 * block
@@ -273,6 +256,7 @@ class LLaDA2Service(PolicyService):
             ids = torch.randint(model.vocab_size, (2, n), generator=generator, device="cpu")
             visible = torch.ones_like(ids)
             if is_padded:
+                # row 0 like a prompt, row 1 as behind the last token; models may run other code
                 visible[0, : block + 1] = 0
                 visible[1, n - (block + 1) // 2 :] = 0
             ids, visible = ids.to(model.device), visible.to(model.device)
@@ -288,36 +272,34 @@ class LLaDA2Service(PolicyService):
 
             def run_cached() -> list[Tensor]:
                 cache = BlockCache(model, reading, block, 0)
-                lasts = block, n
-                parts = [cache.run(*(x[:, :m] for x in (ids, visible, columns))) for m in lasts]
-                return [torch.cat(parts, 1)]
+                first = cache.run(ids[:, :block], visible[:, :block], columns[:, :block])
+                rest = cache.run(ids, visible, columns)
+                return [torch.cat([first, rest], 1)]
 
             tolerance = Tolerance.strict(model.dtype)
-            found = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
-            kind = "padded" if is_padded else "unpadded"
-            said = (
-                f"{kind} passes over cached blocks of {block} do not give the logits of the "
-                f"model's own call but {found} where its 2-D mask is read as {reading!r}"
+            difference = same_logits(lambda: [own], run_cached, tolerance, where=visible.bool())
+            if not difference:
+                return ""
+            return (
+                f"{'padded' if is_padded else 'unpadded'} passes over cached blocks of {block} do "
+                f"not give the logits of the model's own call but {difference} where its 2-D mask "
+                f"is read as {reading!r}"
             )
-            return said if found else ""
 
         return self._checked((block, is_padded, model.dtype), compare)
 
     def _check_mask(self, block: int, is_padded: bool = False) -> str:
-        """Why the model cannot be run under 4-D block masks, with padding or without.
-
-        Raises:
-            UnsupportedModelError: with `strict`, where there is a reason.
-        """
+        """Why the model cannot be run under 4-D block masks, with padding or without."""
         model = self._open_model(block)
 
         def compare() -> str:
             fault = find_fault(model)
-            said = (
+            if not fault:
+                return ""
+            return (
                 f"the model does not follow a 4-D mask of blocks of {block} of form "
                 f"{model.form!r} (it gives {fault})"
             )
-            return said if fault else ""
 
         return self._checked((block, model.dtype), compare)
 
@@ -331,7 +313,6 @@ class LLaDA2Service(PolicyService):
         return reason
 
     def _own_logits(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Logits of the model's own call, with the pipeline's arguments."""
         try:
             out = self._own(ids, attention_mask=visible, position_ids=positions)
         except (TypeError, ValueError) as error:
@@ -346,7 +327,6 @@ class LLaDA2Service(PolicyService):
 
 
 def read_params(given: Any) -> SamplingParams:
-    """The pipeline's sampling arguments as `SamplingParams`."""
     temperature, method = given["temperature"], given["sampling_method"]
     top_k, top_p = given["top_k"], given["top_p"]
     return SamplingParams(
