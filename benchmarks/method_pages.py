@@ -47,15 +47,15 @@ _STAGES = {
 
 def classes(slot: str) -> dict[str, list[str]]:
     """Class -> its short names, in the order of the catalog; then public ones that have none."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, entry in METHODS[slot].items():
-        found.setdefault(entry.class_name, []).append(name)
+        names.setdefault(entry.class_name, []).append(name)
     if slot == "drafts":
         bases = (load(BASES[slot]), load(_LENGTHS))
         public = {name: getattr(mmaccel, name) for name in mmaccel.__all__[1:]}
         nameless = [n for n, c in public.items() if inspect.isclass(c) and issubclass(c, bases)]
-        found |= {name: [] for name in nameless if name not in found}
-    return found
+        names |= {name: [] for name in nameless if name not in names}
+    return names
 
 
 def find_class(slot: str, public: str) -> Any:
@@ -64,9 +64,9 @@ def find_class(slot: str, public: str) -> Any:
     return next(map(load, targets), None) or getattr(mmaccel, public)
 
 
-def link(slot: str, public: str, folder: str = "") -> str:
-    """A link to a method's section, from a page in docs/ or with that folder from elsewhere."""
-    return f"[`{public}`]({folder}{PAGES[slot]}#{public.lower()})"
+def link(slot: str, public: str) -> str:
+    """A link to a method's section, from a page in docs/."""
+    return f"[`{public}`]({PAGES[slot]}#{public.lower()})"
 
 
 def guarantee(cls: Any) -> str:
@@ -89,16 +89,17 @@ def section(cls: Any, public: str, names: list[str]) -> str:
     parts = {"Departures": departures.partition("\n\n")[0]}
     prose = []
     for paragraph in paragraphs:
-        found = _PART.findall(paragraph)
-        parts |= dict(found)
-        if not found and not re.match(r"\w+:\n", paragraph):
+        texts = dict(_PART.findall(paragraph))
+        parts |= texts
+        if not texts and not re.match(r"\w+:\n", paragraph):
             prose.append(_line(paragraph))
-    source = "; ".join(_papers(f"{from_file} {' '.join(prose)}"))
+    papers = "; ".join(_papers(f"{from_file} {' '.join(prose)}"))
+    source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
-    shown = ", ".join(f'"{name}"' for name in names)
+    short = ", ".join(f'"{name}"' for name in names)
     word = guarantee(cls)
-    facts = [word and f"**{word}**", stage, f"`{_call(cls, public)}`", shown and f"`{shown}`"]
+    facts = [word and f"**{word}**", stage, f"`{_call(cls, public)}`", short and f"`{short}`"]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]
     body = "\n".join(bullets)
@@ -123,8 +124,8 @@ def _call(cls: Any, public: str) -> str:
     arguments = []
     for name, parameter in inspect.signature(cls).parameters.items():
         default = repr(parameter.default)
-        if parameter.default is parameter.empty:
+        if parameter.default is parameter.empty or name == "keep":
             arguments.append(name)
-        else:
+        elif name != "n_keep":  # the other way to say how many visual tokens stay
             arguments.append(f"{name}={default if len(default) < 40 else '…'}")
     return f"{public}({', '.join(arguments)})"

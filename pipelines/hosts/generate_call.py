@@ -41,18 +41,13 @@ Use = Literal["read", "prompt", "ignore", "refuse"]
 
 @dataclass(frozen=True)
 class Argument:
-    """A row of a host's table.
+    """A row of a host's table."""
 
-    Attributes:
-        use: "read" by a policy's run; "prompt", read by the model's own pass over the prompt;
-            "ignore", which changes no token; or "refuse".
-        remedy: what helps where it is refused; `{policy}` is the name of the policy's class.
-        neutral: a value that asks for nothing, as None does.
-    """
-
+    # "read" by a policy's run, "prompt": by the model's own pass over the prompt, "ignore": it
+    # changes no token
     use: Use
-    remedy: str = ""
-    neutral: Any = None
+    remedy: str = ""  # what helps where it is refused; {policy} is the name of the policy's class
+    neutral: Any = None  # a value that asks for nothing, as None does
 
     def asks(self, value: Any) -> bool:
         is_number = isinstance(value, int | float)
@@ -97,27 +92,20 @@ def refuse_arguments(given: Mapping[str, Any], table: Table, policy: Any) -> Non
 
 @dataclass
 class Task:
-    """A host's call as a policy decodes it.
+    """A host's call as a policy decodes it."""
 
-    Attributes:
-        reasons: why the host's own loop has to run; the other fields are used only without one.
-        model: that decodes; None where the service has it.
-        length: new tokens of a row.
-        samples: whether tokens are drawn; a greedy call uses no seed.
-        seed: of all rows, or one per row; None: the service chooses it.
-        hand_over: turns the generation into what the call returns.
-    """
-
+    # why the host's own loop has to run; the other fields are used only without one
     reasons: list[str] = field(default_factory=list)
-    model: Any = None
+    model: Any = None  # that decodes; None where the service has it
     prompt: Any = None
-    length: int = 0
+    length: int = 0  # new tokens of a row
     params: SamplingParams = field(default_factory=SamplingParams)
-    samples: bool = True
-    seed: int | Sequence[int] | None = None
+    samples: bool = True  # a greedy call uses no seed
+    seed: int | Sequence[int] | None = None  # None: the service chooses it
     on_step: OnStep | None = None
     prefill_chunk_size: int | None = None
-    hand_over: Callable[[Generation], Any] = lambda made: made.tokens
+    # turns the generation into what the call returns
+    hand_over: Callable[[Generation], Any] = lambda generation: generation.tokens
 
 
 # ------------------------------------------------------------------- `_sample` of transformers
@@ -125,52 +113,24 @@ class Task:
 
 @dataclass
 class GenerateCall:
-    """Arguments of one `_sample` call, and what they say; read once.
-
-    Args:
-        ids: `[B, T]` int64, the prompt. It has no columns where the prompt is embeddings alone, and
-            only the new ones where the caller's cache holds the others.
-        others: all arguments for the model's forward.
-        assume_stateless: whether processors of the caller's own count as marked, see
-            `mmaccel.stateless`.
-        arguments: the table of the model's family.
-        placeholders: ids that stand for a part of an image or a video in a prompt.
-        earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
-        window: its window, where nothing but such calls runs the model.
-
-    Attributes:
-        guidance: the guidance processor, if it comes first.
-        kinds: processors after guidance, each with its kind or the reason why it is refused.
-        cache: that the call was given, by the caller or by `generate`; or None.
-        n_cached: columns of the prompt that the caller's cache holds, before the call.
-        n_columns: columns of the prompt, cached ones included: T where nothing is cached.
-        mask: `[B, n_columns]` bool, False on padding and on holes.
-        positions: `position_ids` `[B or 1, T]`; `[3, B or 1, T]` on a grid.
-        given: arguments for the model's forward that say something, by use.
-        is_uncached: whether transformers' loop processes all tokens again at every step.
-        has_callers_cache: whether the caller gave a cache, where `generate` prepares one otherwise.
-        returns_cache: whether the caller sees the cache after the call.
-        records: which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`.
-        length: most new tokens of a row; None without a limit.
-        pad: the token that pads finished rows; None where no criterion names an end token.
-        stops: ids of end tokens, of each criterion that has some.
-        needs_streamer: whether a streamer or a stopping criterion needs the tokens one by one.
-    """
+    """Arguments of one `_sample` call, and what they say; read once."""
 
     model: Any
+    # [B, T] int64, the prompt: no columns where it is embeddings alone, and only the new ones
+    # where the caller's cache holds the others
     ids: Tensor
     processors: Any
     criteria: Any
     config: Any
     synced_gpus: bool = False
     streamer: Any = None
-    others: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)  # all arguments for the model's forward
     layout: Layout | None = None
-    assume_stateless: bool = False
-    arguments: Table = field(default_factory=lambda: SAMPLE)
-    placeholders: frozenset[int] = frozenset()
-    earlier: Tensor | None = None
-    window: Any = None
+    assume_stateless: bool = False  # processors of the caller's own count as `mmaccel.stateless`
+    arguments: Table = field(default_factory=lambda: SAMPLE)  # of the model's family
+    placeholders: frozenset[int] = frozenset()  # ids that stand for a part of an image or a video
+    earlier: Tensor | None = None  # [B', L'] int64, what the call before made, in a series
+    window: Any = None  # its window, where nothing but such calls runs the model
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
@@ -179,7 +139,8 @@ class GenerateCall:
         processors = list(self.processors)
         is_guided = bool(processors) and is_own(processors[0], GUIDANCE)
         self.guidance: Any = processors.pop(0) if is_guided else None
-        self.kinds = [(one, find_kind(one, self.assume_stateless)) for one in processors]
+        # of processors after guidance, their kind or the reason why it is refused
+        self.kinds = [(each, find_kind(each, self.assume_stateless)) for each in processors]
         self._read_arguments()
         self._read_criteria()
 
@@ -188,7 +149,7 @@ class GenerateCall:
         config = self.config
         self.cache = cast(Any, others.get(CACHE))
         is_known = type(self.cache).__name__ in _CACHES
-        try:
+        try:  # columns of the prompt that the caller's cache holds
             self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
         except ValueError:  # no layer attends (Mamba)
             self.n_cached = 0
@@ -201,30 +162,33 @@ class GenerateCall:
             self.n_columns = int(embeddings.shape[1])
         if mask is None:
             mask = self.ids.new_ones(len(self.ids), self.n_columns)
-        self.mask: Tensor = mask.bool()
+        self.mask: Tensor = mask.bool()  # [B, n_columns], False on padding and on holes
         positions = others.get("position_ids")
         if positions is not None and positions.ndim == 3:
             # on a grid: three coordinates, and the text's own count before these
             positions = positions[1:] if len(positions) == 4 else positions
             if bool((positions == positions[:1]).all()):  # a text
                 positions = positions[0]
-        self.positions: Tensor | None = positions
+        self.positions: Tensor | None = positions  # [B or 1, T], or [3, B or 1, T] on a grid
         if not others.get("mm_encoder_outputs"):  # no images in the prompt
             others.pop("mm_encoder_outputs", None)
         self.given = sort_arguments(others, self.arguments)
+        # then transformers' loop processes all tokens again at every step
         self.is_uncached = others.get("use_cache") is False
         self.has_callers_cache: bool = getattr(self.cache, "_is_user_defined", False)
         returns_all = config.return_dict_in_generate
+        # whether the caller sees the cache after the call
         self.returns_cache = self.cache is not None and bool(self.has_callers_cache or returns_all)
         known = PER_STEP | PER_LAYER if returns_all else {}
+        # outputs of every step that the call asks for
         self.records = frozenset([known[name] for name in known if getattr(config, name, False)])
 
     def _read_criteria(self) -> None:
         """Read where rows end."""
-        self.length: int | None = None
-        self.stops: list[Tensor] = []
+        self.length: int | None = None  # most new tokens of a row
+        self.stops: list[Tensor] = []  # ids of end tokens, of each criterion that has some
         self.has_end = False
-        self.needs_streamer = self.streamer is not None
+        self.needs_streamer = self.streamer is not None  # or a criterion needs tokens one by one
         for criterion in self.criteria:
             cls = type(criterion)
             is_transformers = cls.__module__ == "transformers.generation.stopping_criteria"

@@ -15,7 +15,6 @@ import torch
 
 import mmaccel
 from tests.fixtures.tiny_lms import PROMPTS, build_lm
-from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.traces import trace_of
 
 
@@ -80,24 +79,16 @@ def test_nothing_is_left_behind_by_an_exception() -> None:
     assert trace_of(model) == before
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"visual_tokens": [mmaccel.VisionZip(keep=0.5), mmaccel.FastV(keep=0.5, layer=1)]},
-        {
-            "kv_cache": mmaccel.SnapKV(budget=6, window=2),
-            "attention": mmaccel.Quest(budget=0.5, block=4),
-        },
-    ],
-    ids=str,
-)
-def test_hooks_of_methods_go_with_the_policy(options: dict[str, Any]) -> None:
-    model = build_vlm("llava")
-    call = draw_prompts("llava", model, (1, 2)) | {"max_new_tokens": 6, "do_sample": False}
-    model.generate(**call)
+def test_hooks_of_methods_go_with_the_policy() -> None:
+    """Those of reducers: see tests/vision_language/test_hooks.py."""
+    model = build_lm("llama")
     before = trace_of(model)
-    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True, **options) as run:
-        model.generate(**call)
+    methods = {
+        "kv_cache": mmaccel.SnapKV(budget=3, window=2),
+        "attention": mmaccel.Quest(0.5, 4, first_layer=0),
+    }
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True, **methods) as run:
+        _use(model)
     assert run.stats.exactness == "relaxed"  # they had an effect
     assert trace_of(model) == before
 

@@ -42,21 +42,7 @@ def _generate(model: Any, **options: Any) -> torch.Tensor:
     return made
 
 
-def test_twenty_rounds_compile_once_for_the_plain_and_once_for_the_attached_class(
-    backend: Compilations,
-) -> None:
-    """Compiled code is guarded by the class of the model."""
-    model = build_lm("llama")
-    head = torch.compile(lambda owner, x: owner.lm_head(x), backend=backend, fullgraph=True)
-    x, counts = torch.ones(1, 32), []
-    for _ in range(20):
-        head(model, x)
-        with mmaccel.attach(model, mmaccel.Jacobi(window=4)):
-            head(model, x)
-        counts.append(backend.count)
-    assert counts == [2] * 20
-
-
+@pytest.mark.slow
 def test_generate_of_a_model_that_is_one_graph(backend: Compilations) -> None:
     """The second round compiles nothing, with the policy and with the original.
 
@@ -78,6 +64,7 @@ def test_generate_of_a_model_that_is_one_graph(backend: Compilations) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_a_forward_that_was_compiled_before() -> None:
     model = build_lm("llama", num_hidden_layers=1)
     plain = _generate(model)
@@ -87,6 +74,7 @@ def test_a_forward_that_was_compiled_before() -> None:
     assert "another forward" in run.stats.route_reason
 
 
+@pytest.mark.slow
 def test_a_prompt_of_embeddings_of_a_model_that_is_one_graph() -> None:
     torch._dynamo.reset()  # what other tests compiled of these classes counts for its limit
     model = build_lm("llama", num_hidden_layers=1, max_position_embeddings=400)

@@ -31,14 +31,14 @@ def _map(*on_disk: str) -> dict[str, str]:
     return {part: "disk" if part in on_disk else "cpu" for part in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "device_map",
     [
-        _map("model.layers.1", "lm_head"),
         _map("model.embed_tokens", "model.layers.0", "lm_head"),  # model.device is "meta"
         {"": "disk"},
     ],
-    ids=["last half", "first half", "everything"],
+    ids=["first half", "everything"],
 )
 def test_weights_on_a_disk(tmp_path: Path, device_map: dict[str, str]) -> None:
     model = load(tmp_path, device_map=device_map, offload_folder=tmp_path / "offload")
@@ -50,7 +50,7 @@ def test_weights_on_a_disk(tmp_path: Path, device_map: dict[str, str]) -> None:
     assert stats.passes <= 14
 
 
-@pytest.mark.parametrize("second", [_PARTS[2:4], _PARTS[1:2], _PARTS[3:]], ids=str)
+@pytest.mark.parametrize("second", [_PARTS[2:4], _PARTS[1:2]], ids=str)
 def test_two_devices(second: tuple[str, ...]) -> None:
     """Some parts on a fake device: each layer's keys and values lie where its layer is."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module

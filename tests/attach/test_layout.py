@@ -43,32 +43,11 @@ def use(model: Any, policy: Any, layout: Any, seed: Any = 5, **options: Any) -> 
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "top-k": {"top_k": 3, "temperature": 0.7},
-    "top-1": {"top_k": 1},
-    "top-p": {"top_k": 0, "top_p": 0.5, "temperature": 1.4},
-    "typical": {"typical_p": 0.6},
     "penalty": {"repetition_penalty": 1.5, "top_k": 4},
     "forced end": {"forced_eos_token_id": EOS},
     "suppress": {"suppress_tokens": [5, 13, 25], "renormalize_logits": True},
-    "guidance": GUIDED | {"top_k": 5},
+    "guidance": GUIDED | {"top_k": 0, "top_p": 0.5, "temperature": 1.4},
 }
-
-
-@pytest.mark.parametrize("case", ["plain", "penalty", "forced end", "suppress", "guidance"])
-def test_greedy_is_that_of_prefix_allowed_tokens(case: str) -> None:
-    model, options = build_lm("qwen2"), SHORT | CASES[case]
-    plain = model.generate(**PROMPTS, **options, prefix_allowed_tokens_fn=allow)
-    assert not torch.equal(plain, model.generate(**PROMPTS, **options))
-    for policy in (
-        mmaccel.Jacobi(window=7, drafts="above"),
-        mmaccel.Jacobi(window=4),
-        mmaccel.SpeculativeJacobi(window=5, drafts="previous-frame"),
-        mmaccel.Autoregressive(),
-    ):
-        assert torch.equal(use(model, policy, FRAMES, **options)[0], plain)
-    loop = mmaccel.decoder(mmaccel.Jacobi(window=6, drafts="above"), strict=True, layout=FRAMES)
-    assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), plain)
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -78,10 +57,8 @@ def test_sampled_tokens_are_those_of_prefix_allowed_tokens(case: str) -> None:
     constrained = options | {"prefix_allowed_tokens_fn": allow}
     reference, _ = use(model, mmaccel.Autoregressive(), None, **constrained)
     assert torch.equal(use(model, mmaccel.Autoregressive(), FRAMES, **options)[0], reference)
-    for window in (2, 8):
-        policy = mmaccel.Jacobi(window=window, drafts="above")
-        ours, stats = use(model, policy, FRAMES, **options)
-        assert torch.equal(ours, reference) and stats.passes <= LENGTH
+    ours, stats = use(model, mmaccel.Jacobi(window=8, drafts="above"), FRAMES, **options)
+    assert torch.equal(ours, reference) and stats.passes <= LENGTH
     loop = mmaccel.decoder("autoregressive", seed=5, strict=True, layout=FRAMES)
     assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), reference)
 
@@ -93,15 +70,11 @@ def _embeddings(model: Any) -> dict[str, Any]:
 
 STATES = {"output_hidden_states": True, "use_cache": False}  # of padding, without a cache
 FALLBACKS: dict[str, Any] = {
-    "states": lambda model: STATES,
-    "states, guided": lambda model: STATES | GUIDED,
-    "states, forced end": lambda model: STATES | {"forced_eos_token_id": EOS, "max_new_tokens": 23},
-    "beam search": lambda model: {"num_beams": 3},
-    "assisted decoding, a model": lambda model: (
+    "states, guided": lambda: STATES | GUIDED,
+    "states, forced end": lambda: STATES | {"forced_eos_token_id": EOS, "max_new_tokens": 23},
+    "beam search": lambda: {"num_beams": 3},
+    "assisted decoding": lambda: (
         {k: v[1:2] for k, v in PROMPTS.items()} | {"assistant_model": build_lm("qwen2")}
-    ),
-    "assisted decoding": lambda model: (
-        {k: v[1:2] for k, v in PROMPTS.items()} | {"prompt_lookup_num_tokens": 2}
     ),
 }
 
@@ -110,7 +83,7 @@ FALLBACKS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(FALLBACKS))
 def test_a_fallback_follows_the_layout(name: str, sampled: bool, layout: Any) -> None:
     model = build_lm("llama")
-    options = PROMPTS | (SAMPLED | {"top_k": 4} if sampled else SHORT) | FALLBACKS[name](model)
+    options = PROMPTS | (SAMPLED | {"top_k": 4} if sampled else SHORT) | FALLBACKS[name]()
     options |= {"return_dict_in_generate": True}
     torch.manual_seed(3)
     by_hand = allow if layout is FRAMES else allow_grid

@@ -43,13 +43,9 @@ _SMALL: dict[str, Any] = dict(
     init_std=0.25, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=None,
 )  # fmt: skip
 _WIDE = _SMALL | dict(hidden_size=32, intermediate_size=64)
-_OPT = _SMALL | dict(hidden_size=32, ffn_dim=64, word_embed_proj_dim=32)
-_XGLM = _SMALL | dict(d_model=32, ffn_dim=64, num_layers=2, attention_heads=4)
 _READ_LENGTH: dict[str, tuple[str, dict[str, Any]]] = {
-    "OPT": ("OPTForCausalLM", _OPT),
-    "Falcon": ("FalconForCausalLM", _WIDE),
+    "OPT": ("OPTForCausalLM", _SMALL | dict(hidden_size=32, ffn_dim=64, word_embed_proj_dim=32)),
     "Roberta": ("RobertaForCausalLM", _WIDE | dict(is_decoder=True, pad_token_id=1)),
-    "XGLM": ("XGLMForCausalLM", _XGLM),
 }
 
 

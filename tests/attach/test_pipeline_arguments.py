@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel import BusyError, SamplingParams, TextToImage
+from mmaccel import BusyError, TextToImage
 from tests.fixtures.tiny_model import CAPTIONS
 
 
@@ -37,12 +37,6 @@ def test_a_second_thread_is_refused_while_the_first_runs(pipe: TextToImage) -> N
     assert torch.equal(made[0].tokens, pipe(CAPTIONS[0], seed=1).tokens)
 
 
-def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
-    other = TextToImage(pipe.image_model)
-    with pytest.raises(BusyError):
-        pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]
-
-
 def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
     other, wanted = copy.deepcopy(pipe), pipe(CAPTIONS, seed=2).tokens
     seen = []
@@ -53,13 +47,6 @@ def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
 
     assert torch.equal(pipe(CAPTIONS, seed=2, on_step=nested).tokens, wanted)
     assert torch.equal(seen[0], wanted)
-
-
-def test_two_streams_may_take_turns(pipe: TextToImage) -> None:
-    streams = [pipe.stream(CAPTIONS, SamplingParams(), seed=s, batch_size=1) for s in (1, 2)]
-    turns = [torch.cat([p.tokens for p in side]) for side in zip(*zip(*streams))]
-    for seed, tokens in zip((1, 2), turns):
-        assert torch.equal(tokens, pipe(CAPTIONS, seed=seed, guidance_scale=1.0).tokens)
 
 
 def test_on_step_may_end_an_image_at_nothing(pipe: TextToImage) -> None:

@@ -17,6 +17,7 @@ CAPTIONS = ["a red circle on grass", "a large blue ring left of a large red squa
 SEEDS, LENGTH = [5, 6], 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_attached_it_makes_the_pipelines_tokens_in_as_many_passes(guidance: float) -> None:
     policy = mmaccel.Jacobi(16, "neighbour")

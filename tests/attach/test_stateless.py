@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,20 +14,14 @@ from tests.fixtures.tiny_lms import PROMPTS, VOCAB, build_lm
 
 LENGTH = 12
 GREEDY: dict[str, Any] = dict(max_new_tokens=LENGTH, do_sample=False)
-GUIDANCE: dict[str, Any] = dict(
-    guidance_scale=1.8, negative_prompt_ids=torch.tensor([[1], [1], [2]])
-)
-Make = Callable[[], Any]
 
 
-class _Counted:
-    """Counts its calls; the result depends on the row alone."""
+class _Bonus:
+    """A processor whose result depends on the row alone; it counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-
-class _Bonus(_Counted):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.calls += 1
         return scores + torch.linspace(0, 4, VOCAB) * (input_ids[:, -2:].sum(1, keepdim=True) % 3)
@@ -38,16 +30,13 @@ class _Bonus(_Counted):
         return self(input_ids, scores)
 
 
-class _Grammar(_Counted):
-    def __call__(self, row: int, ids: Tensor) -> list[int]:
-        self.calls += 1
-        return list(range(4 + (int(ids[-1]) + row) % 3, VOCAB, 3))
-
-    def allow(self, row: int, ids: Tensor) -> list[int]:
-        return self(row, ids)
+class _ByClass(_Bonus):
+    is_stateless = True
 
 
 class _Slotted:
+    """An object that takes no attribute."""
+
     __slots__ = ("inner",)
 
     def __init__(self, inner: Any) -> None:
@@ -57,55 +46,78 @@ class _Slotted:
         return self.inner(first, second)
 
 
-def _call(inner: Any, first: Any, second: Tensor) -> Any:
-    return inner(first, second)
+def _allow(row: int, ids: Tensor) -> list[int]:
+    return list(range(4 + (int(ids[-1]) + row) % 3, VOCAB, 3))
 
 
-def _function(inner: Any) -> Any:
-    def called(first: Any, second: Tensor) -> Any:
-        return inner(first, second)
-
-    return called
-
-
-# Make a processor of a counting object.
-FORMS: dict[str, Callable[[Any], Any]] = {
-    "object": lambda inner: inner,
-    "function": _function,
-    "method": lambda inner: inner.add if isinstance(inner, _Bonus) else inner.allow,
-    "slots": _Slotted,
-}
-
-
-def _options(where: str, given: Any) -> dict[str, Any]:
-    return GREEDY | {where: [given] if where == "logits_processor" else given}
-
-
-def _inner(where: str) -> _Counted:
-    return _Bonus() if where == "logits_processor" else _Grammar()
+@mmaccel.stateless
+def _marked(row: int, ids: Tensor) -> list[int]:
+    return _allow(row, ids)
 
 
 @pytest.mark.parametrize("where", ["logits_processor", "prefix_allowed_tokens_fn"])
-@pytest.mark.parametrize("form", FORMS)
-def test_unmarked_runs_the_original_marked_is_served(form: str, where: str) -> None:
-    model, inner = build_lm("llama"), _inner(where)
-    given = FORMS[form](inner)
-    plain = model.generate(**PROMPTS, **_options(where, given))
+def test_unmarked_runs_the_original_marked_is_served(where: str) -> None:
+    model, bonus = build_lm("llama"), _Bonus()
+    unmarked = bonus.add if where == "logits_processor" else lambda row, ids: _allow(row, ids)
+
+    def call(given: Any) -> Tensor:
+        given = [given] if where == "logits_processor" else given
+        made: Tensor = model.generate(**PROMPTS, **GREEDY, **{where: given})
+        return made
+
+    plain = call(unmarked)
     assert not torch.equal(plain, model.generate(**PROMPTS, **GREEDY))
-    n_calls, inner.calls = inner.calls, 0
+    n_calls, bonus.calls = bonus.calls, 0
     with mmaccel.attach(model, mmaccel.Jacobi(window=6)) as run:
         with pytest.warns(UserWarning, match="may remember earlier calls"):
-            made = model.generate(**PROMPTS, **_options(where, given))
-    assert torch.equal(made, plain) and inner.calls == n_calls  # nothing else called it
+            made = call(unmarked)
+    assert torch.equal(made, plain) and bonus.calls == n_calls  # nothing else called it
     assert len(run.stats.fallbacks) == 1
-    inner.calls = 0
     with mmaccel.attach(model, mmaccel.Jacobi(window=6), strict=True) as run:
         with pytest.raises(AttachError, match=r"of the caller's own .*mmaccel\.stateless\("):
-            model.generate(**PROMPTS, **_options(where, given))
-        assert inner.calls == 0
-        marked = mmaccel.stateless(given)
-        assert torch.equal(model.generate(**PROMPTS, **_options(where, marked)), plain)
-    assert run.stats.fallbacks == [] and inner.calls > 0
+            call(unmarked)
+        assert bonus.calls == n_calls
+        assert torch.equal(call(mmaccel.stateless(unmarked)), plain)
+    assert run.stats.fallbacks == []
+
+
+MARKS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "marks": (_ByClass, _marked, {}),
+    "attach": (_Bonus, _allow, {"assume_stateless": True}),
+}
+
+
+@pytest.mark.parametrize(("mark", "guided"), [("marks", True), ("attach", False)])
+def test_each_mark_is_served_bit_for_bit(mark: str, guided: bool) -> None:
+    processor, grammar, option = MARKS[mark]
+    model = build_lm("qwen2")
+    given: dict[str, Any] = {
+        "logits_processor": [processor()], "prefix_allowed_tokens_fn": grammar,
+    }  # fmt: skip
+    if guided:
+        negative = torch.tensor([[1], [1], [2]])
+        given |= {"guidance_scale": 1.8, "negative_prompt_ids": negative}
+    sampled = {"max_new_tokens": LENGTH, "do_sample": True, "top_k": 12}
+    plain = model.generate(**PROMPTS, **GREEDY, **given)
+    with mmaccel.attach(model, "autoregressive", seed=[4, 5, 6], strict=True, **option):
+        drawn = model.generate(**PROMPTS, **sampled, **given)
+    policy = mmaccel.Jacobi(window=8)
+    with mmaccel.attach(model, policy, seed=[4, 5, 6], strict=True, **option) as run:
+        assert torch.equal(model.generate(**PROMPTS, **GREEDY, **given), plain)
+        assert torch.equal(model.generate(**PROMPTS, **sampled, **given), drawn)
+    assert all(stats.fallbacks == [] and stats.passes <= LENGTH for stats in run.history)
+    loop = mmaccel.decoder(policy, strict=True, **option)
+    assert torch.equal(model.generate(**PROMPTS, **GREEDY, **given, custom_generate=loop), plain)
+
+
+def test_the_mark_is_an_attribute_or_a_wrapper() -> None:
+    for given in (_Bonus(), lambda *inputs: 0, torch.nn.Identity()):
+        marked: Any = mmaccel.stateless(given)
+        assert marked is given and marked.is_stateless is True
+    for given in (_Bonus().add, _Slotted(_Bonus())):
+        wrapper: Any = mmaccel.stateless(given)
+        assert wrapper is not given and wrapper.is_stateless is True
+        assert mmaccel.stateless(wrapper) is wrapper
 
 
 def test_transformers_own_are_never_assumed_stateless() -> None:
@@ -119,54 +131,3 @@ def test_transformers_own_are_never_assumed_stateless() -> None:
             made = model.generate(**PROMPTS, **GREEDY, watermarking_config=marks)
     assert torch.equal(made, plain)
     assert run.stats.fallbacks == ["a SynthIDTextWatermarkLogitsProcessor"]
-
-
-class _ByClass(_Bonus):
-    is_stateless = True
-
-
-@mmaccel.stateless
-class _Decorated(_Grammar):
-    pass
-
-
-MARKS: dict[str, tuple[Make, Make, dict[str, Any]]] = {
-    "function": (
-        lambda: mmaccel.stateless(_Bonus()),
-        lambda: mmaccel.stateless(_Grammar()),
-        {},
-    ),
-    "class": (_ByClass, _Decorated, {}),
-    "attach": (_Bonus, _Grammar, {"assume_stateless": True}),
-}
-
-
-@pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("mark", MARKS)
-def test_each_mark_is_served_bit_for_bit(mark: str, guided: bool) -> None:
-    processor, grammar, option = MARKS[mark]
-    model = build_lm("qwen2")
-    given = {"logits_processor": [processor()], "prefix_allowed_tokens_fn": grammar()}
-    given |= GUIDANCE if guided else {}
-    sampled = {"max_new_tokens": LENGTH, "do_sample": True, "top_k": 12}
-    plain = model.generate(**PROMPTS, **GREEDY, **given)
-    with mmaccel.attach(model, "autoregressive", seed=[4, 5, 6], strict=True, **option):
-        drawn = model.generate(**PROMPTS, **sampled, **given)
-    for window in (1, 3, 8):
-        policy = mmaccel.Jacobi(window=window)
-        with mmaccel.attach(model, policy, seed=[4, 5, 6], strict=True, **option) as run:
-            assert torch.equal(model.generate(**PROMPTS, **GREEDY, **given), plain)
-            assert torch.equal(model.generate(**PROMPTS, **sampled, **given), drawn)
-        assert all(stats.fallbacks == [] and stats.passes <= LENGTH for stats in run.history)
-    loop = mmaccel.decoder(mmaccel.Jacobi(window=8), strict=True, **option)
-    assert torch.equal(model.generate(**PROMPTS, **GREEDY, **given, custom_generate=loop), plain)
-
-
-def test_the_mark_is_an_attribute_or_a_wrapper() -> None:
-    for given in (_Bonus(), _function(_Bonus()), partial(_call, _Bonus()), torch.nn.Identity()):
-        marked: Any = mmaccel.stateless(given)
-        assert marked is given and marked.is_stateless is True
-    for given in (_Bonus().add, _Slotted(_Bonus())):
-        wrapper: Any = mmaccel.stateless(given)
-        assert wrapper is not given and wrapper.is_stateless is True
-        assert mmaccel.stateless(wrapper) is wrapper

@@ -14,6 +14,7 @@ import mmaccel
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.causal_lm.quantization import find_activations
 from mmaccel.samplers.compare_logits import compare_logits
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.their_weights import (
     LENGTH,
     PROMPTS,
@@ -55,13 +56,9 @@ def test_weight_only_int8_of_torchao_stays_bitwise(tmp_path: Path) -> None:
         assert check_own_tokens(model).dtype == "float32"
 
 
-def test_weight_only_int8_of_compressed_tensors_stays_bitwise(tmp_path: Path) -> None:
-    check_own_tokens(load_compressed(tmp_path, None))
-
-
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_gguf_stays_bitwise(tmp_path: Path, kind: str) -> None:
-    write_gguf(tmp_path / "model.gguf", kind)
+@pytest.mark.slow  # tests/released has a real one
+def test_gguf_stays_bitwise(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "Q4_0")
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = dict(gguf_file="model.gguf", dtype=torch.float32)
@@ -73,16 +70,19 @@ def test_gguf_stays_bitwise(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "exactness", "dtype"),
-    [
-        ("torchao per token", "up to rounding", "int8"),
+    mostly_slow(
+        [
+            ("torchao per token", "up to rounding", "int8"),
+            ("torchao per tensor", "relaxed", "int8"),
+            ("bitsandbytes 8", "relaxed", "int8"),
+            ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
+            ("bitsandbytes 4", "up to rounding", "bfloat16"),
+            ("compressed-tensors per token", "up to rounding", "int8"),
+            ("compressed-tensors per tensor", "relaxed", "int8"),
+            ("torch.ao", "relaxed", "int8"),
+        ],
         ("torchao per tensor", "relaxed", "int8"),
-        ("bitsandbytes 8", "relaxed", "int8"),
-        ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
-        ("bitsandbytes 4", "up to rounding", "bfloat16"),
-        ("compressed-tensors per token", "up to rounding", "int8"),
-        ("compressed-tensors per tensor", "relaxed", "int8"),
-        ("torch.ao", "relaxed", "int8"),
-    ],
+    ),
 )
 def test_quantised_activations_are_served_and_say_what_is_left(
     tmp_path: Path, name: str, exactness: str, dtype: str
@@ -120,7 +120,9 @@ def _one_key_too_few(positions: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [_one_key_too_many, _one_key_too_few])
-@pytest.mark.parametrize("name", ["torchao per token", "torchao per tensor", "bitsandbytes 8"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["torchao per tensor", "bitsandbytes 8"], "torchao per tensor")
+)
 def test_a_wrong_mask_is_told_from_rounding(
     tmp_path: Path, monkeypatch: Any, name: str, change: Any
 ) -> None:
@@ -160,14 +162,14 @@ def _with_adapter(**options: Any) -> Any:
     return peft.get_peft_model(build_lm("llama"), config, adapter_name="own").eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        dict(target_modules=["q_proj", "v_proj"]),
         dict(target_modules=["q_proj", "lm_head"]),
         dict(target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"]),
     ],
-    ids=["layers", "head", "saved head"],
+    ids=["head", "saved head"],
 )
 def test_adapters_of_peft(options: dict[str, Any]) -> None:
     wrapped = _with_adapter(**options)
@@ -194,14 +196,6 @@ def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
         wrapped.unmerge_adapter()
         assert wrapped.generate(**options).equal(own)
     assert len(run.history) == 4 and all(stats.passes < 14 for stats in run.history)
-
-
-def test_an_adapter_on_quantised_weights(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    peft = pytest.importorskip("peft")
-    model = load_bitsandbytes(tmp_path, load_in_4bit=True)
-    config = peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False)
-    check_own_tokens(peft.get_peft_model(model, config).eval(), "up to rounding")
 
 
 def test_prompts_that_peft_learned_run_the_original() -> None:

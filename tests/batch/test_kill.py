@@ -37,8 +37,8 @@ os.replace, Manifest.append = whole, noted
 """
 N_KILLS = 3  # of random ones
 MOMENTS = [  # clips and speech have a JSON file beside each item
-    ("images", "mid-item"),
-    ("images", "between"),
+    pytest.param("images", "mid-item", marks=pytest.mark.slow),
+    pytest.param("images", "between", marks=pytest.mark.slow),
     ("images", "mid-line"),
     pytest.param("clips", "mid-item", marks=pytest.mark.slow),
     pytest.param("speech", "between", marks=pytest.mark.slow),

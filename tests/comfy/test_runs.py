@@ -19,7 +19,7 @@ from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import node_class
 from mmaccel.errors import OptionError
 from tests.comfy.fake_comfy import FakeComfy, Interrupted, execute, policy, run
-from tests.comfy.kinds import N_NEW, START, Kind
+from tests.comfy.kinds import KINDS, N_NEW, START, Kind
 from tests.fixtures.media import image, read_webp
 from tests.fixtures.speech import TEXTS
 from tests.fixtures.tiny_model import CAPTIONS, FPS, N_FRAMES
@@ -83,6 +83,7 @@ def check_answer(values: tuple[Any, ...], folder: Path) -> None:
 CHECKS = dict(Images=check_images, Speech=check_sounds, Vision=check_answer)
 
 
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_payloads_are_the_command_lines(kind: Kind, tmp_path: Path) -> None:
     longer = {"max_seconds": 0.05} if kind.word == "Speech" else {}  # so that one ends by itself
     values = kind.make(policy=policy("Jacobi", window=6), **longer)

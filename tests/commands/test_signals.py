@@ -40,7 +40,13 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     ("during", "after"),
-    [([INT], []), ([TERM], []), ([HUP], []), ([TERM], [HUP]), ([INT], [INT] * 2)],
+    [
+        ([TERM], [HUP]),
+        *(
+            pytest.param(during, after, marks=pytest.mark.slow)
+            for during, after in (([INT], []), ([TERM], []), ([HUP], []), ([INT], [INT] * 2))
+        ),
+    ],
 )
 def test_a_signal_ends_a_run_in_words(
     forker: Forker, command: Command, during: list[int], after: list[int]
@@ -56,6 +62,7 @@ def test_a_signal_ends_a_run_in_words(
     assert len(command.files) == 3
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_very_end_changes_nothing(forker: Forker) -> None:
     """Python resets handlers before it frees modules, which takes about a second with torch."""
     before = f"""
@@ -70,6 +77,7 @@ sys.modules["late"].late = Late()
     assert child.wait() == 0 and child.printed()[1] == ""
 
 
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_stops_nothing(forker: Forker, command: Command) -> None:
     before = f"import signal; signal.signal({HUP}, signal.SIG_IGN)\n"
     before += SEND.format(during=[HUP], after=[])
@@ -77,6 +85,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing(forker: Forker, command: Co
     assert child.wait() == 0 and len(command.files) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_job", [False, True])
 def test_ctrl_c_twice_at_any_moment(forker: Forker, command: Command, is_job: bool) -> None:
     draw, made = random.Random(is_job), 0

@@ -10,19 +10,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.pipelines.hosts.depth.window import DepthWindow
-from tests.depth.models import MODELS, Speech
+from tests.depth.models import Speech
 from tests.fixtures.graph_replay import replay_runs
 
-POLICIES = [
-    mmaccel.Autoregressive(),
-    mmaccel.Jacobi(window=8, drafts="previous-frame"),
-    mmaccel.SpeculativeJacobi(window=4),
-]
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def speech(request: pytest.FixtureRequest) -> Speech:
-    return MODELS[request.param]()
+POLICIES = [mmaccel.Autoregressive(), mmaccel.Jacobi(window=8, drafts="previous-frame")]
 
 
 def speak(speech: Speech, policy: Any, sync_every: int = 1) -> tuple[Tensor, Any]:
@@ -62,9 +53,9 @@ def test_the_passes_of_a_frame_are_one_graph_behind_its_first(
 
 
 def test_a_frame_that_is_replayed_with_the_state_of_the_one_before_is_seen(
-    speech: Speech, monkeypatch: pytest.MonkeyPatch
+    csm: Speech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eager, _ = speak(speech, POLICIES[1])
+    eager, _ = speak(csm, POLICIES[1])
     load = DepthWindow.load_static
 
     def keep(self: DepthWindow, buffers: dict[str, Any]) -> None:
@@ -73,5 +64,5 @@ def test_a_frame_that_is_replayed_with_the_state_of_the_one_before_is_seen(
 
     monkeypatch.setattr(DepthWindow, "load_static", keep)
     replay_runs(monkeypatch)
-    made, _ = speak(speech, POLICIES[1])
+    made, _ = speak(csm, POLICIES[1])
     assert not torch.equal(made, eager)

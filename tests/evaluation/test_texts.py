@@ -38,6 +38,7 @@ def check(arguments: list[str], *more: object) -> tuple[int, list[dict[str, Any]
     return code, json.loads(file.read_text())["checks"]
 
 
+@pytest.mark.slow
 def test_no_token_differs(arguments: list[str]) -> None:
     code, checks = check(arguments)
     names = ["greedy", "greedy, transformers' generate", "same seeds", "plain loop in batches"]
@@ -49,6 +50,7 @@ def test_no_token_differs(arguments: list[str]) -> None:
     assert checks[0]["policy"].startswith("Jacobi") and "ngram" in checks[-1]["policy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["policy", "library"])
 def test_a_wrong_token_is_found_where_it_stands(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, place: str
@@ -72,6 +74,7 @@ def test_a_wrong_token_is_found_where_it_stands(
     assert parting["gap"] > 1000 * parting["rounding"] and not parting["is_rounding"]
 
 
+@pytest.mark.slow
 def test_rows_of_the_speed_report(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

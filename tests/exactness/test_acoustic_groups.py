@@ -35,6 +35,7 @@ from tests.fixtures.toy_models import (
     make_prompt,
     sample,
 )
+from tests.matrix.cells import every
 
 SIZE = 5
 DEGREES = (0, 50, 100, 150, 260)  # a chain of neighbours, and a token that has none
@@ -300,9 +301,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("plain", {"coupling": "independent", "drafts": "random"}),
-        ("hot, top-k", {}),
-        ("top-p", {"coupling": "gumbel", "drafts": "left"}),
+        *every(
+            3,
+            [
+                ("plain", {"coupling": "independent", "drafts": "random"}),
+                ("hot, top-k", {}),
+                ("top-p", {"coupling": "gumbel", "drafts": "left"}),
+            ],
+        )
     ],
 )
 def test_groups_are_drawn_as_the_model_says(
@@ -366,6 +372,7 @@ def test_a_bug_of_the_rule_is_seen(plant: Callable[[Patch], None], monkeypatch: 
         test_the_rule_is_the_published_one(CHAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "rows"), [(take_others_groups, ROWS), (keep_drafts_behind_a_rejection, 100_000)]
 )
@@ -427,9 +434,14 @@ class Loose(Vectors):
 @pytest.mark.parametrize(
     "policy",
     [
-        AcousticGroups(4, radius=0.5),
-        AcousticGroups(3, radius=0.5, coupling="independent", drafts="random"),
-        AcousticGroups(8, radius=0.5, coupling="gumbel", drafts="left"),
+        *every(
+            3,
+            [
+                AcousticGroups(4, radius=0.5),
+                AcousticGroups(3, radius=0.5, coupling="independent", drafts="random"),
+                AcousticGroups(8, radius=0.5, coupling="gumbel", drafts="left"),
+            ],
+        )
     ],
     ids=repr,
 )

@@ -25,51 +25,40 @@ from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.outputs import Request
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.media import MEDIA, MediaCase, content, open_media
 from tests.fixtures.shared import media_folders
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, scene
 
 pytest.importorskip("accelerate")
-OWN_LOADERS = [family for family in FAMILIES if family.startswith("llamagen")]
-ON_DISK = [family for family in FAMILIES if family not in (*OWN_LOADERS, "imagegpt")]
 
 
-Drawn = tuple[Tensor, Any]  # tokens, and images as arrays
-
-
-class Families:
-    """Image families by name: folders, prompts, and what a pipeline draws where it was loaded."""
-
-    def __init__(self, folders: Callable[[str], Path]) -> None:
-        self.folders = folders
-        self.plain: dict[str, Drawn] = {}
-
-    def open(self, family: str, **options: Any) -> TextToImage:
-        options = {"size": SIZES.get(family), "dtype": "fp32"} | options
-        return TextToImage.from_pretrained(self.folders(family), **options)
-
-    def draw(self, family: str, pipe: TextToImage) -> Drawn:
-        prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
-        policy = "stepwise" if family == "masked-words" else Jacobi(4)
-        made = pipe(prompts, policy=policy, seed=[3, 4], output_type="np")
-        assert made.images.shape[0] == 2
-        return made.tokens.cpu(), made.images
-
-    def expect(self, family: str) -> Drawn:
-        """Of a pipeline on the CPU, made once."""
-        if family not in self.plain:
-            self.plain[family] = self.draw(family, self.open(family, device="cpu"))
-        return self.plain[family]
+EVERY = [*FAMILIES, "words", "masked-words"]
 
 
 @pytest.fixture(scope="module")
-def families(
+def find(
     built: Callable[[str], Path], tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Families:
+) -> Callable[[str], Path]:
+    """The folder of a family's tiny checkpoint."""
     masked = masked_beside_plain(tmp_path_factory.mktemp("masked"))[0]
     others = {"words": tiny_folder, "masked-words": masked}
-    return Families(lambda family: others.get(family) or built(family))
+    return lambda family: others.get(family) or built(family)
+
+
+def open_family(find: Callable[[str], Path], family: str, **options: Any) -> TextToImage:
+    options = {"size": SIZES.get(family), "dtype": "fp32"} | options
+    return TextToImage.from_pretrained(find(family), **options)
+
+
+def draw(family: str, pipe: TextToImage) -> Tensor:
+    """Tokens of two images, and their pixels."""
+    prompts = CAPTIONS[:2] if "words" in family else captions(family)[:2]
+    policy = "stepwise" if family == "masked-words" else Jacobi(4)
+    made = pipe(prompts, policy=policy, seed=[3, 4], output_type="np")
+    pixels = torch.as_tensor(made.images).flatten(1)
+    return torch.cat([made.tokens.cpu().flatten(1), pixels], 1)
 
 
 @pytest.fixture(autouse=True)
@@ -92,26 +81,47 @@ def are_there(pipe: Any) -> bool:
 # --- to -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "words", "masked-words"])
-def test_to_is_as_good_as_loading_there(families: Families, family: str) -> None:
+@pytest.mark.parametrize("family", mostly_slow(EVERY, "words", "llamagen-t2i"))
+def test_to_is_as_good_as_loading_there(find: Callable[[str], Path], family: str) -> None:
     """Moved after a run, whose cache, prompts and rows of the head were elsewhere. What is loaded
     there is not moved: its parts, as tokenizers of images, are opened on the device.
     """
-    pipe = families.open(family, device="cpu")
-    first = families.draw(family, pipe)
+    pipe = open_family(find, family, device="cpu")
+    first = draw(family, pipe)
     with fake_device() as device:
         assert pipe.to(device) is pipe
-        for each in (pipe, families.open(family, device=device)):
+        for each in (pipe, open_family(find, family, device=device)):
             assert each.device == device and are_there(each)
-            tokens, images = families.draw(family, each)
-            assert tokens.equal(first[0]) and (images == first[1]).all()
+            assert draw(family, each).equal(first)
         assert pipe.to("cpu", torch.bfloat16).dtype == torch.bfloat16
         assert pipe.device.type == "cpu"
-    fresh = families.open(family, device="cpu", dtype="bf16")
-    own, other = (p.image_model.window.model for p in (pipe, fresh))
-    expected = other.state_dict()
-    for tensor_name, tensor in own.state_dict().items():
-        assert tensor.dtype == expected[tensor_name].dtype and tensor.equal(expected[tensor_name])
+    fresh = open_family(find, family, device="cpu", dtype="bf16")
+    moved, expected = (p.image_model.window.model.state_dict() for p in (pipe, fresh))
+    for name, tensor in moved.items():
+        assert tensor.dtype == expected[name].dtype and tensor.equal(expected[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MEDIA)
+def test_speech_and_clips_move(kind: str) -> None:
+    """They are what is loaded there."""
+    folders = media_folders(kind)
+    pipe = open_media(kind, folders, device="cpu", dtype="fp32")
+
+    def make(pipe: Any) -> Tensor:
+        made = MediaCase(kind, folders, pipe).call([1, 2, 3], batch_size=2)
+        return torch.cat([content(each).cpu().flatten() for each in made])
+
+    first = make(pipe)
+    with fake_device() as device:
+        there = open_media(kind, folders, device=device, dtype="fp32")
+        for each in (there, pipe.to(device)):
+            assert each.device == device and are_there(each) and make(each).equal(first)
+        if kind == "cosmos":
+            return
+        pipe.to("cpu").enable_model_cpu_offload(device="xpu")
+        assert pipe.device == DEVICE and make(pipe).equal(first)
+        assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
 
 
 def test_forms_of_to(tiny_folder: Path) -> None:
@@ -134,15 +144,6 @@ def test_forms_of_to(tiny_folder: Path) -> None:
         captured.to("cpu")
 
 
-def test_a_copy_of_another_size_moves_along(families: Families) -> None:
-    pipe = families.open("llamagen-c2i", device="cpu", size=None)
-    small = pipe.resize((32, 32))
-    first = families.draw("llamagen-c2i", small)[0]
-    with fake_device() as device:
-        pipe.to(device)
-        assert small.device == device and families.draw("llamagen-c2i", small)[0].equal(first)
-
-
 def test_computed_tables_and_kept_modules_stay_in_float32() -> None:
     import transformers as hf
 
@@ -156,34 +157,6 @@ def test_computed_tables_and_kept_modules_stay_in_float32() -> None:
     assert {d for n, d in dtypes.items() if ".wo." not in n} == {torch.float16}
     assert (model.table.dtype, model.stored.dtype) == (torch.float32, torch.float16)
     assert model.shared.weight is model.encoder.embed_tokens.weight  # tied still
-
-
-@pytest.mark.parametrize("kind", MEDIA)
-def test_speech_and_clips_move(kind: str) -> None:
-    """They are what is loaded there."""
-    folders = media_folders(kind)
-    pipe = open_media(kind, folders, device="cpu", dtype="fp32")
-
-    def make(pipe: Any) -> Tensor:
-        made = MediaCase(kind, folders, pipe).call([1, 2, 3], batch_size=2)
-        return torch.cat([content(each).cpu().flatten() for each in made])
-
-    first = make(pipe)
-    with fake_device() as device:
-        there = open_media(kind, folders, device=device, dtype="fp32")
-        for each in (there, pipe.to(device)):
-            assert each.device == device and are_there(each) and make(each).equal(first)
-        if kind == "cosmos":
-            pipe.to("cpu")
-        else:
-            pipe.to("cpu").enable_model_cpu_offload(device="xpu")
-            assert pipe.device == DEVICE and make(pipe).equal(first)
-            assert not is_fake(pipe.speech.window.model) and not is_fake(pipe.speech.codec)
-    if kind == "cosmos":
-        fresh = open_media(kind, folders, device="cpu", dtype="bf16")
-        assert make(pipe.to("cpu", "bf16")).equal(make(fresh))
-        with pytest.raises(UnsupportedModelError, match="device_map: expected none for Cosmos"):
-            open_media(kind, folders, device_map="auto")
 
 
 def test_answers_move() -> None:
@@ -202,13 +175,15 @@ def test_answers_move() -> None:
 # --- offload --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "words"])
-def test_parts_are_on_the_accelerator_while_they_compute(families: Families, family: str) -> None:
+@pytest.mark.parametrize("family", mostly_slow(EVERY[:-1], "words"))
+def test_parts_are_on_the_accelerator_while_they_compute(
+    find: Callable[[str], Path], family: str
+) -> None:
     """In a call, and in a call after it; then they are back on the CPU."""
-    first, pipe, where = families.expect(family)[0], families.open(family, device="cpu"), []
-    model = pipe.image_model.window.model
+    pipe, where = open_family(find, family, device="cpu"), []
+    first, model = draw(family, pipe), pipe.image_model.window.model
     with fake_device() as device:
-        assert pipe.enable_model_cpu_offload(0, "xpu") is None
+        pipe.enable_model_cpu_offload(0, "xpu")
         assert pipe.device == device and not is_fake(model)
         forward = pipe.model.forward
 
@@ -217,17 +192,12 @@ def test_parts_are_on_the_accelerator_while_they_compute(families: Families, fam
             return forward(*args)
 
         pipe.model.forward = look  # type: ignore[method-assign,union-attr]
-        made = [families.draw(family, pipe)[0]]
-        prompt = CAPTIONS[0] if family == "words" else captions(family)[0]
-        pipe.serve(
-            [Request(prompt, 3)],
-            pipe.image_model.params,
-            policy=Jacobi(4),
-            deliver=lambda output: made.append(output.tokens),
-        )
-        assert made[0].equal(first) and made[1].shape == first[0].shape
+        prompt, served = CAPTIONS[0] if family == "words" else captions(family)[0], []
+        assert draw(family, pipe).equal(first)
+        pipe.serve([Request(prompt, 3)], pipe.image_model.params, policy=Jacobi(4),
+                   deliver=served.append)  # fmt: skip
         parts = [part.module for part in find_parts(pipe.image_model).values()]
-        assert where and all(where) and not any(map(is_fake, parts))
+        assert len(served) == 1 and all(where) and not any(map(is_fake, parts))
         with pytest.raises(UnsupportedModelError, match="after enable_model_cpu_offload"):
             pipe.to("cpu")
         assert "with CPU offload" in repr(pipe)
@@ -249,24 +219,19 @@ def test_offloading_without_an_accelerator(
 # --- device maps ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [*ON_DISK, "words", "masked-words"])
-def test_weights_on_a_disk(families: Families, tmp_path: Path, family: str) -> None:
-    mapped = families.open(family, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
+@pytest.mark.parametrize("family", mostly_slow(EVERY, "words"))
+def test_weights_on_a_disk(find: Callable[[str], Path], tmp_path: Path, family: str) -> None:
+    if family.startswith("llamagen") or family == "imagegpt":
+        with pytest.raises(UnsupportedModelError, match="device_map: expected none for"):
+            open_family(find, family, device_map="auto")
+        return
+    mapped = open_family(find, family, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
     model = mapped.image_model.window.model
     assert any(parameter.device.type == "meta" for parameter in model.parameters())
-    expected, made = families.expect(family), families.draw(family, mapped)
-    assert made[0].equal(expected[0]) and (made[1] == expected[1]).all()
+    assert draw(family, mapped).equal(draw(family, open_family(find, family, device="cpu")))
     for refused in (lambda: mapped.to("bf16"), lambda: mapped.enable_model_cpu_offload(0, "xpu")):
         with fake_device(), pytest.raises(UnsupportedModelError, match="the device map {'': 'dis"):
             refused()
-
-
-@pytest.mark.parametrize("family", OWN_LOADERS)
-def test_families_with_files_of_their_own_take_no_map(
-    built: Callable[[str], Path], family: str
-) -> None:
-    with pytest.raises(UnsupportedModelError, match="device_map: expected none for LlamaGen"):
-        TextToImage.from_pretrained(built(family), device_map="auto")
 
 
 def test_a_map_says_where_the_other_parts_are() -> None:

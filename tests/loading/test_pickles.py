@@ -16,9 +16,9 @@ from mmaccel import weight_folders
 from mmaccel.commands.doctor import try_model
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.checkpoint import read_weights
+from tests.fixtures.lanes import mostly_slow
+from tests.fixtures.shared import image_folder, media_folders
 from tests.fixtures.tiny_lms import build_lm
-
-Parts = dict[str, tuple[Path, Path]]
 
 
 class Maker:
@@ -46,31 +46,25 @@ def _lm(folder: Path) -> Callable[[], Any]:
 
 
 @pytest.fixture
-def door(
-    request: pytest.FixtureRequest,
-    built: Callable[[str], Path],
-    speech_folders: Parts,
-    tmp_path: Path,
-) -> tuple[Path, Callable[[], Any]]:
+def door(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable[[], Any]]:
     """A copy of a file of pickles, and what loads it."""
     name, folder = request.param, tmp_path / "copy"
-    if name == "pytorch_model.bin of transformers":
+    if name == "transformers":
         return folder / "pytorch_model.bin", _lm(folder)
-    if name == "pytorch_model.bin of snac":
-        model, codec = speech_folders["orpheus"]
+    if name == "snac":
+        model, codec = media_folders("orpheus")
         shutil.copytree(codec, folder)
         file = folder / "pytorch_model.bin"
         return file, lambda: mmaccel.TextToSpeech.from_pretrained(model, codec=folder)
-    shutil.copytree(built("llamagen-c2i").parent, folder)
-    file = (folder / "c2i_B_64.pt").rename(folder / f"c2i_B_64{name}")
+    shutil.copytree(image_folder("llamagen-c2i").parent, folder)
+    file = folder / "c2i_B_64.pt"
     return file, lambda: mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
 
 
-DOORS = [".pt", "pytorch_model.bin of snac", "pytorch_model.bin of transformers"]
-
-
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("door", DOORS, indirect=True)
+@pytest.mark.parametrize(
+    "door", mostly_slow(["llamagen", "snac", "transformers"], "llamagen"), indirect=True
+)
 def test_a_pickle_is_read_and_its_code_never_runs(
     door: tuple[Path, Callable[[], Any]], is_zip: bool, tmp_path: Path
 ) -> None:

@@ -17,7 +17,6 @@ from mmaccel.evaluation.quality.image_folder import open_image, read_facts
 from mmaccel.outputs import video_files
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.hosts.loading import pictures
-from mmaccel.pipelines.hosts.loading.pictures import open_picture
 from mmaccel.pipelines.image_to_text.prompts import read_image, read_images
 
 DOORS: dict[str, Callable[[Path], Any]] = {
@@ -70,12 +69,6 @@ def test_pixels_are_counted_before_they_are_decoded(
     write_header(file, side, side)
     with pytest.raises(OptionError, match="expected at most 89478485 pixels, received .*large.png"):
         DOORS[door](file)
-
-
-def test_a_camera_of_61_megapixels_may_pass(tmp_path: Path) -> None:
-    write_header(tmp_path / "a.png", 9_504, 6_336)
-    with open_picture(tmp_path / "a.png") as opened:
-        assert opened.size == (9_504, 6_336)
 
 
 @pytest.mark.parametrize("kind", [*pictures.FORMATS, "MPO"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import mmaccel
 from mmaccel.pipelines.hosts.loading.placement import choose_device, choose_dtype
 
 
@@ -49,8 +48,3 @@ def test_auto_is_bfloat16_where_a_gpu_computes_it(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_dtype("auto", "cuda") == dtype
     assert choose_dtype("fp32", "cuda") == torch.float32
-
-
-def test_a_pipeline_takes_names() -> None:
-    pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", dtype="bf16")
-    assert pipe.model.model.dtype == torch.bfloat16

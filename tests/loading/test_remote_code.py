@@ -22,6 +22,7 @@ from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.errors import UnsupportedModelError
 from tests.fixtures.code import plant_code
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.video import build_video
 
@@ -62,7 +63,7 @@ def sources(
     return find
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", mostly_slow(DOORS, "doctor"))
 def test_no_command_runs_a_checkpoints_code_unless_told(
     door: str, sources: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, capsys
 ) -> None:
@@ -93,7 +94,9 @@ def test_the_python_api_runs_no_code_unless_told(tiny_folder: Path, tmp_path: Pa
     assert marker.read_text() == "ran\n"
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "chameleon", "imagegpt", "glm-image"])
+@pytest.mark.parametrize(
+    "family", mostly_slow(["janus", "emu3", "chameleon", "imagegpt", "glm-image"], "chameleon")
+)
 def test_code_next_to_a_known_class_stays_where_it_is(
     family: str, built: Callable[[str], Path], tmp_path: Path
 ) -> None:

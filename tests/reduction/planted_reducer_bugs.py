@@ -15,8 +15,6 @@ from mmaccel.reduction.visual_tokens import (
     budgets,
     contract,
     dart,
-    divprune,
-    evs,
     hired,
     ilre,
     random_tokens,
@@ -49,11 +47,6 @@ def _flip_used(keep: Tensor) -> Tensor:
     return keep.gather(1, places.clamp(min=0)).where(places >= 0, -1)
 
 
-def keep_one_too_many(patch: Patch) -> None:
-    """A rank equal to the budget is still inside."""
-    _wrap(patch, contract, "top", lambda top: lambda s, v, budget: top(s, v, budget + 1))
-
-
 def truncate_counts(patch: Patch) -> None:
     """Fractions are cut off: 0.22 of 63 is 13."""
     patch.setattr(
@@ -74,30 +67,6 @@ def truncate_shares(patch: Patch) -> None:
 
     for module in (budgets, hired, vidcom2):
         patch.setattr(module, "share_out", wrong)
-
-
-def let_stages_drift(patch: Patch) -> None:
-    """Each stage takes its fraction of what the one before has rounded."""
-
-    def wrong(initial: Tensor, available: Tensor, keep: Any, n_keep: Any, stage: int, stages: int):
-        return (available * keep ** (1 / stages) + 0.5).long().clamp(min=1).minimum(available)
-
-    patch.setattr(budgets, "geometric", wrong)
-
-
-def number_tiles_by_column(patch: Patch) -> None:
-    """Tiles are counted down the columns."""
-    find = hired._tile_of
-
-    def wrong(context: VisualContext, overview: Tensor) -> Tensor:
-        tile = find(context, overview)
-        rows, columns = context.tile_grid.unbind(1)
-        place = (tile - 1).clamp(min=0)
-        row = place.div(columns.clamp(min=1)[:, None], rounding_mode="floor")
-        column = place - row * columns[:, None]
-        return (1 + column * rows[:, None] + row).where(tile > 0, 0)
-
-    patch.setattr(hired, "_tile_of", wrong)
 
 
 def normalise_after_the_mask(patch: Patch) -> None:
@@ -122,14 +91,6 @@ def read_the_next_layer(patch: Patch) -> None:
     )
 
 
-def read_other_queries(patch: Patch) -> None:
-    """Attention of all visual tokens for that of the class token."""
-    attention = VisualContext.attention
-    patch.setattr(
-        VisualContext, "attention", lambda self, layer, *rest: attention(self, layer, "all")
-    )
-
-
 def rank_padding(patch: Patch) -> None:
     """Padding takes part in the ranking."""
     for module in (selection, contract, dart, ilre):
@@ -137,12 +98,6 @@ def rank_padding(patch: Patch) -> None:
             _wrap(
                 patch, module, "rank", lambda rank: lambda s, v: rank(s.nan_to_num(9.0), v | True)
             )
-
-
-def number_random_tokens_with_padding(patch: Patch) -> None:
-    """A token's random number depends on the padding before it."""
-    places = lambda valid: torch.arange(valid.shape[1]).expand(valid.shape)  # noqa: E731
-    patch.setattr(selection, "order_of", places)
 
 
 def draw_by_batch(patch: Patch) -> None:
@@ -169,32 +124,6 @@ def add_target_and_mean(patch: Patch) -> None:
         return replace(plan, weight=weight)
 
     patch.setattr(visionzip, "merge_tokens", wrong)
-
-
-def compare_with_the_last_pick(patch: Patch) -> None:
-    """The next token is far from the last one, not from all."""
-
-    patch.setattr(divprune, "_nearer", lambda nearest, found: found)
-
-
-def compare_with_the_same_frame(patch: Patch) -> None:
-    """A token is compared with the token before it in its own frame."""
-
-    def wrong(context: VisualContext) -> Tensor:
-        before = torch.arange(context.valid.shape[1]).expand(context.valid.shape) - 1
-        return before.where(context.valid & (context.group > 0), -1)
-
-    patch.setattr(evs, "_same_place_before", wrong)
-
-
-def share_frames_evenly(patch: Patch) -> None:
-    """All frames of a video have the same share."""
-    share = vidcom2.share_out
-    patch.setattr(
-        vidcom2,
-        "share_out",
-        lambda total, weights, room: share(total, torch.ones_like(weights), room),
-    )
 
 
 def _wrap(patch: Patch, module: Any, name: str, change: Callable[[Any], Any]) -> None:

@@ -82,13 +82,9 @@ TILES = {
 }
 
 
+@pytest.mark.parametrize("tile", [(4, 6), (6, 9)])  # as many tokens as the overview has, and more
 @pytest.mark.parametrize("name", TILES)
-def test_tiles_share_the_budget(name: str) -> None:
-    check_tiles(name)
-    check_tiles(name, tile=(6, 9))  # more tokens than the overview has
-
-
-def check_tiles(name: str, tile: tuple[int, int] = (4, 6)) -> None:
+def test_tiles_share_the_budget(name: str, tile: tuple[int, int]) -> None:
     """HiRED's accounting, by hand."""
     looked_at, shares = TILES[name]
     sample = tiled(4, 6, (2, 3), 1, tile)
@@ -122,10 +118,6 @@ CHANGES = {1: [3], 2: [0, 7, 19], 4: [11, 12], 5: [5]}
 
 
 def test_evs_keeps_the_first_frame_and_what_changed() -> None:
-    check_changes()
-
-
-def check_changes() -> None:
     """Exactly the changed places stay, in the frame in which they change."""
     expected = [*range(20), *(20 * f + p for f, places in CHANGES.items() for p in places)]
     rows = [moving(1, CHANGES), moving(2, CHANGES)]
@@ -137,10 +129,6 @@ def check_changes() -> None:
 
 
 def test_vidcom2_gives_more_to_the_frame_that_stands_out() -> None:
-    check_frames()
-
-
-def check_frames() -> None:
     """A frame unlike the others has the largest share; unlike tokens of still frames stay."""
     x = video(6, 4, 5, 3).x
     base = torch.ones(120, 16) + 0.02 * x

@@ -45,12 +45,11 @@ def test_images_under_methods(family: tuple[str, TextToImage], slot: str) -> Non
     reduced = draw(family, mmaccel.Autoregressive(), **method)
     assert reduced.stats.exactness == "relaxed" and repr(method[slot]) in reduced.stats.reference
     assert not torch.equal(reduced.tokens, whole.tokens)
-    if slot == "kv_cache":  # what a pass reads does not depend on its window
-        assert torch.equal(draw(family, jacobi, **method).tokens, reduced.tokens)
     after = draw(family, jacobi)
     assert torch.equal(after.tokens, whole.tokens) and after.stats.exactness == "bitwise"
 
 
+@pytest.mark.slow
 def test_methods_that_cover_everything(family: tuple[str, TextToImage]) -> None:
     kv_cache = mmaccel.SnapKV(500) if family[0] == "emu3" else None
     covered = draw(family, "jacobi", kv_cache=kv_cache, attention={"name": "quest", "budget": 1})

@@ -8,10 +8,11 @@ import pytest
 from torch import Tensor
 
 from mmaccel.pipelines.hosts.vision_language import visual_call
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, shared_vlm
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=mostly_slow(CONFIGS, "llava_next", "qwen3_vl", "idefics3", "gemma3"))
 def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
     """The name of a class, and a model of it, which tests leave as it was."""
     return request.param, shared_vlm(request.param)

@@ -21,11 +21,11 @@ from mmaccel.pipelines.hosts.vision_language.encoder import EncoderCall
 from mmaccel.pipelines.hosts.vision_language.tower_run import TowerRun
 from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens.context import make_context
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import (
     IMAGE,
     EncoderOutput,
     draw_prompts,
-    draw_videos,
     pad_left,
 )
 from tests.vision_language.references import (
@@ -53,7 +53,7 @@ ONE_TO_ONE = {"llava", "llava_next", "llava_onevision", "janus"}
 DEPTH, PATCHES = 5, 16
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=mostly_slow(NAMES, "llava", "idefics3"))
 def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
     return request.param, shared_looking(request.param, DEPTH)
 
@@ -298,18 +298,6 @@ def test_states_of_any_layer(layer: Any) -> None:
     made, stats = answer(model, method, given)
     assert "18 of 48 tokens of its encoder" in stats.reference
     assert torch.equal(made, reference_answer(model, "llava", given, method, rows))
-
-
-def test_videos_are_merged_frame_by_frame() -> None:
-    """Their features are means of several, and all stay."""
-    model, method = shared_looking("llava_onevision", DEPTH), ToMe(keep=0.5)
-    inputs = draw_videos("llava_onevision", model, (2, 2))
-    made, stats = answer(model, method, inputs)
-    assert "32 of 64 tokens of its encoder" in stats.reference
-    assert "visual tokens" not in stats.reference
-    rows = make_references(model, "llava_onevision", inputs, method, 5)
-    expected = reference_answer(model, "llava_onevision", inputs, method, rows, "video")
-    assert torch.equal(made, expected)
 
 
 def test_several_images_of_a_row_in_one_tile_each() -> None:

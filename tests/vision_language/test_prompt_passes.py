@@ -11,9 +11,11 @@ from torch.nn import functional as F
 import mmaccel
 from mmaccel.pipelines.hosts.attach import prompt_pass
 from mmaccel.pipelines.hosts.layers import attention_function
-from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, draw_videos, encodes_first, shared_vlm
+from tests.fixtures.lanes import mostly_slow
+from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, shared_vlm
+from tests.vision_language.runs import reduces
 
-pytestmark = pytest.mark.skipif(not encodes_first(), reason="this transformers encodes in a pass")
+pytestmark = reduces
 CALL: dict[str, Any] = {
     "max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True,
 }  # fmt: skip
@@ -46,14 +48,9 @@ def check_chunks(name: str, inputs: dict[str, Any], sizes: tuple[int, ...] = (3,
         assert stats.tokens_processed == plain.tokens_processed and stats.notes == []
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "llava_next", "qwen3_vl", "gemma3"))
 def test_chunks_give_the_answers_of_whole_prompts(name: str) -> None:
     check_chunks(name, draw_prompts(name, shared_vlm(name)))
-
-
-@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen3_vl"])
-def test_videos_come_in_chunks(name: str) -> None:
-    check_chunks(name, draw_videos(name, shared_vlm(name), (2, 2)))
 
 
 def test_features_of_another_chunk_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +118,7 @@ def count_products(monkeypatch: pytest.MonkeyPatch, model: Any, inputs: dict[str
     return sum(counted)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3"])
+@pytest.mark.parametrize("name", mostly_slow(["llava", "qwen2_vl", "gemma3"], "gemma3"))
 def test_a_prompt_under_a_mask_is_attended_to_tile_by_tile(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,11 +138,3 @@ def test_a_prompt_under_a_mask_is_attended_to_tile_by_tile(
 def cut_spans(mask: Any, find: Any = attention_function._find_spans) -> list[tuple[int, int]]:
     """One key too few for each tile."""
     return [(begin, end - 1) for begin, end in find(mask)]
-
-
-def test_masks_of_two_kinds_of_layers_are_held_and_no_more() -> None:
-    this = attention_function.WatchedPass([])
-    for n in range(1, 6):
-        for mask in (torch.ones(1, 1, n, n, dtype=torch.bool).tril(), torch.zeros(1, 1, n, n)):
-            this.find_spans(mask)
-            assert len(this._spans) <= 2

@@ -113,17 +113,7 @@ def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None
             torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-6)
     counts = [int((place.source >= 0).sum()) for place in places]
     assert context.valid.sum(1).tolist() == counts
-
-
-@pytest.mark.parametrize("name", ["llava", "llava_next"])
-def test_keys_are_those_of_the_tower(name: str) -> None:
-    model = build(name)
-    visuals, inputs, record, _ = encode(name, model, 2)
-    context = open_context(Call(model), record, visuals, [0, 0])
-    keys = context.keys(1)
-    own = record.noted[1]["k"][:, 1:].flatten(0, 1)
-    for row, visual in enumerate(visuals):
-        place = visual.places
+    keys, noted = context.keys(1), record.noted[1]["k"][:, int(has_class) :].flatten(0, 1)
+    for row, place in enumerate(places):
         is_token = place.source >= 0
-        found = keys[row][: len(is_token)][is_token]
-        assert torch.equal(found, own[place.source[is_token]])
+        assert keys[row][: len(is_token)][is_token].equal(noted[place.source[is_token]])

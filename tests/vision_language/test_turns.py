@@ -12,6 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DivPrune, FastV, HiRED, ILRe, VisionZip
 from mmaccel.pipelines.hosts.transformers_release import CACHE
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, reduces
 
@@ -47,7 +48,7 @@ def encode(model: Any, inputs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     return {k: v for k, v in inputs.items() if k != "pixel_values"}, made
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "qwen3_vl"))
 def test_images_are_encoded_once_for_all_turns(name: str) -> None:
     """`mm_encoder_outputs` of the caller: the tokens are those of pixels; what he keeps stays."""
     model = shared_vlm(name)
@@ -77,7 +78,7 @@ def test_methods_that_read_the_encoder_ask_for_pixels(method: Any) -> None:
             assert torch.equal(model.generate(**given, **GREEDY), own)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "gemma3"])
+@pytest.mark.parametrize("name", mostly_slow([*NAMES, "gemma3"], "llava_next", "gemma3"))
 def test_a_cache_that_the_caller_keeps_has_all_tokens(name: str) -> None:
     """The second turn has no new image: it goes on from the cache under the policy."""
     model = shared_vlm(name)

@@ -6,11 +6,9 @@ video that is relevant to the question is read with all its keys and values, ano
 of a pooled copy.
 
 Departures: the paper is told which chunks are relevant, and processes the video twice; here the
-attention of the prompt's last entries decides, in each layer for all heads together, and keys and
-values of neighbouring entries are averaged as they are cached: keys with their rotation. Chunks are
-counted from the beginning of the prompt. The budget decides how many chunks stay whole; the least
-relevant of these may do so in part. A mean of n entries receives the attention of one. All this
-happens once, when the prompt is processed.
+attention of the prompt's last entries decides, in each layer for all heads together, and
+neighbouring entries are averaged as they are cached. The budget decides how many chunks stay whole.
+A mean of n entries receives the attention of one. All this happens once.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class BiLevelKV(MergingMethod):
         question: the last entries, which decide and stay.
 
     Loses: where a prompt does not end with the question.
-    Figures: SmolLM2-135M, documents: 67, 21 and 1 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 67, 21, 1 % right at 1/2, 1/4, 1/10.
     """
 
     chunk: int = within(256, 2, hint="give the tokens of a few frames", multiple_of="pool")
@@ -62,16 +60,16 @@ class BiLevelKV(MergingMethod):
         last = keep % self.pool == self.pool - 1
         last = last | (keep == layer.lengths[:, None, None] - self.question - 1)
         last = (last & is_asked.gather(2, keep.clamp(min=0)))[..., None]
-        at = (keep.clamp(min=0) // self.pool)[..., None]
+        at = (keep.clamp(min=0) // self.pool)[..., None]  # [R, 1, K, 1], the group of each
         n_joined = self._add(joins.float()).gather(2, at)  # [R, 1, K, 1]
-        made = []
+        merged = []
         for states in (layer.keys, layer.values):
             wide = (-1, heads, -1, states.shape[3])
-            own = states.gather(2, keep.clamp(min=0)[..., None].expand(*wide)).float()
+            kept = states.gather(2, keep.clamp(min=0)[..., None].expand(*wide)).float()
             joined = self._add(states.float().where(joins, 0)).gather(2, at.expand(*wide))
-            mean = (own + joined) / (n_joined + 1)
-            made.append(mean.where(last, own).to(states.dtype))
-        return made[0], made[1]
+            mean = (kept + joined) / (n_joined + 1)
+            merged.append(mean.where(last, kept).to(states.dtype))
+        return merged[0], merged[1]
 
     def _add(self, states: Tensor) -> Tensor:
         """Sums of groups, `[..., S / pool, D]` of `[..., S, D]`."""

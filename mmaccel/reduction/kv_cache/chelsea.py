@@ -6,11 +6,10 @@ sets, one after the other by turns; an entry of the first set is matched with th
 second whose key is most similar, and of all matches the most similar ones are merged, keys and
 values, into their mean. That is repeated until few enough are left.
 
-Departures: written from the paper's abstract and overviews; its code is not public. Who is in which
-set is fixed by the place in a chunk: odd places first, then every second of the even ones, and so
-on; similarities are those of the keys before any merge, and what goes joins the most similar entry
-of its chunk that stays. Keys are averaged as they are rotated. A mean of n entries receives the
-attention of one. All this happens once, when the prompt is processed.
+Departures: written from the paper's abstract and overviews. Odd places of a chunk are one set, then
+every second of the even ones, and so on; similarities are those of the keys before any merge, and
+what goes joins the most similar entry that stays. Keys are averaged as they are rotated. A mean of
+n entries receives the attention of one. All this happens once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Chelsea(MergingMethod):
         recent: how many of the last entries are not merged.
 
     Loses: what tells similar keys apart: it is the averaging itself, not counts or rotations.
-    Figures: SmolLM2-135M, documents: 24 and 14 % right at a half and a quarter.
+    Figures: SmolLM2-135M: 24, 14 % right at 1/2, 1/4.
     """
 
     budget: int = budget_above("sinks + recent")
@@ -53,7 +52,8 @@ class Chelsea(MergingMethod):
         place = torch.arange(self.chunk, device=similar.device)
         scores = torch.full_like(similar[..., 0], float("inf"))
         for repetition in range((self.chunk - 1).bit_length()):
-            second = place % (2 << repetition)  # 0: of the second set
+            # place 0 of every 2, 4, 8, …: of the second set; that in the middle: of the first
+            second = place % (2 << repetition)
             best = similar.masked_fill(second != 0, -2).amax(-1)  # [R, H, C, P]
             scores = torch.where(second == 1 << repetition, 4 * repetition - best, scores)
         scores = scores.flatten(2)[..., : layer.keys.shape[2]]

@@ -99,8 +99,8 @@ class CachedLayer:
         packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
         scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
         n = packed.shape[3]
-        own = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
-        later = self.at > own.clamp(min=0)[..., None]  # [R, n, S]
+        position = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
+        later = self.at > position.clamp(min=0)[..., None]  # [R, n, S]
         return scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
 
     def mass(self) -> Tensor:
@@ -220,18 +220,18 @@ class CacheMethod(KVCacheMethod, ABC):
 
     @property
     def excludes(self) -> Exclusions:
-        found = dict(super().excludes)
+        reasons = dict(super().excludes)
         if self.every is not None:
-            found |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
+            reasons |= dict.fromkeys(OTHER_READS, f"evicts every {self.every} tokens")
             if self.is_headwise:
                 why = "gives heads memory by what they hold, which the host reads in every round"
-                found["captured steps"] = why
+                reasons["captured steps"] = why
         if self.is_headwise:
             why = "leaves heads different numbers of entries; take SnapKV"
-            found |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
+            reasons |= dict.fromkeys(set(OTHER_READS) - {"trees"}, why)
         if self.repeated:
-            found |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
-        return found
+            reasons |= dict.fromkeys(("chunked prompts", "own prompts"), "processes a prompt twice")
+        return reasons
 
     @property
     def limits(self) -> dict[str, int]:
@@ -273,10 +273,10 @@ class CacheMethod(KVCacheMethod, ABC):
         Cost: a host synchronisation, which checks for NaN, unless `layer.most` is set.
         """
         shape = layer.keys.shape[:3]
-        found = getattr(self, name)(layer)
+        answer = getattr(self, name)(layer)
         counts = layer.is_entry() if layer.most is None else None
-        check_answer(f"{self.name}.{name}", found, shape, "float", counts=counts)
-        return found
+        check_answer(f"{self.name}.{name}", answer, shape, "float", counts=counts)
+        return answer
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
@@ -350,12 +350,12 @@ class CacheMethod(KVCacheMethod, ABC):
         counts = counts.minimum(lengths)
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
-        wanted = counts[:, None, None]
-        is_recent = index >= ends - wanted.clamp(max=self.n_recent)
+        n_stay = counts[:, None, None]
+        is_recent = index >= ends - n_stay.clamp(max=self.n_recent)
         scores = scores.masked_fill(is_recent, float("inf"))
-        scores = scores.masked_fill(index >= ends, float("-inf"))
+        scores = scores.masked_fill(index >= ends, float("-inf"))  # padding
         n_kept = int(counts.max()) if most is None else most
-        is_kept = choose_highest(scores, wanted, n_kept)
+        is_kept = choose_highest(scores, n_stay, n_kept)
         return list_entries(is_kept, n_kept)
 
 
@@ -363,9 +363,9 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
     """The indices of entries that stay, in order, `[R, 1 or H, most]`; shorter lists end in -1."""
     size = is_kept.shape[2]
     index = torch.arange(size, device=is_kept.device)
-    # those that go stand behind those that stay
-    found = index.where(is_kept, size).sort(-1).values[..., :most]
-    return found.where(found < size, -1)
+    # those that go have index S, so that they stand behind those that stay
+    kept = index.where(is_kept, size).sort(-1).values[..., :most]
+    return kept.where(kept < size, -1)
 
 
 def in_chunks(entries: Tensor, size: int) -> Tensor:

@@ -72,14 +72,14 @@ def _read(file: Path, _time: int, _size: int) -> Scorer:
             f"tensors such as {shorten(sorted(known)[:3])}; give {_PUBLISHED}"
         )
     depth = len(known) // (2 * len(form))
-    wanted: dict[str, tuple[int, ...]] = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for layer in range(depth):
         width = shapes[0][1]
         for name, (out, _) in zip(form, shapes, strict=True):
-            wanted[f"layers.{layer}.{name}weight"] = (out, width)
-            wanted[f"layers.{layer}.{name}bias"] = (out,)
+            expected[f"layers.{layer}.{name}weight"] = (out, width)
+            expected[f"layers.{layer}.{name}bias"] = (out,)
             width = out  # what one map makes is what the next reads
-    tensors = weights.read(wanted)
+    tensors = weights.read(expected)
     maps = []
     for layer in range(depth):
         names = [f"layers.{layer}.{name}" for name in form]

@@ -154,10 +154,10 @@ class LayerBlocks:
         """
         scores = scores.masked_fill(~self.holds[:, None], float("-inf"))
         scores = scores.masked_fill(self.is_kept, float("inf"))
-        wanted = self.counts * (budget if budgets is None else budgets)
-        wanted = wanted.ceil().long()[:, None, None]
+        n_blocks = self.counts * (budget if budgets is None else budgets)
+        n_blocks = n_blocks.ceil().long()[:, None, None]
         most = int((scores.shape[2] * budget) + 1)
-        return choose_highest(scores, wanted, min(most, scores.shape[2])) | self.is_kept
+        return choose_highest(scores, n_blocks, min(most, scores.shape[2])) | self.is_kept
 
 
 @dataclass(frozen=True)
@@ -206,19 +206,19 @@ class AttentionMethod(Method, ABC):
     @property
     def excludes(self) -> Exclusions:
         own_entries = "lets each row read entries of its own"
-        found = {
+        reasons = {
             "attentions": "leaves entries out",
             "copied entries": own_entries,
             "draft canvas": "chooses for a chain of tokens",
             "draft passes": "chooses for every pass",
         }
         if not self.chooses_prompts:
-            found |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
+            reasons |= {"shared prompts": own_entries, "trees": "chooses for a chain of tokens"}
         if self.shares_layers:
-            found |= {"eviction": "reads in a layer what another has chosen; take Quest"}
+            reasons |= {"eviction": "reads in a layer what another has chosen; take Quest"}
         if self.chooses_prompts:
-            found |= {"chunked prompts": "chooses for all queries of a prompt at once"}
-        return found
+            reasons |= {"chunked prompts": "chooses for all queries of a prompt at once"}
+        return reasons
 
     @property
     def share(self) -> float | None:

@@ -43,20 +43,20 @@ def attention_mass(
     keys = k.float().repeat_interleave(groups, 1).mT
     mass = torch.zeros(*q.shape[:2], k.shape[2], device=q.device, dtype=torch.float32)
     for first in range(0, q.shape[2], _QUERIES):
-        part = slice(first, first + _QUERIES)
-        scores = q[:, :, part].float() @ keys * scale
+        chunk = slice(first, first + _QUERIES)
+        scores = q[:, :, chunk].float() @ keys * scale
         if bias is not None:
             scores = scores + bias[:, None, None].float()
         if seen is not None:
-            visible = seen if seen.shape[1] == 1 else seen[:, part]
+            visible = seen if seen.shape[1] == 1 else seen[:, chunk]
             scores = scores.masked_fill(~visible[:, None], float("-inf"))
         attention = normalised(scores)
         if weights is not None:
-            attention = attention * weights[:, None, part, None].float()
+            attention = attention * weights[:, None, chunk, None].float()
         mass += attention.sum(2)
     index = where.clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
-    found = mass.gather(2, index).masked_fill((where < 0)[:, None], 0.0)
-    return found if per_head else found.sum(1)
+    received = mass.gather(2, index).masked_fill((where < 0)[:, None], 0.0)
+    return received if per_head else received.sum(1)
 
 
 def normalised(scores: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ def linear(
 ) -> Tensor:
     """As `geometric`, but each stage removes as many (ToMe's r)."""
     removed = initial - uniform(initial, keep, n_keep)
-    part = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
-    return (initial - part).minimum(available)
+    gone = (2 * removed * stage + stages).div(2 * stages, rounding_mode="floor")
+    return (initial - gone).minimum(available)
 
 
 def share_out(total: Tensor, weights: Tensor, capacity: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ def top_p(scores: Tensor, valid: Tensor, p: float) -> Tensor:
     """
     mass = scores.double().where(valid, 0.0).sort(dim=1, descending=True).values
     before = mass.cumsum(1) - mass
-    wanted = p * mass.sum(1, keepdim=True) * (1 - 1e-6)  # float32 scores
-    return (before < wanted).sum(1).clamp(min=1).minimum(valid.sum(1))
+    share = p * mass.sum(1, keepdim=True) * (1 - 1e-6)  # float32 scores
+    return (before < share).sum(1).clamp(min=1).minimum(valid.sum(1))

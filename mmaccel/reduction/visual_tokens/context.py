@@ -151,14 +151,14 @@ def make_context(
     """
     valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
     whole = torch.zeros_like(valid, dtype=torch.int64)
-    given = {
+    known = {
         "keys": keys,
         "text": text,
         "grid": row if column is not None else None,
         "tiles": tile_grid,
         "frames": group if groups == "frames" else None,
     }
-    has = {name for name, value in given.items() if value is not None}
+    has = {name for name, value in known.items() if value is not None}
     has |= {f"{name}_attention" for name in queries if attention is not None}
     return VisualContext(
         x,

@@ -99,11 +99,11 @@ class TokenReducer(Method):
             "drops tokens inside the language model; for visual ones take a method at the "
             "encoder's exit, such as DivPrune"
         )
-        found = dict.fromkeys(("eviction", "packed entries"), why)
+        reasons = dict.fromkeys(("eviction", "packed entries"), why)
         if self.revives:
             other = ("trees", "step blocks", "draft canvas", "draft passes", "layer states")
-            found |= dict.fromkeys(other, "computes tokens of the prompt beside those of a pass")
-        return found
+            reasons |= dict.fromkeys(other, "computes tokens of the prompt beside those of a pass")
+        return reasons
 
     def layers_in(self, depth: int) -> tuple[int, ...]:
         """The layers that receive a plan's tokens in a tower of `depth` layers, ascending; empty
@@ -261,8 +261,8 @@ def read_reducers(given: UseReducers) -> tuple[TokenReducer, ...]:
         return ()
     if isinstance(given, list | tuple):
         check_length("visual_tokens", given)
-    every = given if isinstance(given, list | tuple) else [given]
-    methods = [read_method("visual_tokens", one) for one in every]
+    asked = given if isinstance(given, list | tuple) else [given]
+    methods = [read_method("visual_tokens", each) for each in asked]
     for method in methods:
         check_method("visual_tokens", method, TokenReducer, "mmaccel.DART(keep=0.22)")
     places = ["encoder_layer" if m.stage == "pixels" else m.stage for m in methods]

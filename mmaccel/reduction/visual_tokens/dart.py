@@ -5,10 +5,10 @@ Matters More", EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual
 with the largest keys by the L1 norm in an early layer. Kept are the visual pivots and, of each
 pivot, the visual tokens least similar to it by the cosine of hidden states.
 
-Departures: the pivots' lists are cut at a common depth such that their union fills the budget
-exactly; the code goes through pivots one by one, in the order of a Python set, divides the budget
-by their number without the remainder, and returns the tokens unsorted, which scrambles their
-positions. Text pivots are ranked by their hidden states where the model gives no text keys.
+Departures: the pivots' lists are cut at a common depth such that their union fills the budget; the
+code goes through pivots in the order of a Python set, drops the remainder of the budget, and
+returns tokens unsorted, which scrambles their positions. Text pivots are ranked by hidden states
+where the model gives no text keys.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ class DART(TokenReducer):
         pivots, used = _pick(context.x, norms, valid, self.image_pivots)
         if self.text_pivots:
             text = context.text()
-            of = text.states if text.keys is None else text.keys.flatten(2)
-            others = _pick(text.states, of.float().abs().sum(2), text.mask, self.text_pivots)
-            pivots, used = torch.cat([pivots, others[0]], 1), torch.cat([used, others[1]], 1)
+            keys = text.states if text.keys is None else text.keys.flatten(2)
+            text_pivots = _pick(text.states, keys.float().abs().sum(2), text.mask, self.text_pivots)
+            pivots = torch.cat([pivots, text_pivots[0]], 1)
+            used = torch.cat([used, text_pivots[1]], 1)
         cosine = unit(context.x, valid) @ normalize(pivots, dim=2).mT  # [B, N, P]
-        ranks = torch.stack([rank(-list_, valid) for list_ in cosine.unbind(2)], 2)
+        ranks = torch.stack([rank(-column, valid) for column in cosine.unbind(2)], 2)
         last = torch.full_like(ranks, valid.shape[1])
         scores = union(ranks.where(used[:, None], last))
         return scores.masked_fill(top(norms, valid, context.counts.clamp(max=self.image_pivots)), 1)

@@ -49,22 +49,18 @@ class DivPrune(TokenReducer):
             picks[:, k : k + 1] = pick.where(k < budget[:, None], -1)
             index = pick[..., None].expand(-1, -1, n if pairs is not None else vectors.shape[2])
             if pairs is not None:
-                found = pairs.gather(1, index)[:, 0]
+                distance = pairs.gather(1, index)[:, 0]
             else:
-                found = _distance(vectors @ vectors.gather(1, index).mT)[..., 0]
-            nearest = (_nearer(nearest, found) if k else found).masked_fill(~valid, -2.0)
-            nearest = nearest.scatter(1, pick, -1.0)
+                distance = _distance(vectors @ vectors.gather(1, index).mT)[..., 0]
+            if k:  # to the nearest of the chosen ones
+                distance = nearest.minimum(distance)
+            nearest = distance.masked_fill(~valid, -2.0).scatter(1, pick, -1.0)
         return keep_tokens(picks, valid, context.size)
 
 
 def _distance(cosine: Tensor) -> Tensor:
     distance = 1 - cosine
     return distance.masked_fill(distance < _EQUAL, 0.0)
-
-
-def _nearer(nearest: Tensor, found: Tensor) -> Tensor:
-    """Distances to the nearest chosen token `[B, N]`, with one more chosen."""
-    return nearest.minimum(found)
 
 
 def _start(vectors: Tensor, pairs: Tensor | None, valid: Tensor) -> Tensor:

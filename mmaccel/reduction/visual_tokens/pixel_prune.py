@@ -77,14 +77,14 @@ class PixelPrune(TokenReducer):
         x = context.x  # [B, N, P]
         valid = context.valid
         width = context.column.amax(1, keepdim=True) + 1
-        own = itself(valid)
-        left = (own - 1).clamp(0)  # patches are in the order of reading
-        up = (own - width).clamp(0)
+        index = itself(valid)
+        left = (index - 1).clamp(0)  # patches are in the order of reading
+        up = (index - width).clamp(0)
         has_left = (context.column > 0) & valid.gather(1, left)
         has_up = (context.row > 0) & valid.gather(1, up)
         difference = torch.full(x.shape[:2], torch.inf, device=x.device, dtype=torch.float32)
         predictor = valid.int().argmax(1, keepdim=True).repeat(1, x.shape[1])
-        stands = own.clone()  # for each patch, the one that is shown in its place
+        stands = index.clone()  # for each patch, the one that is shown in its place
         wave = (context.row + context.column).where(valid & (has_left | has_up), -1)
         for step in range(1, int(wave.max()) + 1):
             b, n = (wave == step).nonzero().unbind(1)

@@ -194,8 +194,8 @@ def restore(y: Tensor, plan: Plan, base: Tensor | None = None) -> Tensor:
 
     Dropped ones have that of `base` `[B, N, C]`, or 0.
     """
-    found = _of_slot(y, plan.assign, 0.0)
-    return found if base is None else found.where(plan.assign[..., None] >= 0, base.to(y.dtype))
+    states = _of_slot(y, plan.assign, 0.0)
+    return states if base is None else states.where(plan.assign[..., None] >= 0, base.to(y.dtype))
 
 
 def _of_slot(values: Tensor, assign: Tensor, fill: float) -> Tensor:
@@ -230,11 +230,11 @@ def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> l
         broken.append("only valid tokens are kept or merged")
     if bool((plan.assign >= plan.counts[:, None]).any()):
         return [*broken, "assign names slots of its row"]
-    own = take(plan.assign, plan) == torch.arange(slots, device=valid.device)
-    if bool((used & ~own).any()):
+    represents = take(plan.assign, plan) == torch.arange(slots, device=valid.device)
+    if bool((used & ~represents).any()):
         broken.append("the token that represents a slot is assigned to it")
-    represents = take(where.expand(batch, -1), plan, -1).eq(plan.keep)
-    if not plan.merges and bool((moved.sum(1) != plan.counts).any() | ~represents.all()):
+    stays = take(where.expand(batch, -1), plan, -1).eq(plan.keep)
+    if not plan.merges and bool((moved.sum(1) != plan.counts).any() | ~stays.all()):
         broken.append("a plan that does not merge has one token a slot")
     weights = sum_slots(plan.weight[..., None], plan.assign, slots)[..., 0]
     if bool(((weights - used.float()).abs() > 1e-4).any() | (plan.weight < 0).any()):

@@ -50,7 +50,8 @@ def rank_in_groups(scores: Tensor, group: Tensor, valid: Tensor, groups: int) ->
     """The place of every token in its group, 0 for the highest score; `[B, N]` int64. Invalid ones
     belong to some group too, and come last in it.
     """
-    order = invert(rank(scores, valid))
+    order = invert(rank(scores, valid))  # tokens by their scores
+    # and by their groups, in each of which they stay in this order
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
     sizes = count_groups(group, torch.ones_like(valid), groups)
     starts = sizes.cumsum(1) - sizes
@@ -88,13 +89,13 @@ def nearest(vectors: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         vectors: `[B, N, C]` float32 of length 1.
         candidates: `[B, N]` bool, at least one in some row.
     """
-    found = keep_tokens(candidates, candidates)
-    if found.keep.shape[1] == 0:
+    chosen = keep_tokens(candidates, candidates)
+    if chosen.keep.shape[1] == 0:
         return candidates.long() - 1, torch.full_like(vectors[..., 0], float("-inf"))
-    targets = take(vectors, found)  # [B, M, C]
-    cosine = (vectors @ targets.mT).masked_fill(~found.valid[:, None], float("-inf"))
+    targets = take(vectors, chosen)  # [B, M, C]
+    cosine = (vectors @ targets.mT).masked_fill(~chosen.valid[:, None], float("-inf"))
     best = cosine.max(dim=2)
-    index = found.keep.gather(1, first_of(cosine, best.values))
+    index = chosen.keep.gather(1, first_of(cosine, best.values))
     return index, best.values
 
 

@@ -66,8 +66,8 @@ def _similarities(context: VisualContext) -> tuple[Tensor, Tensor]:
     vectors = unit(_quiet_half(context), context.valid)
     sizes = context.group_sizes
     whole = vectors.sum(1, keepdim=True) / context.counts.clamp(min=1)[:, None, None]
-    own = _mean_by(vectors, context, sizes).gather(1, frame[..., None].expand_as(vectors))
-    distances = [((vectors - centre) ** 2).sum(2) for centre in (whole, own)]
+    frame_centre = _mean_by(vectors, context, sizes).gather(1, frame[..., None].expand_as(vectors))
+    distances = [((vectors - centre) ** 2).sum(2) for centre in (whole, frame_centre)]
     to_video, to_frame = (sum_gaussians(distance) for distance in distances)
     return to_video, to_frame
 

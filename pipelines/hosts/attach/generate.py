@@ -54,17 +54,13 @@ _STEP = 0x9E3779B97F4A7C15  # odd: the seeds of 2**63 calls of a series differ
 
 @dataclass(frozen=True)
 class AttachOptions:
-    """What `mmaccel.attach` was given beside the target and the policy.
+    """What `mmaccel.attach` was given beside the target and the policy."""
 
-    Attributes:
-        seed: one for all rows, one per row, or None to draw one from torch's global generator at
-            every call.
-        layout: of the slots of every call; the original gets it as logits processors, and a loop
-            that takes none is refused.
-    """
-
+    # one for all rows, one per row, or None to draw one from torch's generator at every call
     seed: int | Sequence[int] | None = None
     strict: bool = False
+    # of the slots of every call; the original gets it as logits processors, and a loop that takes
+    # none is refused
     layout: Layout | None = None
     engine: Engine = field(default_factory=Engine)
     assume_stateless: bool = False
@@ -74,12 +70,7 @@ class AttachOptions:
 
 @dataclass(eq=False)
 class GenerateService(Service):
-    """Serves the `generate` calls of one model.
-
-    Attributes:
-        series: of the present thread: what its calls have made, and the one that runs.
-        visuals: what reducers did in the last call that ended.
-    """
+    """Serves the `generate` calls of one model."""
 
     policy: Policy
     family: CausalLM
@@ -89,8 +80,8 @@ class GenerateService(Service):
     coarse_drafts: Opened = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.series = CallSeries(self.options.reduction)
-        self.visuals = VisualCall(self.options.reduction)
+        self.series = CallSeries(self.options.reduction)  # of the present thread
+        self.visuals = VisualCall(self.options.reduction)  # of the last call that ended
         self._one_call = RLock()
 
     def methods(self) -> list[tuple[Any, Methods]]:

@@ -15,23 +15,17 @@ from mmaccel.results import Stats
 
 
 class CallSeries(threading.local):
-    """What consecutive calls of the present thread have made.
-
-    Attributes:
-        tokens: `[B, L]` int64, of the last call.
-        window: of the last call of a watched series.
-        parts: statistics of the calls of a watched series; None of any other.
-    """
+    """What consecutive calls of the present thread have made."""
 
     def __init__(self, reduction: VisualReduction) -> None:
         self.visuals = VisualCall(reduction)
         self.reset()
 
     def reset(self) -> None:
-        self.tokens: Tensor | None = None
-        self.window: Any = None
+        self.tokens: Tensor | None = None  # [B, L] int64, of the last call
+        self.window: Any = None  # of the last call of a watched series
         self.n_calls = 0
-        self.parts: list[Stats] | None = None
+        self.parts: list[Stats] | None = None  # of the calls of a watched series; None of any other
 
     @contextmanager
     def watch(self) -> Iterator[list[Stats]]:

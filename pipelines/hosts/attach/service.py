@@ -15,14 +15,10 @@ Methods = Mapping[str, Callable[..., Any]]
 
 @dataclass(eq=False, kw_only=True)
 class Service:
-    """Base of these, which have a `policy`.
-
-    Attributes:
-        warned: reasons for running without the policy that the caller was warned of.
-    """
+    """Base of these, which have a `policy`."""
 
     history: list[Stats] = field(default_factory=list)
-    warned: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)  # reasons that the caller was warned of
 
     @property
     def stats(self) -> Stats | None:

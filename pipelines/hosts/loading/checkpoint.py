@@ -33,12 +33,8 @@ class LoadConfig(LoadOptions):
     """`LoadOptions` that were read: where "auto" leads, and what images need beside.
 
     Attributes:
-        device, dtype: of the model, as torch takes them.
         size: width and height of the images in pixels; None takes the model's default.
         decoder: a file with the image decoder, for checkpoints that have none.
-
-    Raises:
-        OptionError: a value of another type, or a missing file.
     """
 
     device: Any = "cpu"

@@ -37,15 +37,10 @@ _NAMES = {name for names in DTYPES.values() for name in names}
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a pipeline.
+    """A part of a pipeline."""
 
-    Attributes:
-        module: an `nn.Module`, or an object with a `to(device, dtype)` of its own.
-        keeps_float32: whatever the dtype of the pipeline.
-    """
-
-    module: Any
-    keeps_float32: bool = False
+    module: Any  # an `nn.Module`, or an object with a `to(device, dtype)` of its own
+    keeps_float32: bool = False  # whatever the dtype of the pipeline
 
 
 def find_parts(owner: Any) -> dict[str, Part]:

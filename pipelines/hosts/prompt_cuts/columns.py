@@ -21,19 +21,12 @@ from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 
 @dataclass(frozen=True)
 class LeavingColumns:
-    """The columns of a prompt that a method may drop.
+    """The columns of a prompt that a method may drop."""
 
-    Attributes:
-        slot: the keyword of `attach` that the method was given by.
-        noun: what they are.
-        mask: `[B, T]` bool, columns that are attended to.
-        may_leave: `[B, T]` bool, of these.
-    """
-
-    slot: str
-    noun: str
-    mask: Tensor
-    may_leave: Tensor
+    slot: str  # the keyword of `attach` that the method was given by
+    noun: str  # what they are
+    mask: Tensor  # [B, T] bool, columns that are attended to
+    may_leave: Tensor  # [B, T] bool, of these
 
     @classmethod
     def of_words(cls, call: GenerateCall, method: PromptReducer) -> LeavingColumns:
@@ -46,15 +39,10 @@ class LeavingColumns:
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """Columns of rows, as indices.
+    """Columns of rows, as indices."""
 
-    Attributes:
-        index: `[B, N]` int64, those of a row in order, then others.
-        valid: `[B, N]` bool, False after a row's last.
-    """
-
-    index: Tensor
-    valid: Tensor
+    index: Tensor  # [B, N] int64, those of a row in order, then others
+    valid: Tensor  # [B, N] bool, False after a row's last
 
     @classmethod
     def of(cls, chosen: Tensor) -> ChosenColumns:

@@ -28,15 +28,10 @@ class Attended(NamedTuple):
 
 @dataclass
 class NotedLayers:
-    """A `Watcher` that keeps what chosen layers attend with.
+    """A `Watcher` that keeps what chosen layers attend with."""
 
-    Attributes:
-        wanted: numbers of these layers.
-        layers: by number, since the pass began.
-    """
-
-    wanted: frozenset[int]
-    layers: dict[int, Attended] = field(default_factory=dict)
+    wanted: frozenset[int]  # numbers of these layers
+    layers: dict[int, Attended] = field(default_factory=dict)  # since the pass began
 
     reads_hidden: ClassVar[bool] = False
 

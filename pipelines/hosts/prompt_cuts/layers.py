@@ -52,13 +52,9 @@ class PassEndedError(Exception):
 
 
 class LayerAnswer:
-    """What one pass does in front of the decoder's layers, from a method's first one on.
+    """What one pass does in front of the decoder's layers, from a method's first one on."""
 
-    Attributes:
-        n_last: how many of the last columns the model's head reads; 0: all.
-    """
-
-    n_last: int = 0
+    n_last: int = 0  # how many of the last columns the model's head reads; 0: all
 
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
@@ -78,17 +74,7 @@ class LayerAnswer:
 
 
 class DecoderLayers:
-    """The layers of a call's language model under a method of the stage "llm_layer".
-
-    Args:
-        seeds: of its rows, for methods that draw.
-        leaving: the columns that it may drop.
-
-    Attributes:
-        before: the layers in front of which the method is asked.
-        mask: `[B, T]` bool, columns of the prompt that are attended to.
-        may_leave: `[B, T]` bool, those of these that the method may drop.
-    """
+    """The layers of a call's language model under a method of the stage "llm_layer"."""
 
     def __init__(
         self,
@@ -100,7 +86,7 @@ class DecoderLayers:
         self._model = call.model
         self._method = method
         self._layers = list(call.model.get_decoder().layers)
-        self.before = method.layers_of(len(self._layers))
+        self.before = method.layers_of(len(self._layers))  # in front of which the method is asked
         self.leaving = leaving
         self.mask, self.may_leave = leaving.mask, leaving.may_leave
         self._seeds = torch.tensor(
@@ -215,12 +201,7 @@ def _take_last(count: int, _layer: Any, _given: tuple[Any, ...], output: Any) ->
 
 
 class PromptCuts(LayerAnswer):
-    """A prompt's pass whose later layers compute fewer tokens.
-
-    Attributes:
-        cuts: what the cache of which layers holds, after the pass.
-        counts: `[B]` tokens that may leave, before and after.
-    """
+    """A prompt's pass whose later layers compute fewer tokens."""
 
     has_holes: ClassVar[bool] = False  # see `Cut`
 
@@ -230,8 +211,8 @@ class PromptCuts(LayerAnswer):
         self._may_leave = layers.may_leave
         width = self._mask.shape[1]
         self._columns = torch.arange(width, device=self._mask.device).expand_as(self._mask)
-        self.cuts: list[Cut] = []
-        self.counts = (layers.n_leaving, layers.n_leaving)
+        self.cuts: list[Cut] = []  # what the cache of which layers holds, after the pass
+        self.counts = (layers.n_leaving, layers.n_leaving)  # [B], before and after
 
     def cutting(self) -> AbstractContextManager[None]:
         """Inside the block, the next pass of the model drops columns."""

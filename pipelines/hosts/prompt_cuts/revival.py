@@ -42,26 +42,20 @@ _PROMPT = -1
 class AuxiliaryCache:
     """The tokens of a prompt that may leave, and the states of those that a layer has dropped.
 
-    The tokens of a row are numbered from 0 on; number N, of the row with most, is padding.
-
-    Args:
-        index: `[B, N]` int64, their cache indices.
-        stages: S, the method's layers.
-
-    Attributes:
-        since: `[S, B, N]` int64, the cache index of the token for which a token was computed behind
-            each of the method's layers; -1 in the prompt's pass, and beyond all indices where it
-            was not. Whoever is computed behind a layer was so behind those before it.
-        states: of each of the method's layers, `[B, N + 1, D]`, the states of tokens in front of
-            it, of those that the layers before it have computed.
-        places: positions of the N + 1 tokens, see `take_places`.
+    The tokens of a row are numbered from 0 on; number N, of the row with most, is padding. S is the
+    number of the method's layers.
     """
 
     def __init__(self, index: Tensor, valid: Tensor, stages: int) -> None:
-        self.index, self.valid = index, valid
+        self.index, self.valid = index, valid  # [B, N], cache indices of the tokens
+        # [S, B, N], the cache index of the token for which a token was computed behind each of the
+        # method's layers: _PROMPT in the prompt's pass, _NEVER where it was not. Whoever is
+        # computed behind a layer was so behind those before it
         self.since = torch.full_like(index, _NEVER).repeat(stages, 1, 1)
+        # [B, N + 1, D] of each of the method's layers: states in front of it, of the tokens that
+        # the layers before it have computed
         self.states: list[Tensor] = []
-        self.places: dict[str, Any] = {}
+        self.places: dict[str, Any] = {}  # positions of the N + 1 tokens, see `take_places`
 
     @property
     def n_tokens(self) -> int:
@@ -177,18 +171,14 @@ class RevivingCuts(PromptCuts):
 
 
 class _Step(LayerAnswer):
-    """One pass over W entries a row, at cache indices `positions` `[B, W]` int64.
-
-    Attributes:
-        active: `[B, W, N]` bool, what each entry attends to of these in the present layer.
-        revived: `[B, n]` int64, numbers of those that the present layer computes.
-        given: arguments of the present layer.
-    """
+    """One pass over W entries a row, at cache indices `positions` `[B, W]` int64."""
 
     def __init__(self, positions: Tensor, layout: KVCacheLayout, tokens: AuxiliaryCache) -> None:
         self._positions, self._layout, self._tokens = positions, layout, tokens
         tokens.forget(positions[:, 0])  # what comes from there on was not accepted
         self.n_last = positions.shape[1]
+        # in the present layer: [B, W, N] bool, what each entry attends to of the tokens; [B, n]
+        # int64, numbers of those that it computes; and its arguments
         self.active = tokens.valid[:, None].expand(-1, self.n_last, -1)
         self.revived = tokens.index[:, :0]
         self.given: dict[str, Any] = {}

@@ -77,11 +77,6 @@ class EncoderCall:
         seeds: of the prompt's rows. Images are encoded before a call's sampling is known, so that
             a policy without a seed has those of seed 0 here.
         records: whether a method behind it reads its keys and attention.
-
-    Attributes:
-        runs: the tower's calls, by modality.
-        noted: by layer, what its attention read: "q" and "k", `[R, S', H, D]`.
-        counts: patches of all images, and those that the tower computed last.
     """
 
     def __init__(
@@ -93,9 +88,10 @@ class EncoderCall:
         records: bool = False,
     ) -> None:
         self.inputs = inputs
-        self.runs: dict[str, TowerRun] = {}
+        self.runs: dict[str, TowerRun] = {}  # the tower's calls, by modality
+        # by layer, what its attention read: "q" and "k", [R, S', H, D]
         self.noted: dict[int, dict[str, Tensor]] = {}
-        self.counts = (0, 0)
+        self.counts = (0, 0)  # patches of all images, and those that the tower computed last
         self._model, self._method, self._seeds, self._records = model, method, seeds, records
         self._tower = find_tower(model)
         self._known = describe_tower(model) or VisionTower()

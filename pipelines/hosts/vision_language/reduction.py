@@ -35,15 +35,10 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class VisualReduction:
-    """The reducers of an attached model.
+    """The reducers of an attached model."""
 
-    Attributes:
-        methods: of `visual_tokens=`, in the order of their stages.
-        words: of `prompt_tokens=`; None: all words stay.
-    """
-
-    methods: tuple[TokenReducer, ...] = ()
-    words: PromptReducer | None = None
+    methods: tuple[TokenReducer, ...] = ()  # of `visual_tokens=`, in the order of their stages
+    words: PromptReducer | None = None  # of `prompt_tokens=`
 
     @property
     def parts(self) -> tuple[Any, ...]:

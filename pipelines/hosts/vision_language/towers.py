@@ -46,21 +46,14 @@ TOWERS = {
 
 @dataclass(frozen=True)
 class Features:
-    """How a model makes features of an image, of what its tower gives out.
+    """How a model makes features of an image, of what its tower gives out."""
 
-    Attributes:
-        looks: what methods at the exit of the encoder may look at, beside text.
-        layout: "tokens", a feature is a token of the tower; "tiles", so it is, of tiles that are
-            packed side by side; "grid", the inputs have the grid of the features; "blocks", a
-            feature is made of several tokens.
-        unit: patches of a feature along each side, from the model's configuration.
-        unmerged: why patches are no plain rows; empty where they are.
-    """
-
-    looks: frozenset[str] = frozenset()
+    looks: frozenset[str] = frozenset()  # of methods at the exit of the encoder, beside text
+    # "tokens": a feature is a token of the tower; "tiles": so it is, of tiles packed side by side;
+    # "grid": the inputs have the grid of the features; "blocks": it is made of several tokens
     layout: Literal["tokens", "tiles", "grid", "blocks"] = "blocks"
-    unit: Callable[[Any], int] = lambda config: 1
-    unmerged: str = ""
+    unit: Callable[[Any], int] = lambda config: 1  # patches of a feature along each side
+    unmerged: str = ""  # why patches are no plain rows
 
     @property
     def are_tokens(self) -> bool:

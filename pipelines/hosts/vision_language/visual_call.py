@@ -46,26 +46,19 @@ from mmaccel.results import Stats
 
 
 class VisualCall:
-    """What reducers do in one call, and what they did.
-
-    Attributes:
-        encoder: None before the call and after it, so that nothing of its inputs is held.
-        encoded: (patches before, patches after) of the encoder, over all images.
-        counts: (tokens before, tokens after) the encoder's exit, of each image.
-        inside: the reduction inside the language model; None without.
-    """
+    """What reducers do in one call, and what they did."""
 
     def __init__(self, reduction: VisualReduction) -> None:
         self.reduction = reduction
-        self.encoder: EncoderCall | None = None
+        self.encoder: EncoderCall | None = None  # of a running call: nothing of its inputs is held
         self._begin()
 
     def _begin(self) -> None:
         """Forget what an earlier loop of the call did."""
         self._methods = self.reduction.methods
-        self.encoded = (0, 0)
-        self.counts: list[tuple[int, int]] = []
-        self.inside: FirstRun | PromptCuts | None = None
+        self.encoded = (0, 0)  # patches of all images, and those that the encoder computed last
+        self.counts: list[tuple[int, int]] = []  # of each image, tokens before and after its exit
+        self.inside: FirstRun | PromptCuts | None = None  # the language model
         self._visuals: list[Visual] = []
         self._stays = torch.zeros(0, dtype=torch.bool)  # [B, T], columns that leave the encoder
 
