@@ -14,16 +14,13 @@ import pytest
 FIXTURES = {"browser"}
 
 # Folders, files and functions of slow tests. A comment names what the fast run has instead.
-SLOW = (
-    "tests/training",
-)
+SLOW = ("tests/training",)
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
 # every n-th after it. Choose n without a common factor with the number of policies or settings, so
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
 # policies in test_canvas.py) and all planted bugs are in both.
-SWEEPS = {
-}
+SWEEPS = {}
 
 
 def find_slow(items: list[pytest.Item]) -> Iterator[pytest.Item]:
