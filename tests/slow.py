@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-FIXTURES = {"browser"}  # of slow tests
 
 
 def find_slow(items: list[pytest.Item]) -> Iterator[pytest.Item]:
