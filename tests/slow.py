@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 
-
 def find_slow(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     for item in items:
         if FIXTURES & set(getattr(item, "fixturenames", ())):
