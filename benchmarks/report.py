@@ -7,7 +7,6 @@ shows, a sentence above, and columns with the format of a row's cell.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.method_pages import PAGES, link, method_sections
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import METHODS, load
+from mmaccel.comfy.ports import field_tooltips
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import grid
@@ -644,9 +644,8 @@ def layer_support_table(reports: Reports) -> Iterator[Block]:
 
 def run_options_table(_: Reports) -> Iterator[Block]:
     """The options of how passes run, from the docstring of `Engine`."""
-    text = inspect.cleandoc(Engine.__doc__ or "").partition("\n\nAttributes:")[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
-    yield Block("", ("option", "what"), [(f"`{n}`", " ".join(t.split())) for n, t in entries])
+    lines = [(f"`{name}`", what) for name, what in field_tooltips(Engine).items()]
+    yield Block("", ("option", "what"), lines)
 
 
 def fused_layers_list(_: Reports) -> Iterator[Block]:
