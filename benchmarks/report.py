@@ -119,9 +119,9 @@ def read_reports(folder: Path) -> dict[str, Report]:
     return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
 
 
-def or_dash(cell: str, field: str, dash: str = "-") -> Cell:
+def or_dash(cell: str, field: str) -> Cell:
     """A cell where the field has a value."""
-    return lambda row: dash if row.get(field) is None else cell.format_map(row)
+    return lambda row: "–" if row.get(field) is None else cell.format_map(row)
 
 
 def code(field: str) -> Callable[[Row], str]:
@@ -258,7 +258,7 @@ _CANVAS: Columns = {
     "tokens a pass": "{tokens_per_pass:.2f}",
     "positions": "{positions:.0f}",
     "nats": "{nats:.3f}",
-    "same tokens": or_dash("{same} of {rows}", "same", ""),
+    "same tokens": or_dash("{same} of {rows}", "same"),
 }
 
 
@@ -365,51 +365,23 @@ def _describe_drafts(report: Report) -> str:
 
 
 def text_draft_tables(reports: Reports) -> Iterator[Block]:
-    """How many times as fast as `generate` drafts of text are: a row for each kind of prompt and
-    temperature, a column for each way to decode.
+    """How many times as fast as `generate` drafts of text are: a row for each way to decode, a
+    column for each temperature, or kind of prompt and temperature.
     """
     for report in (r for r in reports.values() if "text_drafts" in r):
-        rows = report["text_drafts"]
-        ways = list(dict.fromkeys(row["way"] for row in rows))
-        if "kind" not in rows[0]:
-            yield _turned(report, ways)
-            continue
-        by_prompt: dict[tuple[str, float], dict[str, Row]] = {}
-        for row in rows:
-            by_prompt.setdefault((row["kind"], row["temperature"]), {})[row["way"]] = row
-        lines = []
-        for (kind, temperature), by_way in by_prompt.items():
-            first, *others = by_way.values()
-            cells = [f"{first['ms_a_token']:.1f}"]
-            for row in others:
-                passes = row.get("tokens_a_pass")
-                cells.append(
-                    f"{row['times']:.2f}×" + (f" ({passes:.2f})" if passes is not None else "")
-                )
-            lines.append((kind, f"{temperature:g}", *cells))
-        heads = ("prompts", "temperature", "`generate`, ms a token", *map(_as_code, ways[1:]))
-        yield Block(_describe_drafts(report), heads, lines)
+        by_way: dict[str, dict[str, Row]] = {}
+        for row in report["text_drafts"]:
+            prompts = f"{row.get('kind', 'temperature')} {row['temperature']:g}"
+            by_way.setdefault(code("way")(row), {})[prompts] = row
+        first, *others = by_way.items()
+        lines = [(first[0], *(f"{row['ms_a_token']:.1f} ms" for row in first[1].values()))]
+        lines += [(way, *map(_gain, rows.values())) for way, rows in others]
+        yield Block(_describe_drafts(report), ("decoding", *first[1]), lines)
 
 
-def _as_code(way: str) -> str:
-    return code("way")({"way": way})
-
-
-def _turned(report: Report, ways: Sequence[str]) -> Block:
-    """A row for each way to decode, a column for each temperature."""
-    runs = {(row["way"], row["temperature"]): row for row in report["text_drafts"]}
-    temperatures = sorted({temperature for _, temperature in runs})
-    lines = []
-    for way in ways:
-        cells = []
-        for temperature in temperatures:
-            row = runs[way, temperature]
-            passes = row.get("tokens_a_pass")
-            times = f"{row['times']:.2f}×"
-            cells.append(times if passes is None else f"{times} ({passes:.2f})")
-        lines.append((_as_code(way), *cells))
-    heads = ("decoding", *(f"temperature {temperature:g}" for temperature in temperatures))
-    return Block(_describe_drafts(report), heads, lines)
+def _gain(row: Row) -> str:
+    passes = row.get("tokens_a_pass") or 1
+    return f"{row['times']:.2f}×" + (f" ({passes:.2f})" if passes > 1 else "")
 
 
 def text_tree_tables(reports: Reports) -> Iterator[Block]:
@@ -609,11 +581,6 @@ def _forward(row: Row) -> str:
     return row["forward"] + (f", attention its {how}" if how.startswith("own") else how)
 
 
-def _flex(row: Row) -> str:
-    reason = row["flex_reason"].replace("|", "/")
-    return f"none: {reason[:60]}" if row["flex_ms"] is None else f"{row['flex_ms']:.3f}"
-
-
 _LIBRARY = {
     "library": "transformers alone",
     "library-static": "transformers, static cache, compiled pass",
@@ -635,7 +602,7 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "model": "{model}",
         "forward": "{route}",
         "attention": _attention,
-        "nodes": or_dash("{nodes}", "nodes", "–"),
+        "nodes": or_dash("{nodes}", "nodes"),
         "context": "{context}",
         "floor ms": "{floor_ms:.2f}",
         "one token ms": "{step_ms:.2f}",
@@ -645,18 +612,8 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "ratios": _ratios,
         "`generate` ms": "{generate_ms:.2f}",
         "its ratio": "{generate_ratio:.2f}×",
-        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms", "–"),
-        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms", "–"),
-    },
-    "attention": {
-        "model": "{model}",
-        "window": "{width}",
-        "keys": "{room}",
-        "ours ms": "{ours_ms:.3f}",
-        "of a copy": share("share_of_copy"),
-        "SDPA ms": "{sdpa_ms:.3f}",
-        "FlexAttention ms": _flex,
-        "slower": lambda row: "yes" if row["loses"] else "",
+        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms"),
+        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms"),
     },
     "scenes": {
         "batch": "{batch}",
@@ -694,7 +651,7 @@ def layer_support_table(reports: Reports) -> Iterator[Block]:
 
 def run_options_table(_: Reports) -> Iterator[Block]:
     """The options of how passes run, from the docstring of `Engine`."""
-    text = inspect.cleandoc(Engine.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    text = inspect.cleandoc(Engine.__doc__ or "").partition("\n\nAttributes:")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
     yield Block("", ("option", "what"), [(f"`{n}`", " ".join(t.split())) for n, t in entries])
 

@@ -457,8 +457,8 @@ def _build(where: str, entry: Entry, options: Mapping[str, Any], what: str) -> A
     method = load(entry.target)
     _check_fields(where, method, entry.preset, options, what)
     kinds = field_types(method)
-    own = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
-    return method(**entry.preset, **own)
+    values = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+    return method(**entry.preset, **values)
 
 
 def _read_field(name: str, given: Any, kind: Any) -> Any:
@@ -580,5 +580,5 @@ def find_family(model_type: str | None) -> str:
     Another package adds a family as an entry point of the group `mmaccel.families`, named like the
     `model_type` of its configuration; it takes precedence over ours.
     """
-    own = FAMILIES.get(model_type or "", _ANY_FAMILY)
-    return own if model_type is None else installed("families").get(model_type, own)
+    ours = FAMILIES.get(model_type or "", _ANY_FAMILY)
+    return ours if model_type is None else installed("families").get(model_type, ours)

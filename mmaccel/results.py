@@ -57,8 +57,8 @@ def _show(value: Any) -> str:
 def exactness_in(exactness: str, dtype: str) -> RunExactness:
     """What a policy of `exactness` guarantees in a number format, see `Stats.dtype`."""
     is_exact = dtype in (EXACT_DTYPE, "float64")
-    left = "up to rounding" if exactness == "bitwise" and not is_exact else exactness
-    return cast(RunExactness, left)
+    guarantee = "up to rounding" if exactness == "bitwise" and not is_exact else exactness
+    return cast(RunExactness, guarantee)
 
 
 @dataclass

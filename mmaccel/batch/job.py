@@ -51,18 +51,18 @@ class Job:
         return self.max_failures is not None and len(self.failed) > self.max_failures
 
     def run(self, items: Iterable[Item], worker: Worker) -> None:
-        left = self.left = {item.key: item for item in items}
+        unfinished = self.left = {item.key: item for item in items}
 
         def finish(record: Record) -> None:
             self._append(record)
             self.finished += 1
-            left.pop((record["id"], record["k"]), None)
+            unfinished.pop((record["id"], record["k"]), None)
             self.report("item", record)
 
         rows: int | None = None
-        while left and not self.is_cut:
+        while unfinished and not self.is_cut:
             try:
-                worker.run_all(list(left.values()), finish, rows)
+                worker.run_all(list(unfinished.values()), finish, rows)
             except ItemsFailed as error:
                 n = len(error.items)
                 if is_out_of_memory(error.__cause__) and n > 1:
@@ -72,7 +72,7 @@ class Job:
                 tries = self.retries + (n > 1)  # in a batch, another item may be responsible
                 for item in error.items:
                     self._retry(item, worker, finish, error, tries)
-                    left.pop(item.key, None)
+                    unfinished.pop(item.key, None)
                     if self.is_cut:
                         break
 
@@ -153,10 +153,10 @@ def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
     the manifest of these items, so that no other process writes them, unless jobs with other
     numbers of shards run at the same time.
     """
-    own = {name for item in items for name in names_of(item.file)}
+    names = {name for item in items for name in names_of(item.file)}
     for file in folder.glob(".*.tmp"):
-        found = _TEMPORARY.fullmatch(file.name)
-        if found is not None and found["file"] in own and not file.is_dir():
+        temporary = _TEMPORARY.fullmatch(file.name)
+        if temporary is not None and temporary["file"] in names and not file.is_dir():
             file.unlink(missing_ok=True)
 
 

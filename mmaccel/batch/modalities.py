@@ -104,16 +104,20 @@ class Modality(ABC):
                 raise OptionError(
                     f"{name}: expected none for {self.unit}s, received {show(value)}; leave it out"
                 )
-        own = {name: value for name, value in row.params.items() if name not in self.beside}
+        policy_fields = {
+            name: value for name, value in row.params.items() if name not in self.beside
+        }
         kind = pipe.model.kind
         default, options = loading.pick_name(self.policy, {**self.options}, kind)
         name = default if row.policy is None else row.policy
-        name, options = loading.pick_name(name, (options if name == default else {}) | own, kind)
+        name, options = loading.pick_name(
+            name, (options if name == default else {}) | policy_fields, kind
+        )
         return name, make_policy(name, **options)
 
     def sampling_of(self, row: Row) -> dict[str, Any]:
-        own = {name: row.params[name] for name in self.beside if name in row.params}
-        return given(self.sampling) | own
+        row_sampling = {name: row.params[name] for name in self.beside if name in row.params}
+        return given(self.sampling) | row_sampling
 
     def title_of(self, item: Item) -> str:
         """What the name of a file begins with that is not of a prompt file."""

@@ -378,8 +378,8 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _integer(low: int, high: int, name: str, value: Any) -> int:
-    if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
-        value = int(found[1])  # a CSV cell
+    if isinstance(value, str) and (digits := _WHOLE.fullmatch(value)):
+        value = int(digits[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
 

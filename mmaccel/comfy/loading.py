@@ -84,10 +84,10 @@ def _option_port(each: Field[Any], part: str, families: Sequence[str]) -> Port:
     if each.type in ("Switch", "FusedSwitch"):
         default = AUTO if each.default == AUTO else "off"
         read = reads({"on": True, "off": False})
-        made = choice(name, default, note, (AUTO, "on", "off"), read=read)
+        port = choice(name, default, note, (AUTO, "on", "off"), read=read)
     else:
-        made = field_port(each, note, families if name == "family" else ())
-    return replace(advanced(made), is_optional=name not in _SAVED)
+        port = field_port(each, note, families if name == "family" else ())
+    return replace(advanced(port), is_optional=name not in _SAVED)
 
 
 def _describe(files: Sequence[Path]) -> str:

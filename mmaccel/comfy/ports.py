@@ -285,13 +285,13 @@ def field_tooltips(cls: type) -> dict[str, str]:
 
     The nearest class wins, but a text "as in …" yields to that of a parent.
     """
-    found: dict[str, str] = {}
+    tooltips: dict[str, str] = {}
     for base in cls.__mro__:
         for names, words in _ENTRY.findall(inspect.cleandoc(base.__doc__ or "")):
             for name in names.split(", "):
-                if found.get(name, "as in ").startswith("as in "):
-                    found[name] = " ".join(words.split())
-    return {name: to_sentence(words) for name, words in found.items()}
+                if tooltips.get(name, "as in ").startswith("as in "):
+                    tooltips[name] = " ".join(words.split())
+    return {name: to_sentence(words) for name, words in tooltips.items()}
 
 
 def to_sentence(words: str) -> str:

@@ -105,8 +105,8 @@ def _name_picture(
 ) -> Path:
     if flags.out is not None:
         return Path(flags.out)
-    own = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
-    return Path("out") / image_name(seed, question, _title(reducers).split()[0], own)
+    settings = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
+    return Path("out") / image_name(seed, question, _title(reducers).split()[0], settings)
 
 
 def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
@@ -158,17 +158,17 @@ _COLUMNS: dict[str, str] = {  # of a run, ready for JSON
 
 
 def _describe(title: str, answers: Answers) -> dict[str, Any]:
-    found = answers[0]
+    first = answers[0]
     return {
         "visual_tokens": title,
-        "text": found.text,
-        "is_finished": found.is_finished,
-        "tokens": len(found.tokens),
-        "passes": found.passes,
+        "text": first.text,
+        "is_finished": first.is_finished,
+        "tokens": len(first.tokens),
+        "passes": first.passes,
         "seconds": answers.seconds,
         "first_seconds": answers.first_seconds,
-        "n_visual": found.n_visual,
-        "n_kept": found.n_kept,
-        "images": [{"n_visual": each.n_all, "n_kept": each.n_kept} for each in found.images],
+        "n_visual": first.n_visual,
+        "n_kept": first.n_kept,
+        "images": [{"n_visual": each.n_all, "n_kept": each.n_kept} for each in first.images],
         "stats": answers.stats.to_dict(),
     }

@@ -96,12 +96,12 @@ def install(folder: Path) -> None:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The hash of each file by its name; of what is no file, whose reading may never end, ""."""
-    found = {}
+    digests = {}
     for file in folder.rglob("*"):
         is_own = file.name == _LIST or _CACHE in file.parts
         if is_own or (file.is_dir() and not file.is_symlink()):
             continue
         is_plain = file.is_file() and not file.is_symlink()
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if is_plain else ""
-        found[file.relative_to(folder).as_posix()] = digest
-    return found
+        digests[file.relative_to(folder).as_posix()] = digest
+    return digests

@@ -131,12 +131,12 @@ def _name(item: Item, worker: Worker, count: int) -> Item:
     facts = worker.describe(item)
     modality = worker.modality
     settings = worker.plan(item)
-    own = {name: value for name, value in facts.items() if name not in _NOT_IN_NAME}
-    own |= {"prompt": item.row.prompt.strip(), "policy": repr(settings.policy)}
+    hashed = {name: value for name, value in facts.items() if name not in _NOT_IN_NAME}
+    hashed |= {"prompt": item.row.prompt.strip(), "policy": repr(settings.policy)}
     if modality.load.dtype != EXACT_DTYPE or settings.policy.exactness != "bitwise":
-        own |= {"rows": modality.rows, "beside": count if modality.rows > 1 else 1}
+        hashed |= {"rows": modality.rows, "beside": count if modality.rows > 1 else 1}
     title = modality.title_of(item)
-    return replace(item, name=image_name(item.seed, title, settings.name, own, modality.suffix))
+    return replace(item, name=image_name(item.seed, title, settings.name, hashed, modality.suffix))
 
 
 def _seconds(records: Sequence[Record]) -> str:

@@ -39,8 +39,8 @@ def _read_shard(text: str | None) -> tuple[int, int] | None:
     """The value of `--shard`: `i/n`, counted from 1."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    parsed = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
+    index, count = (int(parsed[1]), int(parsed[2])) if parsed else (0, 0)
     if not 1 <= index <= count:
         raise OptionError(
             f"--shard: expected i/n with i in 1..n, such as 1/4, received {text!r}; the first is 1"

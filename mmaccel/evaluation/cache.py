@@ -132,8 +132,8 @@ class TextModel(AskedModel):
 
     @property
     def ends(self) -> list[int]:
-        found = self.model.generation_config.eos_token_id
-        return [] if found is None else list(found) if isinstance(found, list) else [found]
+        ids = self.model.generation_config.eos_token_id
+        return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
 
     def encode(self, questions: Sequence[Question]) -> list[Tensor]:
         rendered = [self.tokenizer(**one.render(self.tokenizer))["input_ids"] for one in questions]
@@ -261,7 +261,7 @@ def answer(
     device = window.device
     tokens, lengths = _pad(prompts, device)
     stops = lengths.new_tensor(list(ends))
-    made, seconds = [], []
+    answered, seconds = [], []
 
     def now() -> float:
         synchronise(device)
@@ -280,11 +280,12 @@ def answer(
             began = now()
             last = window.forward(Pass(last, lengths - 1 + k)).argmax(-1)
             seconds.append(now() - began)
-            made.append(last)
+            answered.append(last)
             has_ended |= torch.isin(last, stops)
             if has_ended.all():
                 break
-        n_passes = len(made) - int(window.takes_whole_prompts)  # the first token is the prompt's
+        # where a prompt is processed whole, its pass gives the first token
+        n_passes = len(answered) - int(window.takes_whole_prompts)
         layers = window.run_caches().layers
         cost = {
             "prefill_seconds": prefill,
@@ -293,7 +294,7 @@ def answer(
             "bytes": round(sum(layer.n_bytes for layer in layers) / len(prompts)),
             "blocks": _measure_blocks(window, methods, n_before, n_passes),
         }
-    return torch.cat(made, 1).cpu(), cost
+    return torch.cat(answered, 1).cpu(), cost
 
 
 def _pad(prompts: Sequence[Tensor], device: Any) -> tuple[Tensor, Tensor]:

@@ -63,8 +63,8 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
     """The prompts of a suite, in its order."""
     layout = SUITES[suite]
     try:
-        found = list(layout.read(source))
-        if not found or not all(isinstance(text, str) and text.strip() for text, _, _ in found):
+        prompts = list(layout.read(source))
+        if not prompts or not all(isinstance(text, str) and text.strip() for text, _, _ in prompts):
             raise ValueError("no prompts, or one without a text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
@@ -72,7 +72,7 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
             f"prompts: expected {layout.prompts} as {suite} has, received {str(source)!r} "
             f"({reason}); take what is in the suite's repository as it is"
         ) from error
-    return found
+    return prompts
 
 
 def match_items(
@@ -87,12 +87,12 @@ def match_items(
     matched, missing = [], []
     for prompt in prompts:
         text, name, _ = prompt
-        left = by_prompt.get(" ".join(text.split()), [])
-        if len(left) < per_prompt:
-            missing.append(f"{name} ({len(left)} of {per_prompt}): {text}")
+        unused = by_prompt.get(" ".join(text.split()), [])
+        if len(unused) < per_prompt:
+            missing.append(f"{name} ({len(unused)} of {per_prompt}): {text}")
         else:
-            matched.append((prompt, left[:per_prompt]))
-            del left[:per_prompt]
+            matched.append((prompt, unused[:per_prompt]))
+            del unused[:per_prompt]
     if missing and not (partial and matched):
         raise OptionError(
             f"images: expected {per_prompt} of each prompt, received fewer of {len(missing)} of "
@@ -149,15 +149,15 @@ def _write_images(items: Sequence[Item], path: Path) -> None:
             shutil.copyfile(source, path)
         return
     images = [open_image(item.file).convert("RGB") for item in items]
-    (width, height), side = images[0].size, round(len(items) ** 0.5)
+    (width, height), columns = images[0].size, round(len(items) ** 0.5)
     if any(image.size != (width, height) for image in images):
         raise ShapeError(
             f"images: expected one size for a grid, received others ({items[0].prompt}); make them "
             "again"
         )
-    grid = Image.new("RGB", (side * width, side * height))
+    grid = Image.new("RGB", (columns * width, columns * height))
     for k, image in enumerate(images):
-        grid.paste(image, (k % side * width, k // side * height))
+        grid.paste(image, (k % columns * width, k // columns * height))
     grid.save(path, **(_JPEG if path.suffix == ".jpg" else {}))
 
 

@@ -89,11 +89,11 @@ def order_of(cases: Sequence[Any], index: int) -> list[Any]:
 
 def by_case(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """The runs that count, by case, in the order measured."""
-    found: dict[str, list[Run]] = {}
+    cases: dict[str, list[Run]] = {}
     for run in runs:
         if run["index"] >= 0:
-            found.setdefault(run["side"], []).append(run)
-    return found
+            cases.setdefault(run["side"], []).append(run)
+    return cases
 
 
 def summarise(runs: Iterable[Run], baseline: str | None = None) -> list[Row]:
@@ -155,8 +155,8 @@ def read_peak(device: torch.device) -> int | None:
         lines = _STATUS.read_text(encoding="ascii").splitlines() if _FORGET.exists() else []
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None
+    peaks = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(peaks[0]) * 1024 if peaks else None
 
 
 Columns = Mapping[str, str | Callable[[Any], str]]

@@ -100,7 +100,7 @@ class BaselineDecoding:
             max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
         with alone(self.model), count_passes(self.model.model) as counter:
-            found: Any = self.model.model.generate(
+            generated: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
@@ -111,19 +111,19 @@ class BaselineDecoding:
                 "compiled: expected transformers to compile its pass of one token, which it did "
                 "not; its version may not do so on this device"
             )
-        tokens = found[: len(captions), longest : longest + length]
+        tokens = generated[: len(captions), longest : longest + length]
         tokens = F.pad(tokens, (0, length - tokens.shape[1]))  # where all have ended early
         seconds = time.perf_counter() - began
         lengths = _find_lengths(tokens, prompt.stop_tokens)
-        made = int(lengths.sum())
+        n_tokens = int(lengths.sum())
         return tokens, Stats(
             policy=self.name,
-            tokens=made,
+            tokens=n_tokens,
             passes=counter.passes,
             row_passes=int(lengths.clamp(max=counter.passes).sum()),
             seconds=seconds,
             branches=prompt.branches,
-            accepted=[] if is_drafted else [made],  # drafts: not counted by slot
+            accepted=[] if is_drafted else [n_tokens],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds,
             captures=_count_graphs() - before,
         )

@@ -86,10 +86,10 @@ class VisionModel(AskedModel):
         for name in parse_methods(texts):
             target = None if name in METHODS else find_own("visual_tokens", name)
             method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
-            made = [] if method.needs_budget else [(1.0, method())]
-            for keep, own in made + [(keep, method(keep=keep)) for keep in levels]:
-                make = partial(_same, own)
-                sides.append(Side(repr(own), name, keep, make, {"method": name}, group=name))
+            by_rule = [] if method.needs_budget else [(1.0, method())]
+            for keep, reducer in by_rule + [(keep, method(keep=keep)) for keep in levels]:
+                make = partial(_same, reducer)
+                sides.append(Side(repr(reducer), name, keep, make, {"method": name}, group=name))
         return sides
 
     @staticmethod

@@ -88,8 +88,8 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
     """`facts` as text that Stable Diffusion tools read: the prompt, the negative prompt where there
     is one, and one line of settings.
     """
-    given = {name: v for name, v in facts["policy_options"].items() if v is not None}
-    options = ", ".join(f"{name}={value}" for name, value in given.items())
+    policy_options = {name: v for name, v in facts["policy_options"].items() if v is not None}
+    options = ", ".join(f"{name}={value}" for name, value in policy_options.items())
     settings = {
         "Steps": facts["tokens"],
         "Sampler": facts["policy"],

@@ -95,14 +95,14 @@ def _write_pages(path: Path, frames: Tensor, fps: float) -> None:
     unit = _GIF_UNIT if is_gif else 1
     # milliseconds of each frame in whole units, whose sum is the clip's length
     ends = [unit * round(1000 * k / (fps * unit)) for k in range(len(frames) + 1)]
-    own: dict[str, Any] = {"loop": 0} if is_gif else {"lossless": True, "quality": 0}
+    options: dict[str, Any] = {"loop": 0} if is_gif else {"lossless": True, "quality": 0}
     first.save(
         path,
         format="GIF" if is_gif else "WEBP",
         save_all=True,
         append_images=others,
         duration=[end - begin for begin, end in pairwise(ends)],
-        **own,
+        **options,
     )
 
 

@@ -84,9 +84,9 @@ async def _make(engine: Engine, request: Request) -> Response:
     deadline = time.monotonic() + settings.timeout
     data = await _read_body(request, settings.body_timeout)
     client = _identify(request, settings.api_keys)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"content-type: expected application/json, received {show(kind)}"
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        message = f"content-type: expected application/json, received {show(media_type)}"
         raise ApiError(415, message, "unsupported_media_type")
     body = route.body.model_validate_json(data)
     _check_model(body.model, settings.name)

@@ -274,15 +274,15 @@ class SpeechRoute(Route):
     def serve(
         self, first: Job, requests: list[Any], receive: Callable[..., None], **options: Any
     ) -> None:
-        own = dict(first.settings.options)
-        del own["voice"]  # a request's own
+        of_row = dict(first.settings.options)
+        del of_row["voice"]  # a request's own
         self.pipe.serve(
             requests,
             policy=first.settings.policy,
             deliver=lambda request, made: receive(request.tag, made),
             deliver_chunk=lambda request, chunk: receive(request.tag, chunk, is_whole=False),
             chunk_seconds=self._chunk_seconds,
-            **own,
+            **of_row,
             **options,
         )
 
@@ -301,18 +301,18 @@ class SpeechRoute(Route):
         name = "speech.audio.delta"
         is_wav = body.response_format == "wav"
         head = wav_head(self.pipe.speech.sample_rate) if is_wav else b""
-        n_in, made = 0, []
+        n_in, utterances = 0, []
         async for job, kind, value in events:
             if kind == "done":
                 n_in += job.width
-                made.append(value)
+                utterances.append(value)
             else:
                 yield pack(head + to_pcm(value.waveform))
                 head = b""
         if head:  # no sound came
             yield pack(head)
         if body.stream_format == "sse":
-            done = {"type": "speech.audio.done", "usage": _count_tokens(n_in, made)}
+            done = {"type": "speech.audio.done", "usage": _count_tokens(n_in, utterances)}
             yield to_event("speech.audio.done", done)
 
 

@@ -119,9 +119,7 @@ class Janus(CausalLM):
 
 
 class JanusCodes(CausalLMWindow):
-    """Janus as a token model: text ids in a row's prompt, image codes after it; `begin` sets the
-    prompts' lengths `[R]` of a run.
-    """
+    """Janus as a token model: text ids in a row's prompt, image codes after it."""
 
     own_vocabulary = True
     row_inputs = ("_lengths",)

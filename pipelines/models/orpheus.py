@@ -168,9 +168,7 @@ def _find_noise(decoder: nn.Module) -> _CodecNoise:
 def load_orpheus(
     source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig
 ) -> OrpheusSpeech:
-    """Load the language model, and the codec in float32, of a folder with config.json and
-    pytorch_model.bin of a SNAC, which the package `snac` has.
-    """
+    """Load the language model, and a SNAC in float32 of a folder of the package `snac`."""
     with importing(
         "codec: expected the package snac, which Orpheus' codec is in, received none; "
         "pip install snac"

@@ -144,9 +144,7 @@ class VoicesSpeech:
 
 
 def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> VoicesSpeech:
-    """Load the language model of a folder with `voices.json`, and the codec (`codec.json` and
-    `codec.safetensors`) in float32.
-    """
+    """Load the language model of a folder with `voices.json`, and the codec in float32."""
     file = source / FILE
     facts = read_settings(VoicesFacts, read_json(file), file)
     sound = load_codec(codec).to(load_config.device)

@@ -93,23 +93,6 @@ def test_hidden_states_and_attentions(name: str, batch: dict[str, Any], policy: 
         assert_alike(getattr(ours, field), getattr(plain, field))
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
-def test_sampled_scores_fit_the_sequences(policy: str) -> None:
-    """Every step's logits and scores are those of the tokens that the call returned."""
-    model = build_lm("llama")
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 12}
-    options = RAGGED | SCORES | sampling | {"eos_token_id": None}
-    ours = _generate(model, POLICIES[policy], seed=4, **options)
-    mask = torch.nn.functional.pad(RAGGED["attention_mask"], (0, 14), value=1)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    whole = model(ours.sequences, attention_mask=mask, position_ids=positions).logits
-    expected = whole[:, 3:-1].float().detach()  # [B, 14, V]
-    assert_alike(torch.stack(ours.logits, 1), expected)
-    least = (expected / 0.8).topk(12).values[..., -1:]
-    cut = (expected / 0.8).masked_fill(expected / 0.8 < least - 1e-6, float("-inf"))
-    assert_alike(torch.stack(ours.scores, 1), cut)
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_states_without_a_cache(name: str) -> None:
     """The loop then gives out those of all tokens at every step."""

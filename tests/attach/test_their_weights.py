@@ -14,6 +14,7 @@ import mmaccel
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.causal_lm.quantization import find_activations
 from mmaccel.samplers.compare_logits import compare_logits
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.their_weights import (
     LENGTH,
     PROMPTS,
@@ -69,21 +70,19 @@ def test_gguf_stays_bitwise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "exactness", "dtype"),
-    [
+    mostly_slow(
+        [
+            ("torchao per token", "up to rounding", "int8"),
+            ("torchao per tensor", "relaxed", "int8"),
+            ("bitsandbytes 8", "relaxed", "int8"),
+            ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
+            ("bitsandbytes 4", "up to rounding", "bfloat16"),
+            ("compressed-tensors per token", "up to rounding", "int8"),
+            ("compressed-tensors per tensor", "relaxed", "int8"),
+            ("torch.ao", "relaxed", "int8"),
+        ],
         ("torchao per tensor", "relaxed", "int8"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("torchao per token", "up to rounding", "int8"),
-                ("bitsandbytes 8", "relaxed", "int8"),
-                ("bitsandbytes 8 without outliers", "up to rounding", "int8"),
-                ("bitsandbytes 4", "up to rounding", "bfloat16"),
-                ("compressed-tensors per token", "up to rounding", "int8"),
-                ("compressed-tensors per tensor", "relaxed", "int8"),
-                ("torch.ao", "relaxed", "int8"),
-            )
-        ),
-    ],
+    ),
 )
 def test_quantised_activations_are_served_and_say_what_is_left(
     tmp_path: Path, name: str, exactness: str, dtype: str
@@ -122,8 +121,7 @@ def _one_key_too_few(positions: Tensor, mask: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("change", [_one_key_too_many, _one_key_too_few])
 @pytest.mark.parametrize(
-    "name",
-    ["torchao per tensor", pytest.param("bitsandbytes 8", marks=pytest.mark.slow)],
+    "name", mostly_slow(["torchao per tensor", "bitsandbytes 8"], "torchao per tensor")
 )
 def test_a_wrong_mask_is_told_from_rounding(
     tmp_path: Path, monkeypatch: Any, name: str, change: Any

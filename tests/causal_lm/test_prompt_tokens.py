@@ -213,7 +213,7 @@ CLASSES = (
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", every(3, CLASSES))
+@pytest.mark.parametrize("name", [*every(3, CLASSES)])
 def test_a_revived_word_is_as_if_it_had_stayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys and values behind the cut are those of the pass over all words, of which those
     before it, which are all that it attends to, stayed.

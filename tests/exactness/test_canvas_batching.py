@@ -92,7 +92,7 @@ class Counted(WrappedDenoiser):
 
 @pytest.mark.parametrize(
     ("name", "guided"),
-    every(3, [("entropy", False), ("stepwise", True), ("stepwise uniform", True)]),
+    [*every(3, [("entropy", False), ("stepwise", True), ("stepwise uniform", True)])],
 )
 def test_a_pass_leaves_out_rows_that_have_ended(name: str, guided: bool) -> None:
     wanted = [decode(CASES[name], [row], guided) for row in ALL]

@@ -71,7 +71,7 @@ def test_bad_coarse_models(kind: str, tmp_path: Path) -> None:
     assert_exact(SpeculativeJacobi(4, "maximal", source), FREE)
 
 
-@pytest.mark.parametrize("plant", every(4, bugs.OF_LAWS), ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", [*every(4, bugs.OF_LAWS)], ids=lambda plant: plant.__name__)
 def test_planted_bug_is_rejected(
     plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ ROUNDS: dict[str, Callable[[Coarse], Any]] = {
 NEAR, FAR = ((0, 0, -1),), ((0, 0, -1), (0, 0, -2))
 
 
-@pytest.mark.parametrize(("rounds", "name"), every(4, zip((1, 2, 1, 2), ROUNDS)))
+@pytest.mark.parametrize(("rounds", "name"), [*every(4, zip((1, 2, 1, 2), ROUNDS))])
 def test_parallel_rounds(rounds: int, name: str, tmp_path: Path) -> None:
     """By every rule of acceptance, with drafts whose neighbours the last round has changed."""
     setting = SETTINGS["guided"] if rounds == 2 else FREE

@@ -15,7 +15,6 @@ from torch import Tensor
 from mmaccel import CausalLMWindow, Coarse, Jacobi, Noise, SamplingParams
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
-from mmaccel.policies import Policy
 from mmaccel.samplers.drafting.coarse_model import (
     FOLDER,
     TEXT_NEIGHBOURS,
@@ -24,7 +23,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     save_coarse,
 )
 from mmaccel.samplers.window.window_size import FixedWidth
-from tests.exactness.test_graph_reuse import CALLS, Call, assert_like, decode
+from tests.exactness.test_graph_reuse import CALLS, check, decode
 from tests.fixtures.fake_device import same
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -41,13 +40,6 @@ def make_coarse(model: Any, folder: Path, seed: int = 0) -> Coarse:
             weight.mul_(2)
     save_coarse(coarse, folder, {})
     return Coarse(str(folder))
-
-
-def check(policy: Policy, call: Call, cache: GraphCache, window: CausalLMWindow) -> int:
-    """Compare a captured call with its eager run; how many passes it captured."""
-    made = decode(policy, call, cache, window=window)
-    assert_like(made, decode(policy, call, None, window=window))
-    return made.stats.captures
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +88,26 @@ def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None
     first, other = (make_coarse(model, tmp_path / name, k) for k, name in enumerate("ab"))
     cache, window = GraphCache(), CausalLMWindow(model)
     neighbour = Jacobi(6, "neighbour")
-    sources = (Jacobi(6, first), neighbour, Jacobi(6, first), Jacobi(6, other), Jacobi(6, other))
-    assert [check(policy, CALLS[0], cache, window) for policy in sources] == [1, 1, 0, 1, 0]
+    for policy, captures in (
+        (Jacobi(6, first), 1),
+        (neighbour, 1),
+        (Jacobi(6, first), 0),
+        (Jacobi(6, other), 1),
+        (Jacobi(6, other), 0),
+    ):
+        check(CALLS[0], cache, model, captures, policy, window=window)
     make_coarse(model, tmp_path / "b", 2)
     os.utime(tmp_path / "b" / FOLDER.weights, ns=(1, 1))
-    assert [check(Jacobi(6, other), CALLS[0], cache, window) for _ in range(2)] == [1, 0]
+    for captures in (1, 0):
+        check(CALLS[0], cache, model, captures, Jacobi(6, other), window=window)
 
 
 def test_a_coarse_model_that_is_gone_leaves_no_graphs(model: Any, source: Coarse) -> None:
     """Their addresses may belong to something else by then."""
     cache = GraphCache()
-    check(Jacobi(6, source), CALLS[0], cache, CausalLMWindow(model))
-    assert len(cache) == 1  # its window, which held C, is gone
-    check(Jacobi(6, "neighbour"), CALLS[0], cache, CausalLMWindow(model))
-    assert len(cache) == 1
+    for drafts in (source, "neighbour"):  # the window of the first, which held C, is gone
+        check(CALLS[0], cache, model, 1, Jacobi(6, drafts), window=CausalLMWindow(model))
+        assert len(cache) == 1
 
 
 @pytest.mark.slow

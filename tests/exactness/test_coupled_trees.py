@@ -67,7 +67,9 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "tree", "coupling", "rounds"), every(9, CELLS), ids=repr)
+@pytest.mark.parametrize(
+    ("name", "rule", "tree", "coupling", "rounds"), [*every(9, CELLS)], ids=repr
+)
 def test_the_distribution(
     name: str, rule: SiblingRule, tree: Any, coupling: Any, rounds: Any, tmp_path: Path
 ) -> None:
@@ -93,7 +95,8 @@ def decode(source: Any, tree: Any, options: Any = None, rows: Any = None, **give
 
 
 @pytest.mark.parametrize(
-    ("coupling", "options"), every(3, zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3})))
+    ("coupling", "options"),
+    [*every(3, zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3})))],
 )
 def test_a_tree_of_the_chain_has_its_tokens_and_passes(
     coupling: Any, options: dict[str, Any], mild: Coarse, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +122,7 @@ def test_at_temperature_0_the_tokens_are_the_plain_loops(mild: Coarse) -> None:
         assert_same(decode(mild, Comb(4, 2), options), plain)
 
 
-@pytest.mark.parametrize("batching", every(2, [None, mmaccel.ContinuousBatching(2)]), ids=repr)
+@pytest.mark.parametrize("batching", [*every(2, [None, mmaccel.ContinuousBatching(2)])], ids=repr)
 def test_a_row_alone_has_its_tokens(batching: Any, mild: Coarse) -> None:
     """Also where others are in their tenth pass while it is in its first."""
     whole = decode(mild, TREES[1], batching=batching)

@@ -95,7 +95,7 @@ CELLS = [  # each policy in two settings
 ]
 
 
-@pytest.mark.parametrize(("policy", "name"), every(6, CELLS), ids=repr)
+@pytest.mark.parametrize(("policy", "name"), [*every(6, CELLS)], ids=repr)
 def test_the_distribution(policy: Policy, name: str) -> None:
     assert_exact(policy, SETTINGS[name])
 

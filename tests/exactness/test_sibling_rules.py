@@ -26,9 +26,9 @@ from mmaccel.samplers.trees import drawn, rule_walk
 from mmaccel.samplers.trees.siblings import contract, rsd
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise, Uniforms
 from mmaccel.samplers.trees.siblings.spectr import solve_gamma
-from mmaccel.samplers.window.passes import RunPasses
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.exactness.test_trees import in_draft_order, mask_off_by_one
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
 from tests.fixtures.tree_language import TreeLanguage
 from tests.matrix.cells import every
@@ -57,7 +57,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "tree"), every(6, CELLS), ids=repr)
+@pytest.mark.parametrize(("name", "rule", "tree"), [*every(6, CELLS)], ids=repr)
 def test_the_distribution(name: str, rule: SiblingRule, tree: Any) -> None:
     assert_exact(policy(name, rule, tree), setting(name))
 
@@ -141,7 +141,7 @@ class Alone(RSD):
         return torch.cat([found[..., :1], torch.full_like(found[..., 1:], -1)], -1)
 
 
-@pytest.mark.parametrize("name", every(2, ["plain", "guided, two temperatures"]))
+@pytest.mark.parametrize("name", [*every(2, ["plain", "guided, two temperatures"])])
 def test_a_tree_of_the_chain_has_its_tokens_and_passes(name: str) -> None:
     options = OPTIONS[name]
     made = [decode(5, tree, options, rule=Alone()) for tree in (None, Comb(4, 2))]
@@ -317,28 +317,6 @@ def _record_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drawn, "_add", verified)
 
 
-def _mask_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    forward = RunPasses.forward_tree
-
-    def wrong(self: Any, tokens: Tensor, parents: Tensor, slots: Tensor) -> Any:
-        width = self._rows.slots.shape[1]
-        behind = parents[:, width:]
-        behind = behind - ((behind > 0) & (behind < width)).long()
-        return forward(self, tokens, torch.cat([parents[:, :width], behind], 1), slots)
-
-    patch.setattr(RunPasses, "forward_tree", wrong)
-
-
-def _in_draft_order(patch: pytest.MonkeyPatch) -> None:
-    """The cache keeps the chain's entries, whichever path was accepted."""
-    commit = RunPasses.commit
-
-    def wrong(self: Any, path: Tensor) -> None:
-        commit(self, torch.arange(path.shape[1]).expand_as(path))
-
-    patch.setattr(RunPasses, "commit", wrong)
-
-
 def _share_coins(patch: pytest.MonkeyPatch) -> None:
     """All siblings of a slot meet the same coin."""
     choose_drawn = rule_walk.choose_drawn
@@ -351,11 +329,11 @@ def _share_coins(patch: pytest.MonkeyPatch) -> None:
 
 BUGS = (
     longest_path, _forget_residual, _keep_rejected, renormalise_not, filter_twice,
-    _draw_from_residual, _record_parent, _mask_off_by_one, _in_draft_order, _share_coins,
+    _draw_from_residual, _record_parent, mask_off_by_one, in_draft_order, _share_coins,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("plant", every(len(BUGS), BUGS), ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", [*every(len(BUGS), BUGS)], ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_seen(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,7 @@ CELLS = pairwise(
 
 
 @pytest.mark.parametrize(
-    ("method", "model_name", "fused"), every(5, [tuple(cell.values()) for cell in CELLS])
+    ("method", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
 )
 def test_a_prompt_is_processed_under_a_mask_of_blocks(
     method: tuple[str, PromptMethod], model_name: str, fused: bool
@@ -177,7 +177,7 @@ def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama")
     )
 
 
-@pytest.mark.parametrize(("number", "case"), every(5, enumerate(METHODS_FOR_PROMPTS)))
+@pytest.mark.parametrize(("number", "case"), [*every(5, enumerate(METHODS_FOR_PROMPTS))])
 def test_a_prompt_that_transformers_processes_has_the_same_tiles(number: int, case: Any) -> None:
     check_own_prompt(*case, ("llama", "gemma3, deep")[number % 2])
 

@@ -137,7 +137,7 @@ CELLS = pairwise(
 
 
 @pytest.mark.parametrize(
-    ("model_name", "policy", "fused", "name"), every(4, [tuple(cell.values()) for cell in CELLS])
+    ("model_name", "policy", "fused", "name"), [*every(4, [tuple(cell.values()) for cell in CELLS])]
 )
 def test_it_is_the_model_over_the_rounded_cache(
     model_name: str, policy: Any, fused: bool, name: str
@@ -164,7 +164,7 @@ class Own(mmaccel.QuantizedCache):
     """May pack otherwise, so that kernels do not."""
 
 
-@pytest.mark.parametrize("name", every(2, ["8 bits", "over TOVA", "a child"]))
+@pytest.mark.parametrize("name", [*every(2, ["8 bits", "over TOVA", "a child"])])
 def test_layers_that_attend_by_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their specifications, on a CPU: the logits of layers that are unpacked for a pass."""
     method = Own(group=8, residual=6) if name == "a child" else REFERENCES[name][0]

@@ -84,7 +84,7 @@ FAMILIES = (  # how keys turn: by halves, in part, grouped, neighbours, not in a
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", every(3, FAMILIES))
+@pytest.mark.parametrize("name", [*every(3, FAMILIES)])
 def test_keys_turn_as_their_family_turns_them(name: str) -> None:
     check(build_decoder(name), mmaccel.Jacobi(window=4), METHOD, fused=False)
 

@@ -66,16 +66,21 @@ def decode(
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    every(
-        2,
-        [
-            ("vegas", {"batching": ContinuousBatching(2), "n_rows": 5}),
-            ("vegas", {"fused": True, "name": "gemma3, deep"}),
-            ("triforce", {"branches": 2, "n_rows": 4}),
-            ("triforce", {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=12, window=4))}),
-            ("quest", {"fused": True, "temperature": 0.0}),
-        ],
-    ),
+    [
+        *every(
+            2,
+            [
+                ("vegas", {"batching": ContinuousBatching(2), "n_rows": 5}),
+                ("vegas", {"fused": True, "name": "gemma3, deep"}),
+                ("triforce", {"branches": 2, "n_rows": 4}),
+                (
+                    "triforce",
+                    {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=12, window=4))},
+                ),
+                ("quest", {"fused": True, "temperature": 0.0}),
+            ],
+        )
+    ],
 )
 def test_jacobi_has_the_plain_loops_tokens(name: str, given: dict[str, Any]) -> None:
     plain = decode(mmaccel.Autoregressive(), **given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.hosts.runner.engine import find_other_inputs
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
-from tests.fixtures.tiny_model import CAPTIONS
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_eviction import ROUTES, draw_rows
 from tests.matrix.cells import covering, every
@@ -123,18 +121,6 @@ def test_a_tree_is_that_of_private_prompts(name: str, fused: bool) -> None:
         torch.testing.assert_close(received, own, rtol=0, atol=1e-5)
 
 
-def test_cached_entries_are_read_back() -> None:
-    index = torch.arange(36).expand(len(ROWS), -1)
-    index = torch.where(index < make_prompt(ROWS).lengths[:, None], index, -1)
-    private, shared = (open_window(ROWS, shares=shares) for shares in (False, True))
-    for window in (private, shared):
-        decode(window, 3)
-    pairs = zip(private.run_caches().read(index), shared.run_caches().read(index), strict=True)
-    for own, received in pairs:
-        torch.testing.assert_close(received, own, rtol=0, atol=1e-5)
-    assert float(own[0].abs().sum()) > 0
-
-
 def test_rows_with_other_inputs_share_nothing() -> None:
     """Prompts of image tokens have lengths beside them, positions of grids are a table."""
     window = ImageTokenWindow(shared_lm("llama"), range(8, 24))
@@ -205,7 +191,7 @@ def generate(
     return made, handle.stats
 
 
-@pytest.mark.parametrize(("number", "name"), every(3, enumerate(text_policies())))
+@pytest.mark.parametrize(("number", "name"), [*every(3, enumerate(text_policies()))])
 def test_every_window_policy(number: int, name: str) -> None:
     """The tokens and passes of private prompts, sampled and ended by a stop token; every other
     policy is guided.
@@ -283,24 +269,6 @@ def test_auto_gives_way_to_methods_of_layers() -> None:
     assert handle.stats is not None and other.stats is not None
     assert any("leaves each row entries of its own" in note for note in handle.stats.notes)
     assert any("40 rows read 1 stored prompt" in note for note in other.stats.notes)
-
-
-def test_finished_rows_leave_a_shared_run(tiny_folder: Path) -> None:
-    """`serve` hands rows out as they end, and drops them."""
-    tokens: dict[bool, dict[int, Tensor]] = {False: {}, True: {}}
-    for share_prefix, own in tokens.items():
-        pipe = mmaccel.TextToImage.from_pretrained(tiny_folder, share_prefix=share_prefix)
-        params = pipe.image_model.params
-        requests = [mmaccel.Request(CAPTIONS[1], seed, tag=seed) for seed in range(3)]
-
-        def deliver(made: Any, own: dict[int, Tensor] = own) -> None:
-            own[made.request.tag] = made.tokens
-
-        stats = pipe.serve(requests, params, policy=mmaccel.Jacobi(window=4), deliver=deliver)
-        assert any("share_prefix" in note for note in stats.notes) == share_prefix
-    assert tokens[True].keys() == tokens[False].keys() == {0, 1, 2}
-    for seed, own in tokens[False].items():
-        assert torch.equal(tokens[True][seed], own)
 
 
 BUGS = ("no weights", "positions begin anew", "another group's prompt", "the prompt counts twice")

@@ -286,7 +286,7 @@ CELLS = pairwise({"selector": SELECTORS, "model_name": ["qwen2", "gemma3, deep"]
 
 
 @pytest.mark.parametrize(
-    ("selector", "model_name", "fused"), every(5, [tuple(cell.values()) for cell in CELLS])
+    ("selector", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
 )
 def test_the_plain_loop_is_a_mask_over_the_full_cache(
     selector: tuple[str, Any], model_name: str, fused: bool

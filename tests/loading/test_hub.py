@@ -13,7 +13,6 @@ import pytest
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.hosts.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.hosts.loading.hub import choose_files
-from mmaccel.pipelines.text_to_image.registry import find_image_family
 from tests.architecture.source import ROOT
 from tests.fixtures.fake_hub import serve_hub
 
@@ -121,11 +120,6 @@ def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: P
 )
 def test_files_that_are_read(names: list[str], variant: str | None, kept: list[str]) -> None:
     assert choose_files(names, variant) == kept
-
-
-def test_the_layout_of_transformers_passes(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "emu3", "vocab_size": 184622}')
-    assert find_image_family(tmp_path, "own/Emu3") == "emu3"
 
 
 def test_a_bad_token_is_not_shown() -> None:

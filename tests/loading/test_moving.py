@@ -25,6 +25,7 @@ from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.outputs import Request
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.media import MEDIA, MediaCase, content, open_media
 from tests.fixtures.shared import media_folders
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
@@ -34,10 +35,6 @@ pytest.importorskip("accelerate")
 
 
 EVERY = [*FAMILIES, "words", "masked-words"]
-
-
-def mostly_slow(families: list[str], *fast: str) -> list[Any]:
-    return [f if f in fast else pytest.param(f, marks=pytest.mark.slow) for f in families]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from mmaccel import weight_folders
 from mmaccel.commands.doctor import try_model
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.checkpoint import read_weights
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.shared import image_folder, media_folders
 from tests.fixtures.tiny_lms import build_lm
 
@@ -60,11 +61,10 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable
     return file, lambda: mmaccel.TextToImage.from_pretrained(file, size=(64, 64))
 
 
-SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("snac", "transformers"))
-
-
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("door", ["llamagen", *SLOW], indirect=True)
+@pytest.mark.parametrize(
+    "door", mostly_slow(["llamagen", "snac", "transformers"], "llamagen"), indirect=True
+)
 def test_a_pickle_is_read_and_its_code_never_runs(
     door: tuple[Path, Callable[[], Any]], is_zip: bool, tmp_path: Path
 ) -> None:

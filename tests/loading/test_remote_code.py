@@ -22,6 +22,7 @@ from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.errors import UnsupportedModelError
 from tests.fixtures.code import plant_code
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.video import build_video
 
@@ -62,9 +63,7 @@ def sources(
     return find
 
 
-@pytest.mark.parametrize(
-    "door", [d if d == "doctor" else pytest.param(d, marks=pytest.mark.slow) for d in DOORS]
-)
+@pytest.mark.parametrize("door", mostly_slow(DOORS, "doctor"))
 def test_no_command_runs_a_checkpoints_code_unless_told(
     door: str, sources: Callable[[str], tuple[Path, list[str]]], tmp_path: Path, capsys
 ) -> None:
@@ -96,12 +95,7 @@ def test_the_python_api_runs_no_code_unless_told(tiny_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "family",
-    [
-        "chameleon",
-        *(pytest.param(f, marks=pytest.mark.slow) for f in ("janus", "emu3", "imagegpt")),
-        pytest.param("glm-image", marks=pytest.mark.slow),
-    ],
+    "family", mostly_slow(["janus", "emu3", "chameleon", "imagegpt", "glm-image"], "chameleon")
 )
 def test_code_next_to_a_known_class_stays_where_it_is(
     family: str, built: Callable[[str], Path], tmp_path: Path

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from mmaccel.pipelines.hosts.vision_language import visual_call
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, shared_vlm
-from tests.vision_language.runs import mostly_slow
 
 
 @pytest.fixture(params=mostly_slow(CONFIGS, "llava_next", "qwen3_vl", "idefics3", "gemma3"))

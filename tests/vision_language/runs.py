@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,11 +22,6 @@ reduces = pytest.mark.skipif(
     not encodes_first(), reason="this transformers encodes images in its first pass"
 )
 Method = Callable[..., Any]
-
-
-def mostly_slow(values: Iterable[Any], *fast: Any) -> list[Any]:
-    """Values of a parameter; the fast lane has some of them."""
-    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def _named(name: str) -> Method:

@@ -22,6 +22,7 @@ from mmaccel import DownsamplePixels, PixelPrune
 from mmaccel.pipelines.hosts.vision_language import patches, pixels
 from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens import pixel_prune
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, draw_prompts, draw_videos
 from tests.reduction.test_references import slow_pixel_prune
 from tests.vision_language.references import (
@@ -38,7 +39,6 @@ from tests.vision_language.references import (
 from tests.vision_language.runs import (
     GREEDY,
     answer,
-    mostly_slow,
     reduces,
     seen_by_tower,
     shared_looking,

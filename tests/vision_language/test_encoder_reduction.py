@@ -21,6 +21,7 @@ from mmaccel.pipelines.hosts.vision_language.encoder import EncoderCall
 from mmaccel.pipelines.hosts.vision_language.tower_run import TowerRun
 from mmaccel.pipelines.hosts.vision_language.towers import find_tower
 from mmaccel.reduction.visual_tokens.context import make_context
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import (
     IMAGE,
     EncoderOutput,
@@ -38,7 +39,6 @@ from tests.vision_language.runs import (
     N_NEW,
     answer,
     build_looking,
-    mostly_slow,
     reduces,
     seen_by_tower,
     shared_looking,

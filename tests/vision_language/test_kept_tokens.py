@@ -16,9 +16,10 @@ import mmaccel
 from mmaccel import ILRe, RandomTokens
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_lms import act_at
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
-from tests.vision_language.runs import mostly_slow, reduces
+from tests.vision_language.runs import reduces
 
 pytestmark = reduces
 

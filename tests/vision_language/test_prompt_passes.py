@@ -11,8 +11,9 @@ from torch.nn import functional as F
 import mmaccel
 from mmaccel.pipelines.hosts.attach import prompt_pass
 from mmaccel.pipelines.hosts.layers import attention_function
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, shared_vlm
-from tests.vision_language.runs import mostly_slow, reduces
+from tests.vision_language.runs import reduces
 
 pytestmark = reduces
 CALL: dict[str, Any] = {

@@ -14,6 +14,7 @@ import torch
 import mmaccel
 from tests.architecture.source import ROOT
 from tests.compatibility.models import READ_VIDEOS
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, draw_videos, shared_vlm
 from tests.vision_language.runs import GREEDY, METHODS, N_NEW, answer, reduces
 
@@ -44,10 +45,7 @@ FEW = []  # for the fast lane: of each method one model, by turns
 for k, method in enumerate(METHODS):
     takers = [cell for cell in CELLS if cell[1] == method]
     FEW.append(takers[k % len(takers)])
-cells = pytest.mark.parametrize(
-    ("name", "method"),
-    [cell if cell in FEW else pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS],
-)
+cells = pytest.mark.parametrize(("name", "method"), mostly_slow(CELLS, *FEW))
 
 
 def draw(name: str) -> tuple[Any, Any]:

@@ -13,8 +13,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel.samplers.drafting.contract import Drafts
 from mmaccel.samplers.drafting.draft_model import ModelDrafter
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, TEXT, draw_prompts, shared_vlm
-from tests.vision_language.runs import answer, mostly_slow
+from tests.vision_language.runs import answer
 
 WINDOW, N_NEW = 4, 12
 GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)

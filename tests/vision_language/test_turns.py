@@ -12,8 +12,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DivPrune, FastV, HiRED, ILRe, VisionZip
 from mmaccel.pipelines.hosts.transformers_release import CACHE
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_vlms import draw_prompts, shared_vlm
-from tests.vision_language.runs import GREEDY, mostly_slow, reduces
+from tests.vision_language.runs import GREEDY, reduces
 
 pytestmark = reduces
 

@@ -179,8 +179,8 @@ def _read_records(
     if file is None or not file.exists():
         return {}, []
     try:
-        found = parse_json(read_whole(file, "--json"))
-        records, sessions = dict(found["records"]), list(found["sessions"])
+        before = parse_json(read_whole(file, "--json"))
+        records, sessions = dict(before["records"]), list(before["sessions"])
         for record in records.values():
             lengths = {len(record[name]) for name in (*kind.figures(), "sessions")}
             if len(lengths) > 1:
@@ -191,10 +191,10 @@ def _read_records(
             f"{str(file)!r}; choose another name"
         ) from None
     for name in kind.same:
-        if found.get(name) != report[name]:
+        if before.get(name) != report[name]:
             raise OptionError(
                 f"--json: expected a report with the same {name} ({show(report[name])}) to go "
-                f"on from, received {show(found.get(name))} in {str(file)!r}; choose another name"
+                f"on from, received {show(before.get(name))} in {str(file)!r}; choose another name"
             )
     return records, sessions
 

@@ -75,8 +75,8 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
     zeros = torch.zeros(n_pools, dtype=torch.float64)
     observed = zeros.index_add(0, pool, counts.double())
     expected = zeros.index_add(0, pool, expected)
-    found = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
-    statistic = max(0.0, float(found.statistic))
+    test = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
+    statistic = max(0.0, float(test.statistic))
     correction = williams_correction(expected / n, n)
     return _finish(statistic, n_pools - 1, n, distance, floor, correction)
 
@@ -94,12 +94,12 @@ def compare_counts(first: Tensor, second: Tensor) -> GTest:
     degrees = table.shape[1] - 1
     if not degrees:
         return _finish(0.0, 0, int(n), distance, floor, 1.0)
-    found = import_stats().chi2_contingency(
+    test = import_stats().chi2_contingency(
         table.numpy(), correction=False, lambda_="log-likelihood"
     )
     spread = (n * float((1 / rows).sum()) - 1) * (n * float((1 / columns).sum()) - 1)
     correction = 1 + spread / (6 * n * degrees)
-    return _finish(float(found.statistic), degrees, int(n), distance, floor, correction)
+    return _finish(float(test.statistic), degrees, int(n), distance, floor, correction)
 
 
 def _finish(

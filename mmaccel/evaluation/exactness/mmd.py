@@ -83,13 +83,17 @@ def permutation_test(
     drawn = np.tile(labels, (permutations + 1, 1))  # [P + 1, N + M]; the first stays as observed
     for own in members:
         drawn[1:, own] = rng.permuted(drawn[1:, own], axis=1)
-    found = _statistics(kernel, drawn)
-    p_value = float((found >= found[0] - 1e-12 * abs(found[0])).mean())
+    drawn_statistics = _statistics(kernel, drawn)
+    p_value = float(
+        (drawn_statistics >= drawn_statistics[0] - 1e-12 * abs(drawn_statistics[0])).mean()
+    )
     # of all labellings one is as extreme as any, or two where all labels may be swapped
     extreme = 1 + all(n == 2 * n_first for n, n_first in sizes)
     least = min(1.0, extreme / math.prod(math.comb(*size) for size in sizes))
     least = max(1 / (permutations + 1), least)
-    return PermutationTest(float(found[0]), p_value, len(one), len(other), permutations, least)
+    return PermutationTest(
+        float(drawn_statistics[0]), p_value, len(one), len(other), permutations, least
+    )
 
 
 def gaussian_kernel(items: Array) -> Array:
@@ -121,8 +125,10 @@ def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
     within = (sums * one).sum(1)
     across = (sums * (1 - one)).sum(1)
     rest = kernel.sum() - within - 2 * across
-    found: Array = (within - n) / (n * (n - 1)) + (rest - m) / (m * (m - 1)) - 2 * across / (n * m)
-    return found
+    squared: Array = (
+        (within - n) / (n * (n - 1)) + (rest - m) / (m * (m - 1)) - 2 * across / (n * m)
+    )
+    return squared
 
 
 @dataclass(frozen=True)

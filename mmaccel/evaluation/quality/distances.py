@@ -116,8 +116,8 @@ def frechet_floor(one: Array, other: Array, splits: int = 5, seed: int = 0) -> f
     pool = np.concatenate([one, other])
     rng = np.random.default_rng(seed)
     mixed = [pool[rng.permutation(len(pool))] for _ in range(splits)]
-    found = [frechet_distance(each[: len(one)], each[len(one) :]) for each in mixed]
-    return float(np.mean(found))
+    distances = [frechet_distance(each[: len(one)], each[len(one) :]) for each in mixed]
+    return float(np.mean(distances))
 
 
 def measure_kid(
@@ -126,11 +126,11 @@ def measure_kid(
     """`value` over all pairs; `mean` and `std` (the number of subsets in its denominator) over
     random `subsets` of `subset_size` items, cut to the smaller set."""
     size, rng = min(subset_size, len(one), len(other)), np.random.default_rng(seed)
-    found = []
+    values = []
     for _ in range(subsets):
         parts = (side[rng.choice(len(side), size, replace=False)] for side in (one, other))
-        found.append(squared_mmd(*parts))
-    drawn = {"mean": float(np.mean(found)), "std": float(np.std(found))}
+        values.append(squared_mmd(*parts))
+    drawn = {"mean": float(np.mean(values)), "std": float(np.std(values))}
     value = squared_mmd(one, other)
     return {"value": value, **drawn, "subsets": subsets, "subset_size": size}
 

@@ -39,13 +39,13 @@ def load_callable(
     """A function of the user's, which raises OptionError where it raises anything. `items` is what
     its first argument has, in messages.
     """
-    found = import_named(name, option, wanted)
-    if not callable(found):
+    function = import_named(name, option, wanted)
+    if not callable(function):
         raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")
 
     def call(*args: Any) -> Any:
         try:
-            return found(*args)
+            return function(*args)
         except (Exception, SystemExit) as error:
             raise OptionError(
                 f"{option}: expected {show(name)} to return for {len(args[0])} {items}, received "
@@ -60,6 +60,6 @@ def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
     """Features `[N, D]` float64 of all images, clips or windows of sound."""
     parts = []
     for batch in batches:
-        found = extract(*batch) if isinstance(batch, tuple) else extract(batch)
-        parts.append(check_features(torch.as_tensor(found).detach().cpu().double(), least=1))
+        features = extract(*batch) if isinstance(batch, tuple) else extract(batch)
+        parts.append(check_features(torch.as_tensor(features).detach().cpu().double(), least=1))
     return np.concatenate(parts)

@@ -68,8 +68,8 @@ def judge_items(kind: Kind, items: Sequence[Item], batch_size: int) -> list[Verd
         (pixels,) = kind.read([items[i] for i in part], len(part))
         if pixels.shape[-2:] != (64, 64):
             return verdicts
-        found = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
-        for i, verdict in zip(part, found, strict=True):
+        judged = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
+        for i, verdict in zip(part, judged, strict=True):
             verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
     return verdicts
 

@@ -38,7 +38,7 @@ class KVzip(HeadwiseMethod):
     Cost: a prefill of two to three times, and room for one piece.
     Loses: where the end of the prompt is the question: `SnapKV` feeds nothing twice. Prompts with
     images run without it.
-    Figures: SmolLM2-135M, documents: all of 67 right at a half and a quarter, 53 of 60 at a tenth.
+    Figures: SmolLM2-135M: all of 67 right at 1/2 and 1/4, 53 of 60 at 1/10.
     """
 
     every: None = within(None, hint="what is generated is not repeated; take KVzap", kw_only=True)

@@ -36,7 +36,7 @@ class QuantizedCache(CacheQuantizer):
     64), 8 bits 32 and 56 %.
     Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Windows
     wider than `group` or `residual`, trees and `attention=` are refused.
-    Figures: SmolLM2-135M, documents: 8 bits lose nothing that was seen, 4 bits 5 %.
+    Figures: SmolLM2-135M: 8 bits lose nothing that was seen, 4 bits 5 %.
     """
 
     group: int = within(64, 1, 4096, "two codes share a byte", multiple_of=2)

@@ -36,7 +36,7 @@ class StreamingLLM(CacheMethod):
 
     Loses: the middle of the prompt, whatever is asked; without `rerotate` positions go on, so that
     a model must know texts of that length.
-    Figures: SmolLM2-135M, documents: the last entries alone have 54 % right at a half.
+    Figures: SmolLM2-135M: the last entries alone have 54 % right at 1/2.
     """
 
     budget: int = budget_above("sinks")

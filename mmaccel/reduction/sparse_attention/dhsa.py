@@ -25,7 +25,7 @@ class DHSA(BlockScorer):
 
     Loses: one key among others that point elsewhere; else as `Quest`, whose summaries are twice as
     large.
-    Figures: SmolLM2-135M, documents: 92 and 75 % right at a quarter and a tenth.
+    Figures: SmolLM2-135M: 92, 75 % right at 1/4, 1/10.
     """
 
     summary = "sums"

@@ -26,7 +26,7 @@ class LongHeads(BlockScorer):
     """Reads, for each head, the blocks whose representative key matches a query best.
 
     Loses: one key among others that point elsewhere; texts longer than the model's.
-    Figures: SmolLM2-135M, documents: 66 % right at a quarter.
+    Figures: SmolLM2-135M: 66 % right at 1/4.
     """
 
     summary = "given"

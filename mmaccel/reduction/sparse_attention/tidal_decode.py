@@ -41,8 +41,7 @@ class TidalDecode(AttentionMethod):
 
     Loses: in models of few layers, and with another layer than the model's: try some with `mmaccel
     evaluate cache`. Refused beside eviction.
-    Figures: SmolLM2-135M, documents: 40 % right at a quarter; `reselect=18` has 98, 90 and 79 at a
-    half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 40 % right at 1/4; `reselect=18` has 98, 90 and 79 at 1/2, 1/4, 1/10.
     """
 
     reselect: int = within(13, "first_layer", hint=_HINT, above_low=True)

@@ -41,7 +41,7 @@ class TopP(AttentionMethod):
 
     Loses: where attention is spread evenly, and in wide windows, which read a union; the share is
     of an estimate.
-    Figures: SmolLM2-135M, documents: 93 % right with half of the blocks.
+    Figures: SmolLM2-135M: 93 % right with half of the blocks.
     """
 
     budget: float = 1.0

@@ -97,9 +97,7 @@ def clip_angles(
 
 
 class ClipRotary(nn.Module):
-    """Replaces the rotary embedding of a transformers model, by `clip_angles`; a position is a
-    token's index.
-    """
+    """Replaces the rotary embedding of a transformers model; a position is a token's index."""
 
     cos: Tensor
     sin: Tensor
