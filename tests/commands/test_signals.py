@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -83,27 +81,3 @@ def test_under_nohup_a_closed_terminal_stops_nothing(forker: Forker, command: Co
     before += SEND.format(during=[HUP], after=[])
     child = forker.start(*command.arguments(CAPTIONS[0], "--count", 4), before=before)
     assert child.wait() == 0 and len(command.files) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_job", [False, True])
-def test_ctrl_c_twice_at_any_moment(forker: Forker, command: Command, is_job: bool) -> None:
-    draw, made = random.Random(is_job), 0
-    out = command.out
-    for k in range(3):
-        command.out = out / str(k)
-        given = command.prompts([{"prompt": CAPTIONS[0], "n": 400}]) if is_job else ("--count", 400)
-        child = forker.start(*command.arguments(*given))
-        end = time.monotonic() + 20
-        while len(list(command.out.glob("*.png"))) < 2 and time.monotonic() < end:
-            time.sleep(0.005)
-        time.sleep(draw.random() * 0.05)
-        child.send(INT)
-        time.sleep(draw.choice([0, 0.001, 0.01, 0.05]))
-        child.send(INT)
-        assert child.wait() == 130
-        err = child.printed()[1]
-        assert "Traceback" not in err and "Exception ignored" not in err
-        assert "mmaccel: " in err and err.count("mmaccel: stop") <= 2
-        made += len(command.files)
-    assert made >= 6
