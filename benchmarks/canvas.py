@@ -115,7 +115,6 @@ class Oracle(RunPolicy):
         return f"Oracle(block={self.block}, cache={self.cache!r})"
 
     def decode(self, run: CanvasRun) -> Generation:
-        """Fill the canvas of a run of this policy."""
         wanted = self.wanted.to(run.canvas.tokens.device)
         with run.interruptible():
             while run.sync():
@@ -135,11 +134,9 @@ class AnswerWords:
     columns: int = 0
     frame: int = 0
 
-    def forced(self, slots: Tensor) -> None:
-        """See `mmaccel.contracts.Layout.forced`."""
+    def forced(self, slots: Tensor) -> None: ...
 
     def allowed(self, slots: Tensor) -> Tensor:
-        """See `mmaccel.contracts.Layout.allowed`: `[V]`, the same for all slots."""
         ids = torch.arange(self.n_ids, device=slots.device)
         return (ids != grammar.PAD) & (ids != grammar.BOS) & (ids != grammar.ASK)
 
@@ -258,7 +255,6 @@ def measure_images(
 def _measure(
     model: str, policies: Mapping[str, Any], decode: Callable[[Any], Made]
 ) -> Iterator[tuple[Any, Tensor, Row]]:
-    """Policies, their tokens and figures, means over rows."""
     plain: dict[tuple[str, int | None], tuple[Tensor, float]] = {}
     for label, policy in policies.items():
         tokens, stats, positions = decode(policy)
@@ -347,7 +343,6 @@ def measure_model(given: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure, print each row, and write the file after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

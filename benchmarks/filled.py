@@ -23,14 +23,8 @@ def fill(
     room: int,
     runner: StepRunner | None = None,
 ) -> CausalLMWindow:
-    """Let a window hold prompts of random entries, of which methods have done what they do.
-
-    Args:
-        window: of a model that is a Llama in all that counts.
-        methods: of its layers; what evicts looks at the last queries alone.
-        rows, positions: R prompts, and entries of each.
-        room: positions that passes may have behind them.
-        runner: of the passes to come.
+    """Let a window of a Llama hold prompts of random entries, of which methods have done what they
+    do; what evicts looks at the last queries alone. Passes may have `room` positions behind them.
     """
     window.setup.runner = runner
     window.use_methods(methods)

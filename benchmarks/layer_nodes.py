@@ -110,7 +110,6 @@ def read_bytes(name: str, weights: float, cache: float) -> float | None:
 
 
 def main() -> None:
-    """Counts, and prints a line for each method."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     weights, cache = 15.0, 8 * 32_768 * 2 * 32 * 8 * 128 * 2 / 1e9  # GB, of an 8B, 8 rows
     for name, methods in WAYS.items():

@@ -43,7 +43,6 @@ def make_model(given: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--positions", type=int, default=32768)
     parser.add_argument("--layers", type=int, default=16)

@@ -155,7 +155,6 @@ def list_policies(given: argparse.Namespace) -> list[Any]:
 
 
 def main() -> None:
-    """Measure, print a line for each policy, and write JSON where asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -99,7 +99,6 @@ def describe(tokens: Tensor | list[Tensor], stats: Any = None, **others: Any) ->
 
 
 def decode(policy: Any, model: Any, prompt: Any, length: int, options: Options) -> Row:
-    """A run over a prompt of tokens."""
     noise = mmaccel.Noise.from_seed(SEEDS[: prompt.batch], prompt.batch)
     sampling = mmaccel.SamplingParams(**options)
     policy = read_policy(policy)
@@ -141,7 +140,6 @@ def attached(target: Any, policy: Any, call: Callable[[], Any], **options: Any) 
 
 
 def pixels_of(image: Any) -> Tensor:
-    """An image of Pillow as `[height, width, channels]`."""
     import numpy
 
     return torch.from_numpy(numpy.asarray(image.convert("RGB")).copy())
@@ -259,13 +257,7 @@ CONDITIONS = conditions()
 
 
 def cross(policies: Policies, make: Callable[[Any, int, Options], Row], of_others: int = 2) -> Runs:
-    """A policy's first setting under all conditions, its other ones under `of_others` of them.
-
-    Args:
-        policies: labels begin with the short name.
-        make: makes a run of a policy, a batch size and sampling options.
-        of_others: conditions of a further setting.
-    """
+    """A policy's first setting under all conditions, its other ones under `of_others` of them."""
     seen: set[str] = set()
     for k, (label, policy) in enumerate(policies.items()):
         short_name = label.partition(",")[0]
@@ -406,7 +398,6 @@ def grammar_masked() -> Runs:
 
 
 def _folder() -> Path:
-    """For checkpoints, of this process alone."""
     folder = Path(os.environ["REFERENCE_RUNS_FOLDER"]) / str(os.getpid())
     folder.mkdir(parents=True, exist_ok=True)
     return folder

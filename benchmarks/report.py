@@ -7,7 +7,6 @@ shows, a sentence above, and columns with the format of a row's cell.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -18,14 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from benchmarks.method_pages import (
-    PAGES,
-    classes,
-    find_class,
-    guarantee,
-    link,
-    method_sections,
-)
+from benchmarks.method_pages import PAGES, link, method_sections
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import METHODS, load
 from mmaccel.errors import MMAccelError, OptionError
@@ -33,7 +25,7 @@ from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import grid
 from mmaccel.pipelines.hosts.runner.engine import GRAPHS, SHARING, Engine, chunks_of
 from mmaccel.pipelines.hosts.runner.fused_layers import LAYERS
-from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.prefix_tree import PREFIX_TREE
 from scripts.size import make_table, read_budget
 
@@ -127,9 +119,9 @@ def read_reports(folder: Path) -> dict[str, Report]:
     return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items()}
 
 
-def or_dash(cell: str, field: str, dash: str = "-") -> Cell:
+def or_dash(cell: str, field: str) -> Cell:
     """A cell where the field has a value."""
-    return lambda row: dash if row.get(field) is None else cell.format_map(row)
+    return lambda row: "–" if row.get(field) is None else cell.format_map(row)
 
 
 def code(field: str) -> Callable[[Row], str]:
@@ -257,53 +249,6 @@ def baseline_tables(reports: Reports) -> Iterator[Block]:
         yield fill_block(says.format_map(report), _BASELINES, rows)
 
 
-_BATCH_1, _BATCH_8 = "scenes-cpu-batch1", "scenes-cpu-batch8"
-_MASKED, _GRAMMAR = "scenes-masked-cpu-canvas-exact", "grammar-masked-cpu-canvas"
-_CHOSEN = (  # report, heading, policy and window, or the plain canvas policy and another
-    (_BATCH_1, "images token by token, batch 1", "jacobi", 32, "float32"),
-    (_BATCH_1, "", "mc-sjd", 32, "float32"),
-    (_BATCH_1, "", "gsd", 32, "float32"),
-    (_BATCH_8, "the same, batch 8", "jacobi", 8, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "float32"),
-    (_BATCH_8, "", "jacobi", 32, "bfloat16"),
-    (_MASKED, "masked images", "stepwise halton", "lossless-unmask halton", ""),
-    (_GRAMMAR, "masked text", "stepwise", "lossless-unmask", ""),
-    (_GRAMMAR, "", "stepwise", "entropy-bounded 0.5", ""),
-)
-
-
-def choosing_table(reports: Reports) -> Iterator[Block]:
-    """A row for each kind of model and policy, at guidance 2 where there is guidance.
-
-    Seconds of canvas runs are left out: they were not taken in turn with those of the plain loop.
-    """
-    lines = []
-    for name, heading, first, second, dtype in _CHOSEN:
-        report = reports.get(name, {})
-        if dtype:
-            rows = [row for row in report.get("rows", ()) if row["guidance"] == 2]
-            plain = [row for row in rows if row["policy"] == "autoregressive"]
-            own = [
-                row
-                for row in rows
-                if (row["policy"], row["window"], row["dtype"]) == (first, second, dtype)
-            ]
-            words = "" if dtype == EXACT_DTYPE else f", {dtype}"
-            label = f"`{first}`, window {second}{words}"
-        else:
-            rows = report.get("canvas", ())
-            plain, own = ([row for row in rows if row["policy"] == p] for p in (first, second))
-            label = f"`{second}`"
-        for row in own:
-            passes = f"{plain[0]['passes']:.{0 if dtype else 1}f}"
-            exactness = exactness_in(row["exactness"], dtype or EXACT_DTYPE)
-            gain = f"{row['speed_up']:.2f}×" if dtype else "–"
-            lines.append((heading, label, exactness, passes, f"{row['passes']:.1f}", gain))
-    heads = ("generated", "policy", "exactness", "passes without", "passes with", "in seconds")
-    if lines:
-        yield Block("", heads, lines)
-
-
 # --- canvases, visual tokens, caches --------------------------------------------------------------
 
 _CANVAS: Columns = {
@@ -313,7 +258,7 @@ _CANVAS: Columns = {
     "tokens a pass": "{tokens_per_pass:.2f}",
     "positions": "{positions:.0f}",
     "nats": "{nats:.3f}",
-    "same tokens": or_dash("{same} of {rows}", "same", ""),
+    "same tokens": or_dash("{same} of {rows}", "same"),
 }
 
 
@@ -420,51 +365,23 @@ def _describe_drafts(report: Report) -> str:
 
 
 def text_draft_tables(reports: Reports) -> Iterator[Block]:
-    """How many times as fast as `generate` drafts of text are: a row for each kind of prompt and
-    temperature, a column for each way to decode.
+    """How many times as fast as `generate` drafts of text are: a row for each way to decode, a
+    column for each temperature, or kind of prompt and temperature.
     """
     for report in (r for r in reports.values() if "text_drafts" in r):
-        rows = report["text_drafts"]
-        ways = list(dict.fromkeys(row["way"] for row in rows))
-        if "kind" not in rows[0]:
-            yield _turned(report, ways)
-            continue
-        by_prompt: dict[tuple[str, float], dict[str, Row]] = {}
-        for row in rows:
-            by_prompt.setdefault((row["kind"], row["temperature"]), {})[row["way"]] = row
-        lines = []
-        for (kind, temperature), by_way in by_prompt.items():
-            first, *others = by_way.values()
-            cells = [f"{first['ms_a_token']:.1f}"]
-            for row in others:
-                passes = row.get("tokens_a_pass")
-                cells.append(
-                    f"{row['times']:.2f}×" + (f" ({passes:.2f})" if passes is not None else "")
-                )
-            lines.append((kind, f"{temperature:g}", *cells))
-        heads = ("prompts", "temperature", "`generate`, ms a token", *map(_as_code, ways[1:]))
-        yield Block(_describe_drafts(report), heads, lines)
+        by_way: dict[str, dict[str, Row]] = {}
+        for row in report["text_drafts"]:
+            prompts = f"{row.get('kind', 'temperature')} {row['temperature']:g}"
+            by_way.setdefault(code("way")(row), {})[prompts] = row
+        first, *others = by_way.items()
+        lines = [(first[0], *(f"{row['ms_a_token']:.1f} ms" for row in first[1].values()))]
+        lines += [(way, *map(_gain, rows.values())) for way, rows in others]
+        yield Block(_describe_drafts(report), ("decoding", *first[1]), lines)
 
 
-def _as_code(way: str) -> str:
-    return code("way")({"way": way})
-
-
-def _turned(report: Report, ways: Sequence[str]) -> Block:
-    """A row for each way to decode, a column for each temperature."""
-    runs = {(row["way"], row["temperature"]): row for row in report["text_drafts"]}
-    temperatures = sorted({temperature for _, temperature in runs})
-    lines = []
-    for way in ways:
-        cells = []
-        for temperature in temperatures:
-            row = runs[way, temperature]
-            passes = row.get("tokens_a_pass")
-            times = f"{row['times']:.2f}×"
-            cells.append(times if passes is None else f"{times} ({passes:.2f})")
-        lines.append((_as_code(way), *cells))
-    heads = ("decoding", *(f"temperature {temperature:g}" for temperature in temperatures))
-    return Block(_describe_drafts(report), heads, lines)
+def _gain(row: Row) -> str:
+    passes = row.get("tokens_a_pass") or 1
+    return f"{row['times']:.2f}×" + (f" ({passes:.2f})" if passes > 1 else "")
 
 
 def text_tree_tables(reports: Reports) -> Iterator[Block]:
@@ -664,19 +581,12 @@ def _forward(row: Row) -> str:
     return row["forward"] + (f", attention its {how}" if how.startswith("own") else how)
 
 
-def _flex(row: Row) -> str:
-    reason = row["flex_reason"].replace("|", "/")
-    return f"none: {reason[:60]}" if row["flex_ms"] is None else f"{row['flex_ms']:.3f}"
-
-
 _LIBRARY = {
     "library": "transformers alone",
     "library-static": "transformers, static cache, compiled pass",
 }
 _TIMES: Columns = {
-    "first call, s an image": "{first_seconds:.4f}",
     "s an image": "{seconds:.4f}",
-    "images/s": "{images_per_s:.2f}",
     "speed-up": "{speed_up:.2f}×",
 }
 _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
@@ -692,7 +602,7 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "model": "{model}",
         "forward": "{route}",
         "attention": _attention,
-        "nodes": or_dash("{nodes}", "nodes", "–"),
+        "nodes": or_dash("{nodes}", "nodes"),
         "context": "{context}",
         "floor ms": "{floor_ms:.2f}",
         "one token ms": "{step_ms:.2f}",
@@ -702,18 +612,8 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
         "ratios": _ratios,
         "`generate` ms": "{generate_ms:.2f}",
         "its ratio": "{generate_ratio:.2f}×",
-        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms", "–"),
-        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms", "–"),
-    },
-    "attention": {
-        "model": "{model}",
-        "window": "{width}",
-        "keys": "{room}",
-        "ours ms": "{ours_ms:.3f}",
-        "of a copy": share("share_of_copy"),
-        "SDPA ms": "{sdpa_ms:.3f}",
-        "FlexAttention ms": _flex,
-        "slower": lambda row: "yes" if row["loses"] else "",
+        "compiled ms": or_dash("{compiled_ms:.2f}", "compiled_ms"),
+        "ratio of compiled": or_dash("{compiled_ratio:.2f}×", "compiled_ms"),
     },
     "scenes": {
         "batch": "{batch}",
@@ -736,29 +636,6 @@ _GPU: dict[str, Columns] = {  # rows of the parts of a report -> columns
 
 # --- the catalog ----------------------------------------------------------------------------------
 
-_SLOTS = {
-    "window": "window policies, for models decoded token after token",
-    "canvas": "canvas policies, for masked and diffusion models",
-    "drafts": "where drafts come from: `Jacobi(drafts=…)`",
-    "tree": "branches beside the drafts: `Jacobi(tree=…)`",
-    "siblings": "which of several drafts of a slot is accepted: `Speculative(siblings=…)`",
-    "visual_tokens": "which visual tokens stay: `visual_tokens=`",
-    "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
-    "attention": "which cached keys a pass attends to: `attention=`",
-}
-
-
-def methods_table(_: Reports) -> Iterator[Block]:
-    """The methods of each slot by their guarantee."""
-    rows = []
-    for slot, title in _SLOTS.items():
-        by_guarantee: dict[str, list[str]] = {}
-        for public in classes(slot):
-            word = guarantee(find_class(slot, public)) or "the policy's"
-            by_guarantee.setdefault(word, []).append(link(slot, public, "docs/"))
-        rows += [(title, word, ", ".join(links)) for word, links in by_guarantee.items()]
-    yield Block("", ("slot", "guarantee", "methods"), rows)
-
 
 def layer_support_table(reports: Reports) -> Iterator[Block]:
     """Methods of caches and attention with the same cells share a row."""
@@ -774,7 +651,7 @@ def layer_support_table(reports: Reports) -> Iterator[Block]:
 
 def run_options_table(_: Reports) -> Iterator[Block]:
     """The options of how passes run, from the docstring of `Engine`."""
-    text = inspect.cleandoc(Engine.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    text = inspect.cleandoc(Engine.__doc__ or "").partition("\n\nAttributes:")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
     yield Block("", ("option", "what"), [(f"`{n}`", " ".join(t.split())) for n, t in entries])
 
@@ -785,15 +662,12 @@ def fused_layers_list(_: Reports) -> Iterator[Block]:
     yield Block(", ".join(f"`{family}`" for family in families))
 
 
-def kernels_table(_: Reports) -> Iterator[Block]:
-    """What each kernel computes, from the first line of its specification."""
+def kernels_list(_: Reports) -> Iterator[Block]:
+    """The operations that have a kernel in Triton."""
     kernels = DOCS.parent / "kernels"
-    lines = []
-    for file in sorted(kernels.glob("*.py")):
-        if any(kernels.glob(f"{file.stem}*_triton.py")) and not file.stem.endswith("_triton"):
-            what = (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
-            lines.append((f"`{file.stem}`", what))
-    yield Block("", ("kernel", "what it computes"), lines)
+    names = {file.stem for file in kernels.glob("*.py")}
+    found = [name for name in sorted(names) if any(kernels.glob(f"{name}*_triton.py"))]
+    yield Block(", ".join(f"`{name}`" for name in found if not name.endswith("_triton")))
 
 
 _SECTIONS = {  # of docs/compatibility.md: title, and columns beside name, batch and classes
@@ -905,7 +779,6 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "first-screen": FIRST_SCREEN,
     "baselines": baseline_tables,
     "canvas": canvas_tables,
-    "choosing": choosing_table,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,
@@ -917,11 +790,10 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "gpu-figures": figure_table,
     "gpu-kernels": partial(gpu_tables, key="timings"),
     **{f"gpu-{key}": partial(gpu_tables, key=key) for key in list(_GPU)[1:]},
-    "methods": methods_table,
     **{f"{slot.replace('_', '-')}-methods": partial(sections, slot) for slot in PAGES},
     "run-options": run_options_table,
     "fused-layers": fused_layers_list,
-    "kernels": kernels_table,
+    "kernels": kernels_list,
     "layer-support": layer_support_table,
     "compatibility": compatibility_tables,
     "sizes": lambda _: iter([Block(make_table(read_budget()))]),

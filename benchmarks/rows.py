@@ -40,7 +40,6 @@ def write_measured(file: Path | None, **facts: Any) -> None:
 
 
 def write_report(file: Path, report: Report) -> None:
-    """Write a report whole or not at all."""
     lines = []
     for key, value in report.items():
         text = json.dumps(value, ensure_ascii=False)

@@ -41,7 +41,6 @@ def serving(model: str, rows: int, threads: int) -> Iterator[int]:
 
 
 def ask(port: int, caption: str, seed: int) -> str:
-    """The image of a caption, in base64."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     headers = {"content-type": "application/json"}
     body = json.dumps({"prompt": caption, "seed": seed})
@@ -59,7 +58,6 @@ def ask_all(port: int, captions: Sequence[str], clients: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures and writes the report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

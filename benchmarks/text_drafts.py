@@ -35,13 +35,7 @@ Way = Callable[[list[int]], dict[str, Any]]  # prompt -> tokens, and passes of a
 
 
 class Texts:
-    """Continues prompts by a model.
-
-    Args:
-        model, tokenizer: of transformers.
-        n_tokens: new ones of each.
-        temperature: 0 is greedy.
-    """
+    """Continues prompts by a model."""
 
     def __init__(self, model: Any, tokenizer: Any, n_tokens: int, temperature: float) -> None:
         self.model = model
@@ -151,7 +145,6 @@ def count_trees(
 
 
 def open_prompts(given: argparse.Namespace) -> tuple[Any, Any, dict[str, list[list[int]]]]:
-    """A model, its tokenizer, and the ids of prompts by their kind."""
     if given.model is None:
         model, tokenizer = open_stdlib()
         return model, tokenizer, {"": make_prompts(tokenizer, given.count, given.prompt)}
@@ -167,7 +160,6 @@ def open_prompts(given: argparse.Namespace) -> tuple[Any, Any, dict[str, list[li
 
 
 def main() -> None:
-    """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="a folder; by default stdlib")
     parser.add_argument(

@@ -27,7 +27,7 @@ def accept_prefix(
     most = int(limit)
     n_accepted = [1 + (row + [False]).index(False) for row in kept.tolist()]
     written = state.tokens.numpy()
-    found = new.numpy()
+    new_tokens = new.numpy()
     peaks = peak.detach().numpy()
     n_generated = state.n_generated.numpy()
     filled = state.filled.numpy()
@@ -41,10 +41,10 @@ def accept_prefix(
         if ended[row]:
             written[row, first : first + width] = gained[row] = 0
             continue
-        written[row, first : first + width] = found[row]
+        written[row, first : first + width] = new_tokens[row]
         n_new = min(n_new, most - int(n_generated[row]))
         scores = peaks[row, :n_new].tolist()
-        for k, token in enumerate(found[row, :n_new].tolist()):
+        for k, token in enumerate(new_tokens[row, :n_new].tolist()):
             if not isfinite(scores[k]):
                 is_bad[row] = True
                 n_new = k
@@ -71,7 +71,7 @@ def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None
         passes[row] += 1
         if variation is not None:
             spent[row] += variation[row, :n].numpy().sum(dtype="float64")
-    made = state.n_generated.tolist()
-    left = [0 if end else most - n for n, end in zip(made, state.ended.tolist())]
-    bad = any(n > 0 and is_one for n, is_one in zip(left, state.is_bad.tolist()))
-    state.summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
+    n_generated = state.n_generated.tolist()
+    missing = [0 if end else most - n for n, end in zip(n_generated, state.ended.tolist())]
+    bad = any(n > 0 and is_one for n, is_one in zip(missing, state.is_bad.tolist()))
+    state.summary.numpy()[:] = max(missing), sum(n > 0 for n in missing), sum(n_generated), bad

@@ -58,9 +58,9 @@ def coarse_rounds(
         slots.noise.flatten(0, 1)[new].numpy(),
     )
     tokens = work.flatten().numpy().copy()
-    made = Rounds(weights).run(tokens, listed, scale, n_corrected, rounds)
+    drafted = Rounds(weights).run(tokens, listed, scale, n_corrected, rounds)
     work.copy_(torch.from_numpy(tokens).view_as(work))
-    read = torch.from_numpy(made.read.take(neighbours.numpy())).view_as(slots.neighbours)
+    read = torch.from_numpy(drafted.read.take(neighbours.numpy())).view_as(slots.neighbours)
     return Redrafted(work.gather(1, slots.columns), read)
 
 
@@ -174,34 +174,34 @@ class Rounds:
             split = int(changed.searchsorted(n_old))
             old = changed[:split]
             new = changed[split:] - n_old
-            found = before.take(changed)
+            drafts = before.take(changed)
             if split:
                 # seen slots: the best of the candidates, unless all is as the pass saw it
                 change = hidden[:split] - slots.hidden_seen.take(old, 0)
                 ids = slots.ids.take(old, 0)
-                own = np.matmul(self.head.take(ids, 0), change[:, :, None])[:, :, 0]  # [., M]
+                scores = np.matmul(self.head.take(ids, 0), change[:, :, None])[:, :, 0]  # [., M]
                 if scale != 1:
-                    own *= np.float32(scale)
-                own[:, n_corrected:] = 0
-                moved[old] = own
-                own += slots.values.take(old, 0)
-                best = own.argmax(1)
+                    scores *= np.float32(scale)
+                scores[:, n_corrected:] = 0
+                moved[old] = scores
+                scores += slots.values.take(old, 0)
+                best = scores.argmax(1)
                 is_same = (now.take(old, 0) == slots.seen.take(old, 0)).all(1)
                 is_kept[old] = is_same
                 corrected = ids[np.arange(split), best]
-                found[:split] = np.where(is_same, found[:split], corrected)
+                drafts[:split] = np.where(is_same, drafts[:split], corrected)
             if len(new):
                 # new slots: the best of all tokens
-                own = F.linear(
+                scores = F.linear(
                     torch.from_numpy(hidden[split:]), self.weights.head, self.weights.head_bias
                 ).numpy()
                 if scale != 1:
-                    own *= np.float32(scale)
-                own += slots.shares.take(new, 0)
-                fresh[new] = own
-                own += slots.noise.take(new, 0)
-                found[split:] = own.argmax(1)
-            work[slots.columns.take(changed)] = found
+                    scores *= np.float32(scale)
+                scores += slots.shares.take(new, 0)
+                fresh[new] = scores
+                scores += slots.noise.take(new, 0)
+                drafts[split:] = scores.argmax(1)
+            work[slots.columns.take(changed)] = drafts
         return MadeRounds(tokens_read, is_kept, moved, fresh)
 
     def redraft(
@@ -226,8 +226,8 @@ class Rounds:
 
         # the windows' arrays as those of the list; behind the old slots of all rows come the new
         def gather(of_row: Callable[[RowWindow, np.ndarray], np.ndarray], parts: list[Any]) -> Any:
-            found = [of_row(window, part) for window, part in zip(windows, parts)]
-            return found[0] if len(found) == 1 else np.concatenate(found)
+            arrays = [of_row(window, part) for window, part in zip(windows, parts)]
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
         seen = gather(lambda w, k: w.kept.seen.take(k + w.moved, 0), old)
         stale = gather(lambda w, k: w.kept.scores.take(k + w.moved, 0), old)  # [o, V]
@@ -260,16 +260,16 @@ class Rounds:
             gather(lambda w, k: w.noise.take(k, 0), new),
         )
         work = np.concatenate([window.work for window in windows])
-        made = self.run(work, slots, scale, n_corrected, rounds)
+        result = self.run(work, slots, scale, n_corrected, rounds)
         for window, start in zip(windows, starts.tolist()):
             window.work[:] = work[start : start + len(window.work)]
 
-        drafted = (~made.is_kept).nonzero()[0]
+        drafted = (~result.is_kept).nonzero()[0]
         scores = np.empty((0, 0), np.float32)
         if records:
             places = ids[:, :n_corrected] + at_rows
-            np.put(stale, places, stale.take(places) + made.moved[:, :n_corrected])
-            scores = np.concatenate([stale, made.fresh]).take(drafted, 0)
+            np.put(stale, places, stale.take(places) + result.moved[:, :n_corrected])
+            scores = np.concatenate([stale, result.fresh]).take(drafted, 0)
         return RowDrafts(rows.take(drafted), at.take(drafted), scores)
 
     def _find_base(
@@ -285,15 +285,15 @@ class Rounds:
                 first = min(begin + window.moved, window.width - 1)
                 states = window.kept.states[first : window.width]
                 known = known + (states @ self.slots.state).numpy()
-            for k, found in zip(of_window, parts):
+            for k, bases in zip(of_window, parts):
                 if self.slots is None:
-                    found.append(np.broadcast_to(known, (len(k), len(known))))
+                    bases.append(np.broadcast_to(known, (len(k), len(known))))
                     continue
                 base = known.take(k - begin, 0, mode="clip")
                 base += self.slots.slots.numpy().take(k + window.slot, 0, mode="clip")
                 back = k - (_count_seen(window) - 1)  # below 1 where the state is the slot's own
                 base += self.slots.distances.numpy().take(back, 0, mode="clip")
-                found.append(base)
+                bases.append(base)
         return np.concatenate([*parts[0], *parts[1]])
 
     def _share(self, window: RowWindow, new: np.ndarray, scale: float) -> np.ndarray:

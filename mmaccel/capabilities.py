@@ -232,7 +232,7 @@ def slot_of(part: Any) -> str:
 
 def refuse(reasons: Iterable[Reason]) -> None:
     """Raise an error with all reasons: UnsupportedModelError where only another model would do."""
-    found = list(reasons)
-    if found:
-        kind = UnsupportedModelError if all(each.is_of_model for each in found) else OptionError
-        raise kind("; also ".join(map(str, found)))
+    listed = list(reasons)
+    if listed:
+        kind = UnsupportedModelError if all(each.is_of_model for each in listed) else OptionError
+        raise kind("; also ".join(map(str, listed)))

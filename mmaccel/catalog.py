@@ -35,12 +35,10 @@ class Entry:
 
     @property
     def module(self) -> str:
-        """Module of the class."""
         return self.target.partition(":")[0]
 
     @property
     def class_name(self) -> str:
-        """Name of the class."""
         return self.target.partition(":")[2]
 
 
@@ -390,7 +388,6 @@ TEXT_MODELS = {
 
 
 def policy_names(kind: str = "window") -> list[str]:
-    """Short names of all policies of a kind, in the catalog's order."""
     return list(METHODS[kind])
 
 
@@ -410,13 +407,12 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
 
 
 def _own_policy(name: str) -> Entry | None:
-    """The entry of somebody else's policy; None for a name that is not one."""
     target = find_own("window", name)
     if target is None:
         return None
-    found = load(target)
-    summary = (found.__doc__ or "").strip().partition("\n")[0]
-    return Entry(target, summary, slot=getattr(found, "kind", "window"))
+    policy = load(target)
+    summary = (policy.__doc__ or "").strip().partition("\n")[0]
+    return Entry(target, summary, slot=getattr(policy, "kind", "window"))
 
 
 def find_own(slot: str, name: str) -> str | None:
@@ -461,8 +457,8 @@ def _build(where: str, entry: Entry, options: Mapping[str, Any], what: str) -> A
     method = load(entry.target)
     _check_fields(where, method, entry.preset, options, what)
     kinds = field_types(method)
-    own = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
-    return method(**entry.preset, **own)
+    values = {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+    return method(**entry.preset, **values)
 
 
 def _read_field(name: str, given: Any, kind: Any) -> Any:
@@ -535,11 +531,11 @@ def read_named(
     be a `module:Name`, or out of a dictionary with a name.
     """
     if isinstance(given, str):
-        name, *own = (part.strip() for part in given.split(":"))
-        if own and "=" not in own[0] and name not in known:
-            name = f"{name}:{own.pop(0)}"
+        name, *fields_as_text = (part.strip() for part in given.split(":"))
+        if fields_as_text and "=" not in fields_as_text[0] and name not in known:
+            name = f"{name}:{fields_as_text.pop(0)}"
         kind = type(given)
-        return kind(name), parse_fields(slot, map(kind, own), f"{name}:name=value")
+        return kind(name), parse_fields(slot, map(kind, fields_as_text), f"{name}:name=value")
     options = {str(option): value for option, value in given.items()}
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -584,5 +580,5 @@ def find_family(model_type: str | None) -> str:
     Another package adds a family as an entry point of the group `mmaccel.families`, named like the
     `model_type` of its configuration; it takes precedence over ours.
     """
-    own = FAMILIES.get(model_type or "", _ANY_FAMILY)
-    return own if model_type is None else installed("families").get(model_type, own)
+    ours = FAMILIES.get(model_type or "", _ANY_FAMILY)
+    return ours if model_type is None else installed("families").get(model_type, ours)

@@ -29,9 +29,8 @@ _CONTRACTS = "see docs/extending.md"
 
 
 def show(value: Any) -> str:
-    """`repr(value)` for a message, on one line and shortened.
-
-    Python refuses to write integers of 4300 digits; arrays and tensors are named by their shape.
+    """`repr(value)` for a message, on one line and shortened; arrays and tensors by their shape.
+    Python refuses to write integers of 4300 digits.
     """
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
@@ -53,7 +52,6 @@ def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
 
 
 def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: str) -> None:
-    """Raise OptionError unless `value` is an integer in low..high."""
     check_value(name, value, int, Domain(low, high, hint))
 
 
@@ -72,7 +70,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def check_most(option: str, value: int, most: int, remedy: str) -> None:
-    """Raise OptionError above a limit."""
     if value > most:
         raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
 
@@ -91,7 +88,6 @@ def check_length(option: str, values: Sequence[Any], most: int = 2 * MANY) -> No
 def check_choice(
     name: str, value: Any, choices: Collection[Any], *, hint: str = "choose one of these"
 ) -> None:
-    """Raise OptionError unless `value` is one of `choices`, of the same type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
         raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
@@ -106,10 +102,8 @@ class Domain:
             "sinks + recent".
         hint: how to repair a call.
         above_low, below_high: the end itself is refused too.
-        choices: its values, where they are listed.
         words: texts that it takes beside numbers.
         multiple_of: what divides its integers, or the attribute that does.
-        odd: its integers are odd.
         fewest: of a tuple's values.
         ascends: a tuple's values do, and none is there twice.
     """
@@ -177,7 +171,6 @@ def within(
 
 
 def one_of(default: Any, choices: Collection[Any], hint: str = "choose one of these") -> Any:
-    """A field of listed texts."""
     return field(default=default, metadata={"domain": Domain(hint=hint, choices=choices)})
 
 
@@ -222,12 +215,12 @@ def field_types(cls: Any) -> dict[str, Any]:
 @cache
 def domains(cls: Any) -> dict[str, Domain]:
     """The domains of a dataclass' fields; a child that has another default keeps its parent's."""
-    found = {}
+    by_name = {}
     for base in reversed(cls.__mro__):
         for each in base.__dict__.get("__dataclass_fields__", {}).values():
             if "domain" in each.metadata:
-                found[each.name] = each.metadata["domain"]
-    return found
+                by_name[each.name] = each.metadata["domain"]
+    return by_name
 
 
 def members(kind: Any) -> list[Any]:
@@ -273,14 +266,14 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
             # ids, of which there may be a million
             check_value(name, min(value), int, domain)
             check_value(name, max(value), int, domain)
-            made = tuple(value)
+            converted = tuple(value)
         else:
-            made = tuple(check_value(name, each, inner, domain) for each in value)
-        if domain.ascends and list(made) != sorted(set(made)):
+            converted = tuple(check_value(name, each, inner, domain) for each in value)
+        if domain.ascends and list(converted) != sorted(set(converted)):
             raise OptionError(
                 f"{name}: expected ascending values, received {show(value)}; {domain.hint}"
             )
-        return value if made == value else made
+        return value if converted == value else converted
     return value
 
 
@@ -325,7 +318,6 @@ def importing(message: str) -> Iterator[None]:
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raise OptionError unless `value` is None or can be called."""
     check_value(name, value, Callable[..., Any] | None, Domain(hint="leave it out"))
 
 

@@ -55,12 +55,14 @@ def read_settings(
     """
     cls: Any = kind
     kinds, known = field_types(cls), domains(cls)
-    made = {}
+    values = {}
     for each in fields(cls):
         if content.get(each.name) is not None or each.default is MISSING:
             domain = known.get(each.name, _SIZE)
-            made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)
-    return kind(**made)
+            values[each.name] = read_value(
+                content, each.name, kinds[each.name], file, option, domain
+            )
+    return kind(**values)
 
 
 def read_value(

@@ -105,9 +105,8 @@ class ContinuousBatching:
             rows that may join (at least 1). Returns that many rows or fewer, or None. Their numbers
             follow those of the rows before. The run ends when all rows have and it returns None.
             Rows are then handed out by `on_finish` alone: the `Generation` has none.
-        prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of prompts that were processed in
-            this run and in those before it: rows that begin alike process what follows. None: every
-            row processes its whole prompt.
+        prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of earlier prompts: rows that begin
+            alike process what follows. None: every row processes its whole prompt.
     """
 
     max_num_seqs: int
@@ -186,7 +185,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class CanvasPass(Pass):
-    """A pass over a canvas: every entry says where it is written and what it attends to."""
+    """Every entry says where it is written and what it attends to."""
 
     positions: Tensor
     reads: Tensor
@@ -249,25 +248,22 @@ class Route:
 
 @dataclass
 class RunSetup:
-    """How the next runs over a token model are carried out. Callers set it; a model that a field
-    is nothing for does not read it.
+    """How the next runs over a token model are carried out. Callers set it; a model that a field is
+    nothing for does not read it.
 
     Attributes:
         runner: a `StepRunner` that carries out the steps of samplers; None runs them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         prefill_chunk_size: tokens of prompts that a step processes at most; None: whole prompts.
-            See `mmaccel.samplers.prompt_chunks`.
         prefixes: rows whose prompts are the same: `prefill` processes the prefix of one row a
             group, in one pass or in pieces, and all rows of the group read it. No row then goes
             further behind its prompt than one with the longest prompt can. None: every row has
-            entries of its own.
-        prefix_reason: why there are none, where they were asked for; for statistics.
+            entries of its own; `prefix_reason` says why, where they were asked for.
         ragged: whether rows differ much in length (`Prompt.is_ragged`). A kernel on a GPU then
             shares its work out by lengths; what it computes is the same.
         spare: cache indices a row beside those of positions: a tree has more entries.
         drafts: a `SelfDrafting`, by which the model drafts for itself; None: it does not.
-        fused, compile: whether the fused decoder may run, and compiled; see
-            `mmaccel.pipelines.hosts.runner.engine.Engine`.
+        fused, compile: of `mmaccel.pipelines.hosts.runner.engine.Engine`.
     """
 
     runner: Any = None
@@ -305,8 +301,7 @@ class Model(Capable, ABC):
 
     @property
     @abstractmethod
-    def device(self) -> torch.device:
-        """The device of tokens and logits."""
+    def device(self) -> torch.device: ...
 
     @property
     def route(self) -> Route:
@@ -401,22 +396,21 @@ class Denoiser(Model):
     may have fewer rows than were reserved: the first ones.
 
     Attributes:
-        vocab_size: V, the mask token included where it is one of the ids.
+        vocab_size: V, the mask token included where it is one of the ids; `n_ids` where the model
+            has others than canvases.
         mask_token: id that stands for an open slot; None for a model of uniform corruption, whose
             open slots hold random tokens.
         block: positions per block of a block-causal model, counted from a row's first token: an
             entry's logits depend on no later block. None where everything depends on everything.
         supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
-            later passes under a mask per entry. Without it every pass covers all columns in their
-            order: C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`.
-        kv_cache_reason: why the model runs without a KV cache; empty where it has one.
-        max_positions: the most positions of prompt and canvas together.
+            later passes under a mask per entry; `kv_cache_reason` says why not. Without it every
+            pass covers all columns in their order: C = P, `cache_indices` counts from 0, and
+            `reads` is `[R, 1, P]`.
         any_rows: whether a row of a pass depends on its entries and on what was written at its
             cache indices, and on nothing that belongs to a row of the prompt. Only such a model
             takes `ContinuousBatching`, and its passes leave out rows that have ended.
         is_self_checked: whether the model was already checked to follow `reads` and `block`; others
             are by `attach`, under a policy that caches their blocks.
-        n_ids: ids of the model, where they are others than those of canvases; None: they are not.
         shift: 1 if the logits at a position are those of the next one, 0 if its own.
     """
 
@@ -475,8 +469,7 @@ class Layout(Protocol):
     """What is known in advance about the tokens at each slot."""
 
     @property
-    def columns(self) -> int:
-        """Slots of an image row; 0 if tokens form no rows."""
+    def columns(self) -> int: ...
 
     @property
     def frame(self) -> int:
@@ -550,12 +543,13 @@ class Prompt:
         """Which rows have the same tokens, in the order of their first rows. Cost: a copy of the
         tokens to the host.
         """
-        found: dict[tuple[int, ...], list[int]] = {}
+        rows_by_tokens: dict[tuple[int, ...], list[int]] = {}
         lengths = self.lengths.tolist()
         for row, tokens in enumerate(self.tokens.tolist()):
-            found.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
+            rows_by_tokens.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
         return PrefixGroups(
-            tuple(tuple(rows) for rows in found.values()), tuple(len(each) - 1 for each in found)
+            tuple(tuple(rows) for rows in rows_by_tokens.values()),
+            tuple(len(each) - 1 for each in rows_by_tokens),
         )
 
     @cached_property

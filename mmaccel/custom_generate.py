@@ -47,8 +47,8 @@ class Decoder(GenerateService):
                 "custom_generate out of such a call"
             )
         check_layout(self.options.layout, count_ids(model))
-        own = replace(self, family=family_of(model), coarse_drafts={})
-        return own.sample(
+        service = replace(self, family=family_of(model), coarse_drafts={})
+        return service.sample(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **others
         )
 

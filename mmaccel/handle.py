@@ -176,9 +176,9 @@ def supports(target: Any) -> Support:
     call for a model runs a short self-check.
     """
     try:
-        own = find_pipeline(target)
-        if own:
-            return Support(True, own, "", pipeline_policies(target))
+        pipeline_family = find_pipeline(target)
+        if pipeline_family:
+            return Support(True, pipeline_family, "", pipeline_policies(target))
         _, family, refusal = find_served(target)
     except (OptionError, UnsupportedModelError) as error:
         return Support(False, None, str(error))

@@ -130,8 +130,8 @@ def is_deeper(text: str, most: int) -> bool:
     if sum(map(text.count, _OPENING)) <= most:
         return False
     depth = 0
-    for found in _BRACKETS.finditer(_QUOTED.sub("", text)):
-        depth += 1 if found[0] in _OPENING else -1
+    for bracket in _BRACKETS.finditer(_QUOTED.sub("", text)):
+        depth += 1 if bracket[0] in _OPENING else -1
         if depth > most:
             return True
     return False

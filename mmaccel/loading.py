@@ -37,8 +37,8 @@ def parse_size(value: Any, name: str = "--size") -> tuple[int, int] | None:
     if value is None:
         return None
     text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
-    found = _SIZE.fullmatch(text)
-    width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    sides = _SIZE.fullmatch(text)
+    width, height = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
         raise OptionError(
             f"{name}: expected pixels such as 768 or 1024x768, up to {MAX_SIDE}, received "

@@ -19,16 +19,14 @@ from mmaccel.results import BlockCounts, StepBytes
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """What methods have left out of a run's caches and attention.
+    """What methods have left out of a run's caches and attention; None where nothing counts it.
 
     Attributes:
         n_evicted: cached entries of prompts that were evicted, and entries that there were, over
             all rows of a layer.
         packed_bytes: of the run's keys and values where some are held in fewer bits, and what they
             would be otherwise; zeros where none are.
-        step_bytes: what a step reads at the run's end; None where nothing counts it, and before the
-            first pass.
-        block_counts: what sparse attention leaves out; None where nothing counts it.
+        step_bytes: what a step reads at the run's end.
     """
 
     n_evicted: tuple[int, int] = (0, 0)
@@ -148,7 +146,6 @@ class CapturedBuffers(ABC):
 
     @property
     def captures_prompts(self) -> bool:
-        """Whether prompts of the next run may be captured."""
         return True
 
     @abstractmethod
@@ -165,7 +162,6 @@ class CapturedBuffers(ABC):
 
     @property
     def steps_differ(self) -> bool:
-        """Whether `begin_step` may say that a step does more than others."""
         return False
 
     def begin_step(self, width: int) -> bool:

@@ -79,22 +79,18 @@ class LoadOptions:
         device: where to run. "auto" takes CUDA, MPS or XPU where there is one, else the CPU.
         dtype: of the model that predicts tokens, of torch or a name such as "bf16". "auto" is
             bfloat16 on a GPU that computes it and float32 on a CPU; "bitwise" is guaranteed in
-            float32 and float64.
-        torch_dtype: another name of `dtype`.
+            float32 and float64. `torch_dtype` is another name of it.
         device_map: of accelerate, in place of `device`: "auto", a device, or devices by names of
             modules of the model that predicts tokens; other parts are on the first device that
-            computes. Not for families that transformers does not load.
-        offload_folder: where weights go that the device map puts on the "disk".
+            computes. Not for families that transformers does not load. Weights that it puts on the
+            "disk" go to `offload_folder`.
         family: how the checkpoint is read; None detects it.
         cuda_graphs, sync_every, fused, compile, prefill_chunk_size, share_prefix: see
             `mmaccel.pipelines.hosts.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
-        revision: of a download: branch, tag or commit; None is the main branch.
-        variant: of its weights, such as "fp16"; None takes those without one.
-        token: for private and gated repositories; None takes the one of `hf auth login`.
-        local_files_only: use the cache of `huggingface_hub` alone.
-        cache_dir: folder of that cache; None is its own.
+        revision, variant, token, local_files_only, cache_dir: of a download, as of
+            `huggingface_hub`; `variant` is that of the weights, such as "fp16".
     """
 
     device: Any = option("auto", "auto, cpu, cuda, cuda:1, mps or xpu")
@@ -217,10 +213,8 @@ def takes(
 ) -> Callable[
     [Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, Arguments], Result]
 ]:
-    """Gives a method the arguments of a dataclass; the method receives the object, whose fields are
-    what they declare.
-
-    `help` and type checkers show the fields of the dataclass as parameters of the method.
+    """Gives a method the arguments of a dataclass, which `help` and type checkers show as its own;
+    the method receives the object, whose fields are what they declare.
     """
 
     def decorate(
@@ -262,17 +256,17 @@ def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, A
     """The fields in texts `name=value`, whose values `read_text` reads once their types are known;
     they are of the texts' type, see `mmaccel.own_code.TypedName`.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, is_given, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not is_given or not name.isidentifier() or name in found:
+        if not is_given or not name.isidentifier() or name in values:
             raise OptionError(
                 f"{option}: expected name=value, each name once, received {show(text)}; "
                 f"write for example {example}"
             )
-        found[name] = type(text)(value.strip())
-    return found
+        values[name] = type(text)(value.strip())
+    return values
 
 
 def read_text(name: str, text: str, kind: Any) -> Any:

@@ -77,14 +77,14 @@ def find_named(slot: str, name: str, base: str | None) -> str | None:
     if target is None:
         return None
     option, wanted = _WANTED[slot]
-    found = import_named(target, option)
+    method = import_named(target, option)
     if base is None:
-        is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))
+        is_method = hasattr(method, "exactness") and callable(getattr(method, "sample", None))
     else:
-        is_method = isinstance(found, type) and issubclass(found, import_named(base, option))
-    if not (is_method and _is_frozen(found)):
+        is_method = isinstance(method, type) and issubclass(method, import_named(base, option))
+    if not (is_method and _is_frozen(method)):
         raise OptionError(
-            f"{option}: expected {wanted}, received {show(target)}, {_describe(found)}; see "
+            f"{option}: expected {wanted}, received {show(target)}, {_describe(method)}; see "
             "docs/extending.md"
         )
     return target
@@ -121,12 +121,12 @@ def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:
             loaded = import_module(module)
     except (Exception, SystemExit) as error:  # the module is the user's own code
         raise OptionError(f"{given} ({_why(error, module)})") from error
-    found = getattr(loaded, attribute, _ABSENT)
-    if found is _ABSENT:
+    value = getattr(loaded, attribute, _ABSENT)
+    if value is _ABSENT:
         public = [known for known in vars(loaded) if not known.startswith("_")]
         remedy = suggest(attribute, public, "check the spelling")
         raise OptionError(f"{given} ({_file_of(loaded)} has no {show(attribute)}); {remedy}")
-    return found
+    return value
 
 
 @contextmanager

@@ -126,13 +126,12 @@ def check_method(slot: str, method: object, base: type, example: str) -> Any:
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:
-    """Raise OptionError unless `policy` is a policy of `kind`, "window" or "canvas"."""
     has_exactness = getattr(policy, "exactness", None) in get_args(Exactness)
     can_sample = callable(getattr(policy, "sample", None)) and not isinstance(policy, type)
     is_policy = has_exactness and can_sample
-    own = getattr(policy, "kind", "window")
-    if not is_policy or own != kind:
+    decodes = getattr(policy, "kind", "window")
+    if not is_policy or decodes != kind:
         example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
-        remedy = f"it is for a {own}, take" if is_policy else "make an instance of"
+        remedy = f"it is for a {decodes}, take" if is_policy else "make an instance of"
         what = f"expected a policy such as mmaccel.{example}, received {show(policy)}; {remedy}"
         raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

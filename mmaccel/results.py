@@ -57,8 +57,8 @@ def _show(value: Any) -> str:
 def exactness_in(exactness: str, dtype: str) -> RunExactness:
     """What a policy of `exactness` guarantees in a number format, see `Stats.dtype`."""
     is_exact = dtype in (EXACT_DTYPE, "float64")
-    left = "up to rounding" if exactness == "bitwise" and not is_exact else exactness
-    return cast(RunExactness, left)
+    guarantee = "up to rounding" if exactness == "bitwise" and not is_exact else exactness
+    return cast(RunExactness, guarantee)
 
 
 @dataclass
@@ -104,48 +104,38 @@ class Stats:
             batch 1. `tokens_per_pass` and a row's or image's own passes are counted by it.
         prefill_passes: passes over the prompt; one that gives the first tokens, too, is among
             `passes`.
-        draft_passes: passes of a draft model.
         accepted: `accepted[k]` counts row-passes that generated exactly k + 1 tokens.
-        total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
-            for exact ones.
-        nats: canvas policies: bound on the divergence from one commit a pass, summed over rows; see
-            `mmaccel.samplers.divergence`. 0.0 for exact ones.
-        positions: canvas policies: entries that went through the model, over all rows of all
-            passes.
-        canvases: canvas policies: canvases that went through the model, summed over passes, drafts
-            and guidance branches counted one by one. A pass that computes one canvas a row has
-            `branches` of them for each row.
-        tokens_processed: window policies: tokens that went through the model, over all rows of all
-            passes, those of the prompt, of ended rows and of padding included.
-        prefix_tokens: window policies: tokens of prompts that a prefix tree held, and that did not
-            go through the model; see `mmaccel.contracts.ContinuousBatching`.
-        seconds: wall time of the run.
-        forward_seconds: the model's share of it, the prompt's pass included; on a GPU the time to
-            launch passes, not to finish them.
-        pixel_seconds: time after the run to decode the tokens to images or sound; 0.0 if they were
-            not decoded.
+        total_variation: of relaxed policies, spent, summed over verified tokens.
+        nats: of canvas policies: bound on the divergence from one commit a pass, summed over rows;
+            see `mmaccel.samplers.divergence`.
+        positions, canvases: of canvas policies: entries, and canvases, that went through the model,
+            summed over passes, drafts and guidance branches counted one by one.
+        tokens_processed: of window policies: tokens that went through the model, over all rows of
+            all passes, those of the prompt, of ended rows and of padding included.
+        prefix_tokens: of window policies: tokens of prompts that a prefix tree held, and that did
+            not go through the model.
+        forward_seconds: the model's share of `seconds`, the prompt's pass included; on a GPU the
+            time to launch passes, not to finish them.
+        pixel_seconds: time after the run to decode the tokens to images or sound.
         branches: rows of a pass per row asked for: 2 with guidance, 1 without.
         fallbacks: reasons for everything that ran otherwise than requested.
         notes: remarks on a run that ran as requested, such as a budget that had no effect.
-        runner: how passes were carried out: "eager" or "cuda graphs".
-        runner_reason: why passes were not captured although requested; or empty.
+        runner, runner_reason: "eager" or "cuda graphs", and why passes were not captured although
+            requested.
         captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
             graphs that it replayed.
-        drafts: window policies: the draft source in use, such as "coarse" or "neighbour", after
-            "auto" was resolved. Canvas policies that choose the number of drafts by measured cost:
-            canvases a pass, and in how many passes. Empty for others.
+        drafts: of window policies: the draft source in use, such as "coarse" or "neighbour", after
+            "auto" was resolved. Of canvas policies that choose the number of drafts by measured
+            cost: canvases a pass, and in how many passes.
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
-        route: window policies: the forward that ran, "fused" (see
-            `pipelines.hosts.runner.fused_decoder`), "compiled" (its passes, or some of them, see
-            `pipelines.hosts.runner.compiled_passes`), or "model", the model's own; empty for
-            models that have no choice.
-        route_reason: why it was the model's own, or how many weights the fused decoder holds once
-            more (see `mmaccel.pipelines.hosts.runner.onednn`); or empty.
+        route, route_reason: the forward that ran, "fused" (of `pipelines.hosts.runner`),
+            "compiled" (its passes, or some of them) or "model", the model's own, and why; or how
+            many weights the fused decoder holds once more.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
-            "tf32", or what activations are quantised to, such as "int8"; see
-            `mmaccel.samplers.arithmetic`. Empty where the original ran.
+            "tf32", or what activations are quantised to, such as "int8"; empty where the original
+            ran.
         seed: the `seed` that repeats the run, given or drawn: one, or one per row. None where no
             random number was asked for, and where every request has a seed of its own.
     """
@@ -213,7 +203,6 @@ class Stats:
             self.exactness = exactness_in(self.exactness, dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, `tokens_per_pass`, and `acceptance_by_slot` as `kept_by_slot`, for JSON."""
         derived = {"tokens_per_pass": self.tokens_per_pass, "kept_by_slot": self.acceptance_by_slot}
         return {**asdict(self), **derived}
 
@@ -230,7 +219,6 @@ class Stats:
         return "a pass for each row" if self.row_passes > self.passes else "a pass"
 
     def __str__(self) -> str:
-        """A small table."""
         passes = (
             f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} "
             f"{self._each_pass})"

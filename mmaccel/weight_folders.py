@@ -33,15 +33,12 @@ class Schema(Generic[Settings]):
     """What lies in a folder of weights.
 
     Attributes:
-        what: it is, in messages.
+        what, remedy: in messages: what it is, and how one is had.
         settings: dataclass of its configuration, whose fields declare types and ranges.
-        remedy: how one is had.
-        config, weights: names of its files.
         kind: what its configuration names as "class"; "" where that is not written.
         dtype: of its tensors once they are read; None leaves each its own.
         find: where in the configuration the settings are, under their names.
         rename: a tensor's name here by its name in the file; "" leaves it out.
-        option: begins messages.
     """
 
     what: str
@@ -81,10 +78,12 @@ class WeightFile:
         from safetensors import safe_open
 
         for name in sorted({*wanted, *self.shapes}):
-            asked, there = wanted.get(name), self.shapes.get(name)
-            if asked == there or (there is None and name in optional):
+            expected, stored_shape = wanted.get(name), self.shapes.get(name)
+            if expected == stored_shape or (stored_shape is None and name in optional):
                 continue
-            shown = ["none" if shape is None else str(list(shape)) for shape in (asked, there)]
+            shown = [
+                "none" if shape is None else str(list(shape)) for shape in (expected, stored_shape)
+            ]
             raise UnsupportedModelError(
                 f"{self.option}: expected {shorten(name)} {shown[0]}, as {self.asked} asks, "
                 f"received {shown[1]} in {self.file}; {self.remedy}"
@@ -107,8 +106,6 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Opened(Generic[Settings]):
-    """A folder whose configuration and header were read; `content` is all of the former."""
-
     settings: Settings
     content: dict[str, Any]
     weights: WeightFile
@@ -138,7 +135,6 @@ def open_folder(schema: Schema[Settings], folder: str | Path, option: str = "") 
 
 
 def check_files(schema: Schema[Any], folder: str | Path, option: str = "") -> None:
-    """Raise OptionError unless both files lie in a folder."""
     folder = Path(folder)
     for name in (schema.config, schema.weights):
         if not (folder / name).is_file():
@@ -209,8 +205,8 @@ def available_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
+    entries = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(entries[0][1]) * 1024 if entries else None
 
 
 def check_memory(

@@ -70,7 +70,6 @@ class Pipeline(MovablePipeline):
     Args:
         host: the model with its layout, encoder and renderer; its `window` predicts tokens.
         source, codec: folders that it and its codec were loaded from, if known.
-        engine: how passes are carried out.
     """
 
     modality: ClassVar[str] = ""
@@ -90,7 +89,6 @@ class Pipeline(MovablePipeline):
 
     @property
     def model(self) -> Any:
-        """The model that predicts tokens, a `TokenModel` or a `Denoiser`."""
         model: TokenModel | Denoiser = self.host.window
         return model
 
@@ -105,12 +103,7 @@ class Pipeline(MovablePipeline):
         return f"{type(self).__name__}({kind}{pixels}{describe(self)})"
 
     def choose(self, options: DecodingOptions) -> Decoding:
-        """How a call decodes: its policy, and the methods of the model's layers.
-
-        Raises:
-            OptionError: no such policy or method, or some that do not go together.
-            UnsupportedModelError: a model whose layers do not carry the methods.
-        """
+        """How a call decodes: its policy, and the methods of the model's layers."""
         chosen = pick_policy(options.policy, self.model)
         methods = read_methods(options.kv_cache, options.attention)
         refuse(explain(chosen, methods, self.engine, self.model))

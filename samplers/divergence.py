@@ -45,8 +45,8 @@ class DivergenceBound:
 
     def restart(self, batch_slots: Tensor) -> None:
         """Begin new rows in `batch_slots`, `[n]` int64; the sums over all rows stay."""
-        left = [self.row_passes[batch_slots].sum().double(), self.nats[batch_slots].sum()]
-        self._left += torch.stack(left)
+        passes = self.row_passes[batch_slots].sum().double()
+        self._left += torch.stack([passes, self.nats[batch_slots].sum()])
         self.nats = self.nats.index_fill(0, batch_slots, 0.0)
         self.row_passes = self.row_passes.index_fill(0, batch_slots, 0)
         for batch_slot in batch_slots.tolist():

@@ -29,7 +29,7 @@ WEIGHTS = (ROOT / "mmaccel" / "demo" / "weights", ROOT / "scripts" / "training" 
 _CARD = re.compile(r"\]\(\.\./(?:mmaccel/demo|scripts/training)/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
 _REFERENCES = re.compile(r"^<!-- (methods|api|fields): ([^>]+) -->$", re.MULTILINE)
-_TOGETHER = re.compile(r"^(    )(\w+(?:, \w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
+_TOGETHER = re.compile(r"^(    )(\w+(?:,\s+\w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def expand_references(markdown: str) -> str:
@@ -90,7 +90,11 @@ class Layout(griffe.Extension):
 
 def split_parameters(text: str) -> str:
     """A docstring in which parameters that share an entry (`device, dtype: …`) have one each."""
-    return _TOGETHER.sub(lambda m: "\n".join(m[1] + name + m[3] for name in m[2].split(", ")), text)
+
+    def entries(match: re.Match[str]) -> str:
+        return "\n".join(match[1] + name + match[3] for name in re.split(r",\s+", match[2]))
+
+    return _TOGETHER.sub(entries, text)
 
 
 def show_fields(function: griffe.Function) -> None:

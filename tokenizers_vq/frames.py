@@ -87,7 +87,7 @@ class Frames:
         return len(self.ranges)
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """None: nothing is known in advance."""
+        """None: nothing is known of slots `[B, W]` in advance."""
         return None
 
     def allowed(self, slots: Tensor) -> Tensor | None:
@@ -110,7 +110,7 @@ class CodeFrames:
         return 0
 
     def forced(self, slots: Tensor) -> Tensor | None:
-        """None: nothing is known in advance."""
+        """None: nothing is known of slots `[B, W]` in advance."""
         return None
 
     def allowed(self, slots: Tensor) -> Tensor | None:

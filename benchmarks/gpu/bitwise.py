@@ -64,14 +64,7 @@ _VOCAB = 64
 
 @dataclass
 class Case:
-    """A model to decode with, and prompts for it.
-
-    Attributes:
-        name: in messages.
-        window: the model.
-        prompt: number of rows and whether there is guidance to a prompt.
-        dtype: of the model.
-    """
+    """A model to decode with, and its prompts: of so many rows, with guidance or without."""
 
     name: str
     window: Any
@@ -126,7 +119,6 @@ def _ragged(device: torch.device, rows: int, guided: bool) -> Prompt:
 
 
 def decode(case: Case, run: Run) -> Generation:
-    """One run."""
     window, prompt = case.window, case.prompt(run.rows, run.scale != 1)
     params = SamplingParams(run.scale)
     if run.sync_every is None:
@@ -275,15 +267,8 @@ def compare_attached(
 
 
 def check_bitwise(name: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """Captured runs against runs pass by pass, as a part of the report keeps them.
-
-    Args:
-        name: of `CASES`, or `ATTACHED`.
-        device: where they run.
-        tiny: one short run of two rows.
-
-    Raises:
-        CheckError: some differ or ran without a graph; all of them are named.
+    """Captured runs against runs pass by pass, as a part of the report keeps them; CheckError names
+    all that differ or ran without a graph. Tiny: one short run of two rows.
     """
     policies = (Jacobi(4),) if tiny else POLICIES
     length = 6 if tiny else 48
@@ -300,11 +285,9 @@ def check_bitwise(name: str, device: torch.device, tiny: bool = False) -> dict[s
 
 
 def check_promise(name: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """Jacobi against Autoregressive, both captured, as a part of the report keeps it.
-
-    Raises:
-        CheckError: some run parted from the plain loop where the scores were not next to equal, was
-            not captured, or claims another exactness than its number format allows.
+    """Jacobi against Autoregressive, both captured, as a part of the report keeps it; CheckError
+    where a run parted from the plain loop where the scores were not next to equal, was not
+    captured, or claims another exactness than its number format allows.
     """
     length, rows = (6, 1) if tiny else (160, 8)
     pairs = [

@@ -43,11 +43,8 @@ _STARTED = time.monotonic()
 
 
 def main(arguments: list[str], description: str) -> int:
-    """Runs the check.
-
-    Returns:
-        The exit status: 0 if all that was run passed, 1 if something failed, 2 without a GPU or
-        with a wrong option.
+    """Runs the check; 0 if all that was run passed, 1 if something failed, 2 without a GPU or with
+    a wrong option.
     """
     reader = argparse.ArgumentParser(description=description)
     reader.add_argument(
@@ -100,7 +97,6 @@ def main(arguments: list[str], description: str) -> int:
 
 
 def slug(name: str) -> str:
-    """A name as a part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -108,11 +104,7 @@ def make_calls(
     device: torch.device, tiny: bool = False, alone: bool = False
 ) -> dict[str, dict[str, Part]]:
     """The parts of each call by name, in order: what must be right first, then what it costs.
-
-    Args:
-        device: where they run.
-        tiny: sizes that a CPU takes in seconds.
-        alone: whether parts that capture passes run in processes of their own.
+    `alone`: parts that capture passes run in processes of their own.
     """
     from tests.kernels.gpu_cases import run_cases
 
@@ -169,11 +161,7 @@ def run_alone(name: str, tiny: bool, device: torch.device) -> dict[str, Any]:
 
 
 def run_process(command: Sequence[str], name: str, limit: float) -> dict[str, Any]:
-    """Run a command that takes `--out FOLDER` and writes a report with one part there.
-
-    Raises:
-        CheckError: the part failed, or its process was ended or ran too long.
-    """
+    """Run a command that takes `--out FOLDER` and writes a report with one part there."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run([*command, "--out", folder], timeout=limit, check=False)

@@ -40,13 +40,11 @@ class Timing:
     """One row of a kernel's table.
 
     Attributes:
-        function: public function of `kernels/<kernel>.py`.
         name: what is timed, with its sizes and dtype.
         prepare: makes the arguments on a device.
         n_bytes: bytes that have to move at least: operands read once, results written once.
         figure: key of `benchmarks.report.FIGURES` that the Triton version's ms fill, if any; of
             several rows the slowest.
-        options: arguments by name.
     """
 
     function: str
@@ -293,9 +291,6 @@ _FLUSH_BYTES = 2**28  # an H200 caches 50 MB
 def time_call(device: torch.device, *calls: Call) -> float:
     """Milliseconds of device work of a call: the median of replays of a captured graph; on a CPU,
     of each call once.
-
-    Args:
-        calls: the same call with operands of its own each; they take turns.
     """
     found = []
     if device.type != "cuda":

@@ -49,7 +49,6 @@ _REPEATS = 9
 
 
 def long_parts(tiny: bool) -> dict[str, Part]:
-    """The parts of this call by name."""
     found: dict[str, Part] = {}
     for rows, positions in PLACES:
         for size in LONG:
@@ -59,7 +58,6 @@ def long_parts(tiny: bool) -> dict[str, Part]:
 
 
 def methods_of(tiny: bool) -> dict[str, LayerMethods]:
-    """What is compared."""
     snapkv = mmaccel.SnapKV(budget=8, window=4) if tiny else mmaccel.SnapKV(budget=2048)
     first = 0 if tiny else 2
     return {
@@ -106,7 +104,6 @@ def _fits(model: Any, rows: int, positions: int, device: torch.device) -> bool:
 def _time(
     model: Any, methods: LayerMethods, rows: int, positions: int, gb_per_s: float
 ) -> list[Row]:
-    """A row for each window."""
     window = CausalLMWindow(model, fused="auto")
     runner = StaticEagerRunner(1)
     fill(window, methods, rows, positions, _ROOM, runner)

@@ -41,17 +41,9 @@ class Call(NamedTuple):
 def check_methods(
     kind: str, device: torch.device, calls: Iterator[Call] | None = None
 ) -> dict[str, Any]:
-    """All methods of a kind, as a part of the report keeps them.
-
-    Args:
-        kind: of `KINDS`.
-        device: where they run.
-        calls: what is compared; None: all methods of the kind.
-
-    Raises:
-        CheckError: some raised or made other tokens than on a CPU, which are named; or all were
-            refused, as an old transformers refuses fewer visual tokens.
-        RuntimeError: the device failed.
+    """All methods of a kind, as a part of the report keeps them; CheckError names those that raised
+    or made other tokens than on a CPU, or says that all were refused, as an old transformers
+    refuses fewer visual tokens.
     """
     rows = [_compare(call, device) for call in (calls or _CALLS[kind]())]
     n_refused = sum("refused" in row for row in rows)

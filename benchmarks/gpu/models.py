@@ -30,8 +30,6 @@ class Size:
     """A model to measure.
 
     Attributes:
-        name: as its authors call it.
-        kind: the class of transformers that is built.
         config: arguments of the class's configuration; what is missing has its default.
         codes: ids of image tokens where they are a part of the vocabulary; None: all of it.
     """
@@ -153,11 +151,8 @@ def open_window(model: Any, size: Size) -> CausalLMWindow:
 
 
 def weight_bytes(model: Any, n_ids: int) -> int:
-    """Bytes of weights that a pass has to read: all but the table of embeddings.
-
-    Args:
-        model: the model; a head that shares its weights with the embeddings is read.
-        n_ids: rows of the head that are computed.
+    """Bytes of weights that a pass has to read: all but the table of embeddings, and `n_ids` rows
+    of the head, which may share its weights with them.
     """
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     apart = {id(head), id(table)}

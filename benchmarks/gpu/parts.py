@@ -106,19 +106,6 @@ def run_parts(
     with these, or did not end, runs after all others: an error of the device ends a call, and must
     not keep the other parts from ever being run. No part starts after the budget, apart from the
     first.
-
-    Args:
-        parts: all there are.
-        file: of the report, which need not exist.
-        facts: of `describe`.
-        only: names of the parts to run; all if empty.
-        again: run parts that are there as well.
-        budget: seconds.
-
-    Raises:
-        OptionError: an unknown name in `only`.
-        RuntimeError: an error of the device, after which nothing that it computes can be trusted;
-            it is in the report.
     """
     for name in only:
         if name not in parts:

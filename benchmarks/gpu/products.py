@@ -44,7 +44,6 @@ _CONTEXT = 1024
 
 
 def product_parts(tiny: bool) -> dict[str, Part]:
-    """The parts of this call by name."""
     chosen = [size for size in SIZES if size.name.startswith(("Janus", "GLM"))]
     parts: dict[str, Part] = {
         f"products-{size.name.lower()}": partial(measure_products, size, tiny=tiny)

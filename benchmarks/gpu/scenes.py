@@ -59,11 +59,7 @@ _WARM = 3  # calls of a window policy until all is captured
 
 
 def measure_scenes(batch: int, device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """Images per second of each way, as a part of the report keeps them; tiny: four tokens.
-
-    Raises:
-        CheckError: something that was to be captured on a GPU was not.
-    """
+    """Images per second of each way, as a part of the report keeps them; tiny: four tokens."""
     is_gpu, length = device.type == "cuda", 4 if tiny else None
     graphs: Any = is_gpu or "auto"
     pipe = TextToImage.from_pretrained("scenes", device=device, dtype="float32", cuda_graphs=graphs)
@@ -246,11 +242,7 @@ def timed_steps(device: torch.device) -> Iterator[list[float]]:
 
 
 def measure_canvas(device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """Seconds an image of each policy, as a part of the report keeps them.
-
-    Raises:
-        CheckError: a bitwise policy made too many images other than its reference's.
-    """
+    """Seconds an image of each policy, as a part of the report keeps them."""
     pipe = TextToImage.from_pretrained("scenes-masked", device=device, dtype="float32")
     policies = CANVASES[1:3] if tiny else CANVASES  # a slot a pass takes a CPU a minute
     rows = [

@@ -116,27 +116,19 @@ class Stopwatch:
 
     @property
     def timed(self) -> int:
-        """Number of passes timed."""
         return max(len(self.marks) - 1, 0) * self.sync_every
 
     @property
     def seconds(self) -> float:
-        """Of a pass: the median group's."""
         groups = [after - before for before, after in zip(self.marks, self.marks[1:])]
         return median(groups) / self.sync_every
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        """A run begins."""
         self.marks, self.generated, self._n_calls, self._n_usual = [], [], 0, 0
         self._buffers = self._load(key, inputs)
         return self._buffers
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `StepRunner.run_step`.
-
-        Raises:
-            Enough: as many passes as were wanted are timed.
-        """
         if isinstance(key, Once) and key.kind == "prompt":
             return bool(self._run_step(key, step))
         # the first pass of a run is alone, and then the host reads after every group
@@ -185,22 +177,12 @@ def time_step(
     count: Count = _COUNT,
     profile: int = 0,
 ) -> Row:
-    """A captured pass of one image with guidance, two rows.
+    """A captured pass of one image with guidance, two rows: `ms` of a pass, `positions` that it
+    sees on average, `tokens_per_pass`, `passes` timed, `runner` and `reason`, `attention` (why the
+    model's own ran, or ""), `nodes`, and `profile`, the device's longest nodes.
 
-    Args:
-        window: the model.
-        policy: whose passes are timed.
-        context: tokens of the prompt.
-        room: positions of the cache; None: as many as the passes may need.
-        count: passes timed, and before them.
-        profile: number of the device's longest nodes to return.
-
-    Returns:
-        `ms` of a pass, `positions` that it sees on average, `tokens_per_pass`, `passes` timed,
-        `runner` and `reason`, `attention` (why the model's own ran, or ""), `nodes`, and `profile`.
-
-    Raises:
-        CheckError: the run ended before four passes were timed.
+    `room` are positions of the cache; None: as many as the passes may need. CheckError: the run
+    ended before four passes were timed.
     """
     width = getattr(policy, "window", 1)
     length = tokens_wanted(width, count) if room is None else room - context
@@ -275,13 +257,6 @@ def time_generate(model: Any, context: int, count: Count, *, static: bool = Fals
 
     Two plain rows, as Janus' own loop has them with guidance; the processor that other models use
     for guidance runs a second forward a step and would only be slower.
-
-    Args:
-        model: of transformers.
-        context: tokens of the prompt.
-        count: steps timed, and before them.
-        static: a static cache, with which transformers compiles the pass by itself on a GPU
-            (`CompileConfig`'s defaults: "reduce-overhead", which replays CUDA graphs).
     """
     clock = device_clock(model.device)
     ids = torch.ones(2, context, dtype=torch.int64, device=model.device)

@@ -29,13 +29,10 @@ class Job:
     """The items of one process.
 
     Attributes:
-        fingerprint: of an item.
         manifest: receives a record of every item.
         report: called with an event, "item", "failed" or "note", and its record or text.
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
-        seed: of the job, noted in every record.
-        finished: number of items of this run.
         left, failed: items that are neither, and keys of those.
     """
 
@@ -51,27 +48,21 @@ class Job:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the job ended early because too many items failed."""
         return self.max_failures is not None and len(self.failed) > self.max_failures
 
     def run(self, items: Iterable[Item], worker: Worker) -> None:
-        """Make all items.
-
-        Raises:
-            WriteError: a file or the manifest cannot be written; its records stay.
-        """
-        left = self.left = {item.key: item for item in items}
+        unfinished = self.left = {item.key: item for item in items}
 
         def finish(record: Record) -> None:
             self._append(record)
             self.finished += 1
-            left.pop((record["id"], record["k"]), None)
+            unfinished.pop((record["id"], record["k"]), None)
             self.report("item", record)
 
         rows: int | None = None
-        while left and not self.is_cut:
+        while unfinished and not self.is_cut:
             try:
-                worker.run_all(list(left.values()), finish, rows)
+                worker.run_all(list(unfinished.values()), finish, rows)
             except ItemsFailed as error:
                 n = len(error.items)
                 if is_out_of_memory(error.__cause__) and n > 1:
@@ -81,7 +72,7 @@ class Job:
                 tries = self.retries + (n > 1)  # in a batch, another item may be responsible
                 for item in error.items:
                     self._retry(item, worker, finish, error, tries)
-                    left.pop(item.key, None)
+                    unfinished.pop(item.key, None)
                     if self.is_cut:
                         break
 
@@ -121,11 +112,8 @@ class Job:
 def find_missing(
     items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path, resume: bool
 ) -> list[Item]:
-    """Items without a complete file of the same fingerprint.
-
-    Raises:
-        OptionError: the manifests have some of these items, without `resume`, with other
-            fingerprints, or in files of another format.
+    """Items without a complete file of the same fingerprint; OptionError where manifests have some
+    of them without `resume`, or with other fingerprints or formats.
     """
     known = sum(item.key in past.records for item in items)
     if known and not resume:
@@ -165,10 +153,10 @@ def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
     the manifest of these items, so that no other process writes them, unless jobs with other
     numbers of shards run at the same time.
     """
-    own = {name for item in items for name in names_of(item.file)}
+    names = {name for item in items for name in names_of(item.file)}
     for file in folder.glob(".*.tmp"):
-        found = _TEMPORARY.fullmatch(file.name)
-        if found is not None and found["file"] in own and not file.is_dir():
+        temporary = _TEMPORARY.fullmatch(file.name)
+        if temporary is not None and temporary["file"] in names and not file.is_dir():
             file.unlink(missing_ok=True)
 
 

@@ -43,11 +43,8 @@ class WriteError(MMAccelError, OSError):
 
 @dataclass
 class Past:
-    """The manifests of a folder.
-
-    Attributes:
-        records: the last record of every item, in the order of their first records.
-        torn: names of lines that cannot be read; their items are generated again.
+    """The manifests of a folder: the last record of every item, in the order of their first ones,
+    and the names of torn lines, whose items are generated again.
     """
 
     records: dict[Key, Record] = field(default_factory=dict)
@@ -60,11 +57,7 @@ def manifest_name(shard: tuple[int, int] | None) -> str:
 
 
 def read_manifests(folder: Path) -> Past:
-    """Read all manifests of a folder, those of shards included, the one written last at last.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """Read all manifests of a folder, those of shards included, the one written last at last."""
     past = Past()
     files = sorted(filter(Path.is_file, folder.glob("manifest*.jsonl")))
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
@@ -111,21 +104,17 @@ def names_file_inside(record: Record) -> bool:
 
 
 def sha256_of(file: Path) -> str:
-    """SHA-256 of the bytes of a file, 64 hexadecimal digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class Manifest:
-    """A manifest open for appending, by one process at a time.
-
-    Args:
-        file: created where missing; an incomplete last line, which a kill leaves, is cut off.
+    """A manifest open for appending, by one process at a time; an incomplete last line, which a
+    kill leaves, is cut off.
 
     Raises:
         WriteError: the file cannot be written.
         BusyError: another process has it open.
-        OptionError: the name is that of a folder, device, pipe, socket or link.
     """
 
     def __init__(self, file: Path) -> None:
@@ -151,11 +140,7 @@ class Manifest:
             raise
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on the disk.
-
-        Raises:
-            WriteError: the line cannot be written; none of it remains in the file.
-        """
+        """Write one line, whole or not at all, and wait until it is on the disk."""
         end, rest = self._opened.seek(0, os.SEEK_END), to_line(record)
         try:
             while rest:
@@ -169,16 +154,10 @@ class Manifest:
             ) from error
 
     def close(self) -> None:
-        """Close the file, which releases its lock."""
         self._opened.close()
 
 
 def _claim(opened: FileIO, file: Path) -> None:
-    """Lock an open manifest.
-
-    Raises:
-        BusyError: see `Manifest`.
-    """
     from filelock import lock_descriptor
 
     if sys.platform == "win32":
@@ -221,11 +200,7 @@ def _cut_incomplete_line(opened: FileIO) -> None:
 
 
 def check_fresh(file: Path) -> None:
-    """Refuse a manifest that is not empty; for jobs without --resume.
-
-    Raises:
-        OptionError: the manifest has records.
-    """
+    """Refuse a manifest that is not empty; for jobs without --resume."""
     if file.is_file() and file.stat().st_size:
         raise OptionError(
             f"--out: expected a folder without a {file.name}, received {str(file.parent)!r}; add "

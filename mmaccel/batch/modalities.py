@@ -38,11 +38,8 @@ Deliver = Callable[[Item, Any], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How an item is made; items of equal settings are made together.
-
-    Attributes:
-        name: short name of the policy.
-        options: names and values of further arguments of the pipeline's call.
+    """How an item is made; items of equal settings are made together. `options` are further
+    arguments of the pipeline's call.
     """
 
     name: str
@@ -56,15 +53,11 @@ class Modality(ABC):
     """A model, a policy and a folder.
 
     Attributes:
-        model: name, folder, file or hub id.
-        out: folder for the files.
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         layers: methods of the model's layers by slot; their items begin together.
-        sampling: how tokens are drawn, in rows that say nothing else.
         load: how the model is opened; its device and dtype are names.
         rows: items made together.
-        suffix: of the files.
         has_manifest: whether a manifest says what an item cost; if not, its file does.
     """
 
@@ -87,15 +80,10 @@ class Modality(ABC):
     """Names in a row's `params` that are no fields of the policy."""
 
     @abstractmethod
-    def open(self) -> Any:
-        """Load the pipeline."""
+    def open(self) -> Any: ...
 
     def resize(self, pipe: Any, size: tuple[int, int]) -> Any:
-        """The pipeline for another size.
-
-        Raises:
-            OptionError: the model has no such size.
-        """
+        """The pipeline for another size."""
         raise OptionError(
             f"size: expected none for {self.unit}s, received {size[0]}x{size[1]}; leave it out"
         )
@@ -106,35 +94,30 @@ class Modality(ABC):
 
     @abstractmethod
     def plan(self, item: Item, pipe: Any) -> Settings:
-        """The settings of an item: its row's values, else these.
-
-        Raises:
-            OptionError: a value that the model or the policy does not accept.
-        """
+        """The settings of an item: its row's values, else these."""
 
     def choose_policy(self, row: Row, pipe: Any) -> tuple[str, Any]:
-        """Short name and policy of a row; fields of its own replace those of the command line.
-
-        Raises:
-            OptionError: a value that the policy does not accept.
-        """
+        """Short name and policy of a row; fields of its own replace those of the command line."""
         for name in self.not_of_rows:
             value = row.params.get(name, getattr(row, name, None))
             if value is not None:
                 raise OptionError(
                     f"{name}: expected none for {self.unit}s, received {show(value)}; leave it out"
                 )
-        own = {name: value for name, value in row.params.items() if name not in self.beside}
+        policy_fields = {
+            name: value for name, value in row.params.items() if name not in self.beside
+        }
         kind = pipe.model.kind
         default, options = loading.pick_name(self.policy, {**self.options}, kind)
         name = default if row.policy is None else row.policy
-        name, options = loading.pick_name(name, (options if name == default else {}) | own, kind)
+        name, options = loading.pick_name(
+            name, (options if name == default else {}) | policy_fields, kind
+        )
         return name, make_policy(name, **options)
 
     def sampling_of(self, row: Row) -> dict[str, Any]:
-        """How the tokens of a row are drawn."""
-        own = {name: row.params[name] for name in self.beside if name in row.params}
-        return given(self.sampling) | own
+        row_sampling = {name: row.params[name] for name in self.beside if name in row.params}
+        return given(self.sampling) | row_sampling
 
     def title_of(self, item: Item) -> str:
         """What the name of a file begins with that is not of a prompt file."""
@@ -193,22 +176,13 @@ class Modality(ABC):
         """What a manifest notes of an output: its number of tokens, and how large it is."""
 
     @abstractmethod
-    def write(self, file: Path, made: Any, facts: Mapping[str, Any]) -> None:
-        """Write an output, whole or not at all.
-
-        Raises:
-            OSError: no space or no permission.
-        """
+    def write(self, file: Path, made: Any, facts: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Modality):
-    """Images of prompts.
-
-    Attributes:
-        decoder: file of the image decoder, for checkpoints without one.
-        size: pixels as text, for rows without a size.
-        negative: negative prompt of rows without one.
+    """Images of prompts. `decoder` is the file of one, for checkpoints without; size and negative
+    prompt are those of rows without.
     """
 
     decoder: Path | None = None
@@ -235,7 +209,6 @@ class Images(Modality):
         return Settings(name, policy, params)
 
     def negative_of(self, row: Row) -> str | None:
-        """The negative prompt of a row; None is the model's own."""
         return spread_negatives(self.negative if row.negative is None else row.negative, 1)[0]
 
     def serve(
@@ -280,11 +253,8 @@ class Images(Modality):
 
 @dataclass(frozen=True, kw_only=True)
 class Clips(Images):
-    """Clips of prompts, each with a JSON file next to it.
-
-    Attributes:
-        start: name of the file that `frames` were read from.
-        frames: that clips begin with, if any.
+    """Clips of prompts, each with a JSON file next to it; they may begin with `frames`, read from
+    `start`.
     """
 
     suffix: str = ".mp4"
@@ -323,12 +293,8 @@ class Clips(Images):
 
 @dataclass(frozen=True, kw_only=True)
 class Continuations(Clips):
-    """Clips that continue images and videos, by a model with a codec.
-
-    Attributes:
-        codec, text_encoder: folder or hub id; None is the authors'.
-        starts: frames by the id of a row.
-        prompt: what happens in all clips; None for a model that reads no text.
+    """Clips that continue the frames `starts`, by the id of a row, by a model with a codec;
+    `prompt` is what happens in all clips, None for a model that reads no text.
     """
 
     codec: str | None = None
@@ -388,13 +354,9 @@ class Continuations(Clips):
 
 @dataclass(frozen=True, kw_only=True)
 class Speech(Modality):
-    """Utterances of texts, each with a JSON file next to it.
-
-    Attributes:
-        codec: folder or hub id of the codec; None is the authors'.
-        voice: of rows that name none.
-        max_seconds: after which an utterance is cut, or each part of a long text.
-        repetition_penalty: of rows that name none.
+    """Utterances of texts, each with a JSON file next to it. Codecs are folders or hub ids, None
+    the authors'; voice and penalty are those of rows that name none; `max_seconds` cuts each part
+    of a long text.
     """
 
     suffix: str = ".wav"

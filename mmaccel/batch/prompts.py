@@ -67,17 +67,12 @@ class Row:
 
     Attributes:
         id: unique in the file; letters, digits, `.`, `_` and `-`.
-        prompt: text that the image shows, or that is spoken.
         negative: prompt of the unconditional branch; "" takes the model's own, None that of the
-            command line.
+            command line, as of the policy and the voice.
         seed: of its first image; None, written -1 too, derives one from the id and the job's.
-        n: number of images.
-        size: width and height in pixels; None is the model's own.
-        policy: short name; None is that of the command line.
         params: fields of `SamplingParams` and of the policy, which replace those of the command
             line.
         line: line number in the file, from 1.
-        voice: who speaks; None is that of the command line.
     """
 
     id: str
@@ -98,14 +93,8 @@ _ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 @dataclass(frozen=True)
 class Item:
-    """One image, clip or utterance to make.
-
-    Attributes:
-        row: the row that asks for it.
-        k: index among the items of the row, from 0.
-        seed: 0..2**64-1.
-        suffix: of its file.
-        name: of its file; empty takes one from id, index and seed.
+    """One image, clip or utterance to make: number k of its row, from 0. Without a name its file
+    has one of id, index and seed.
     """
 
     row: Row
@@ -116,12 +105,10 @@ class Item:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Id of the row and index; unique in a file."""
         return self.row.id, self.k
 
     @property
     def file(self) -> str:
-        """Name of its file."""
         return self.name or f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
 
 
@@ -130,8 +117,8 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
     items = []
     for row in rows:
         for k in range(row.n):
-            own = seed_of(base, row.id, k) if row.seed is None else (row.seed + k) % SEEDS
-            items.append(Item(row, k, own, suffix))
+            seed = seed_of(base, row.id, k) if row.seed is None else (row.seed + k) % SEEDS
+            items.append(Item(row, k, seed, suffix))
     return items
 
 
@@ -150,18 +137,12 @@ def take_shard(items: list[Item], index: int, count: int) -> list[Item]:
 
 
 def read_prompts(source: str) -> list[Row]:
-    """Read a prompt file.
+    """The rows of a prompt file, with unique ids, or an OptionError with the wrong rows' line
+    numbers.
 
-    Args:
-        source: a file named `.jsonl`, `.csv`, `.tsv` or `.txt`, or `-` for standard input, which
-            is JSON lines where it begins with `{`, and one prompt a line where it does not.
-
-    Returns:
-        Rows in the order of the file, with unique ids. A row without an id gets one derived from
-        its fields; the second of two equal rows gets `-2` after it, and so on.
-
-    Raises:
-        OptionError: no such file, not UTF-8, no rows; or wrong rows, each with its line number.
+    A file is named `.jsonl`, `.csv`, `.tsv` or `.txt`; `-` is standard input, JSON lines where it
+    begins with `{`, and one prompt a line where it does not. A row without an id gets one derived
+    from its fields; the second of two equal rows gets `-2` after it, and so on.
     """
     title = "standard input" if source == "-" else f"--prompts {show(source)}"
     data, kind = _read(source, title)
@@ -243,7 +224,6 @@ def _lines(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapp
 
 
 def _table(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The same of a table."""
     first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
     separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
     csv.field_size_limit(MAX_LINE)
@@ -297,21 +277,14 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
 
 
 def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
-    """Check the fields of a row and derive its id where it has none.
-
-    Args:
-        values: by name; None and a missing field are the same.
-        line: line number; 0 for a row that is of no file.
-
-    Raises:
-        OptionError: the first wrong field; the message does not name the line.
+    """Check the fields of a row, None like a missing one, and derive its id where it has none.
+    OptionError names the first wrong field, not the line.
     """
-    found = _gather_fields({name: value for name, value in values.items() if value is not None})
-    return make_row(line, **{name: _READERS[name](name, value) for name, value in found.items()})
+    gathered = _gather_fields({name: value for name, value in values.items() if value is not None})
+    return make_row(line, **{name: _READERS[name](name, value) for name, value in gathered.items()})
 
 
 def make_row(line: int = 0, **checked: Any) -> Row:
-    """A row of checked fields, whose id is derived where it has none."""
     row = Row(**{"id": "", **checked}, line=line)
     return row if row.id else replace(row, id=_make_id(row))
 
@@ -324,35 +297,32 @@ def spell(name: str) -> str:
 def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields under their names here, a prompt among them; width and height are put into `size`,
     sampling parameters into `params`.
-
-    Raises:
-        OptionError: an unknown field, or one that is given twice.
     """
-    found: dict[str, Any] = {}
+    gathered: dict[str, Any] = {}
     params: dict[str, Any] = {}
     pairs = [(name, value) for name, value in values.items() if name not in _SIDES]
     if len(pairs) < len(values):
         pairs.append(("size", [values.get(name) for name in _SIDES]))
-    for given, value in pairs:
-        name = spell(given)
-        if name in found or name in params:
+    for written, value in pairs:
+        name = spell(written)
+        if name in gathered or name in params:
             raise OptionError(
-                f"{show(given)}: expected {name} once, received it twice; leave one out"
+                f"{show(written)}: expected {name} once, received it twice; leave one out"
             )
         if name in SAMPLING_FIELDS:
-            params[name] = _number(given, value)
+            params[name] = _number(written, value)
         elif name in FIELDS:
-            found[name] = value
+            gathered[name] = value
         else:
-            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
+            raise OptionError(f"{show(written)}: expected fields out of {_ALL}; leave it out")
     if params:
-        named = _params("params", found.get("params", {}))
+        named = _params("params", gathered.get("params", {}))
         for name in params.keys() & named.keys():
             raise OptionError(
                 f"{name}: expected it once, received it in params too; leave one of them out"
             )
-        found["params"] = {**named, **params}
-    return {"prompt": "", **found}
+        gathered["params"] = {**named, **params}
+    return {"prompt": "", **gathered}
 
 
 def _make_id(row: Row) -> str:
@@ -360,10 +330,10 @@ def _make_id(row: Row) -> str:
 
     It depends on the row alone, so that a row keeps its images when it moves in the file.
     """
-    own = {name: getattr(row, name) for name in FIELDS if name != "id"}
+    hashed = {name: getattr(row, name) for name in FIELDS if name != "id"}
     if row.voice is None:  # the field is younger than ids
-        del own["voice"]
-    text = _TO_JSON(own)
+        del hashed["voice"]
+    text = _TO_JSON(hashed)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
     words = [_NOT_IN_ID.sub("", word)[:20] for word in split_words(row.prompt[:200])[:3]]
     return "-".join([*filter(None, words), digits])
@@ -400,7 +370,6 @@ def _id(name: str, value: Any) -> str:
 
 
 def _number(name: str, value: Any) -> Any:
-    """A number; the model says later which it takes."""
     if isinstance(value, str):  # a CSV cell
         value = read_text(name, value, float)
     hint = "write one without quotes, with a point as in 0.5"
@@ -409,8 +378,8 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _integer(low: int, high: int, name: str, value: Any) -> int:
-    if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
-        value = int(found[1])  # a CSV cell
+    if isinstance(value, str) and (digits := _WHOLE.fullmatch(value)):
+        value = int(digits[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
 

@@ -22,10 +22,8 @@ Fingerprint = Callable[[Item], str]
 
 
 class ItemsFailed(MMAccelError, RuntimeError):
-    """The model raised an exception, which is the cause, while it made items.
-
-    Attributes:
-        items: those in progress, one or more of which are responsible.
+    """The model raised an exception, which is the cause, while it made these items; one or more of
+    them are responsible.
     """
 
     def __init__(self, items: Sequence[Item], cause: Exception) -> None:
@@ -34,11 +32,7 @@ class ItemsFailed(MMAccelError, RuntimeError):
 
 
 class Worker:
-    """One loaded model, and a folder for what it makes.
-
-    Raises:
-        OptionError, UnsupportedModelError: the model cannot be opened.
-    """
+    """One loaded model, and a folder for what it makes."""
 
     def __init__(self, modality: Modality) -> None:
         self.modality = modality
@@ -49,13 +43,8 @@ class Worker:
         self._settings: dict[str, Settings] = {}  # by the id of a row
 
     def check(self, items: Sequence[Item]) -> Fingerprint:
-        """Check all items before any is made.
-
-        Returns:
-            What gives the fingerprint of an item: eight digits that differ where two items do.
-
-        Raises:
-            OptionError: rows that this model cannot make, each with its line number.
+        """Check all items before any is made, or an OptionError with the rows' line numbers.
+        Returns what gives an item's fingerprint: eight digits that differ where two items do.
         """
         wrong: dict[int, str] = {}
         for item in {item.row.id: item for item in _by_size(items)}.values():
@@ -72,11 +61,7 @@ class Worker:
         return lambda item: fingerprint(self.describe(item))
 
     def plan(self, item: Item) -> Settings:
-        """Settings of an item, which all items of its row have.
-
-        Raises:
-            OptionError: a value that the model or the policy does not accept.
-        """
+        """Settings of an item, which all items of its row have."""
         row = item.row.id
         if row not in self._settings:
             settings = self.modality.plan(item, self._resize(item))
@@ -98,15 +83,8 @@ class Worker:
         """Make items by continuous batching: the next one replaces a finished one.
 
         Args:
-            items: any number, in any order.
             on_finish: called with the record of an item as soon as its file is on the disk.
-            rows: items made together; None takes the modality's.
-            on_step: called after every pass.
             look: called with each item and what was made, before `on_finish`.
-
-        Raises:
-            WriteError: a file cannot be written.
-            ItemsFailed: from any exception of the model; finished items stay finished.
         """
         rows = self.modality.rows if rows is None else rows
         groups: dict[Any, list[Item]] = {}
@@ -130,8 +108,7 @@ class Worker:
         on_step: Any,
         look: Callable[[Item, Any], None] | None,
     ) -> Stats:
-        """Make items of equal size and settings."""
-        left = {item.key: item for item in items}
+        unfinished = {item.key: item for item in items}
         broken: list[Exception] = []  # of what is done with an output, which the model passes on
 
         def finish(item: Item, made: Any) -> None:
@@ -144,7 +121,7 @@ class Worker:
             except Exception as error:
                 broken.append(error)
                 raise
-            del left[item.key]
+            del unfinished[item.key]
 
         pipe = self._resize(items[0])
         try:
@@ -154,7 +131,7 @@ class Worker:
                 raise broken[0] from None
             known = [items[row] for row in getattr(error, "rows", None) or ()]
             # items start in order, so that the first unfinished ones are those in progress
-            raise ItemsFailed(known or list(left.values())[:rows], error) from error
+            raise ItemsFailed(known or list(unfinished.values())[:rows], error) from error
 
     def _write(self, item: Item, made: Any) -> Record:
         modality, unit = self.modality, self.modality.unit

@@ -26,7 +26,6 @@ def _execution() -> Any:
 
 
 def report(done: int, total: int, image: Image | None = None) -> None:
-    """Show progress, and a preview."""
     _execution().set_progress(done, total, preview_image=image)
 
 
@@ -65,6 +64,6 @@ def free_memory(size: int, wanted: str) -> None:
     import torch
     from comfy import model_management
 
-    own = model_management.get_torch_device()
-    if torch.device(wanted).type == own.type:
-        model_management.free_memory(size, own)
+    computing = model_management.get_torch_device()
+    if torch.device(wanted).type == computing.type:
+        model_management.free_memory(size, computing)

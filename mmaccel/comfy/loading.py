@@ -64,13 +64,7 @@ _NOTES = {  # field -> tooltip, where ComfyUI differs from the command line
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A loaded model, with its codec or processor.
-
-    Attributes:
-        name: as it was asked for.
-        dtype: of the token model, as results name it.
-        pipe: a `TextToImage`, `TextToSpeech`, `TextToVideo`, `ImageToVideo` or `ImageToText`.
-    """
+    """A loaded model, with its codec or processor."""
 
     name: str
     dtype: str
@@ -83,7 +77,6 @@ outputs holds them, so freeing that cache frees the memory."""
 
 
 def _option_port(each: Field[Any], part: str, families: Sequence[str]) -> Port:
-    """The widget of a field of `LoadOptions`."""
     name = each.name
     note = _NOTES.get(name, to_sentence(each.metadata["help"])).format(part=part)
     if name in _SUGGESTED:
@@ -91,10 +84,10 @@ def _option_port(each: Field[Any], part: str, families: Sequence[str]) -> Port:
     if each.type in ("Switch", "FusedSwitch"):
         default = AUTO if each.default == AUTO else "off"
         read = reads({"on": True, "off": False})
-        made = choice(name, default, note, (AUTO, "on", "off"), read=read)
+        port = choice(name, default, note, (AUTO, "on", "off"), read=read)
     else:
-        made = field_port(each, note, families if name == "family" else ())
-    return replace(advanced(made), is_optional=name not in _SAVED)
+        port = field_port(each, note, families if name == "family" else ())
+    return replace(advanced(port), is_optional=name not in _SAVED)
 
 
 def _describe(files: Sequence[Path]) -> str:
@@ -121,17 +114,10 @@ def _load_node(
 ) -> Node:
     """The node that loads a kind of models.
 
-    Args:
-        output: name and kind of the link.
-        pipeline: class whose `from_pretrained` loads it.
-        find: a model's source by its name; downloads.
-        default: of the first widget.
-        named: what that names beside ids of the hub.
-        part: the part of the model that the dtype applies to.
-        families: how its checkpoints may be read; without any there is no such widget.
-        parts: widgets before those of device and dtype.
-        shape: widgets after them.
-        later: widgets after all others, so that graphs that were saved before keep their order.
+    `find` gives a model's source by the name in the first widget, and downloads; `named` is what
+    that names beside ids of the hub; `families` are how checkpoints may be read. Widgets stand
+    before those of device and dtype (`parts`), after them (`shape`), and, so that saved graphs keep
+    their order, after all others (`later`).
     """
 
     def files(*, model: str, decoder: str | None = None, **others: Any) -> list[Path]:

@@ -38,14 +38,8 @@ _WARM_UP_PASSES = 3
 
 @dataclass(frozen=True)
 class Made:
-    """What a run made.
-
-    Attributes:
-        outputs: of the node, without its stats.
-        stats: of the whole run.
-        lines: one line of text for each image, utterance, clip or answer.
-        compared: how the run compares with decoding token by token.
-        negative: the negative prompt.
+    """What a run made: the node's outputs without stats, and a line for each image, utterance, clip
+    or answer.
     """
 
     outputs: Sequence[Any]
@@ -205,11 +199,9 @@ def answer(
     batch_size: int,
     **options: Any,
 ) -> Made:
-    """What `mmaccel answer` says to each question, and a picture of the patches that stay; of the
-    image itself where all stay, or where the tokens have no known places.
-
-    Args:
-        image: `[B, height, width, 3]` float in 0..1; every question is about all B images.
+    """What `mmaccel answer` says to each question about all B images `[B, height, width, 3]`, and a
+    picture of the patches that stay; of the image itself where all stay, or where the tokens have
+    no known places.
     """
     from PIL import Image
 

@@ -158,13 +158,13 @@ def _inputs(slot: str, name: str, build: Callable[..., Any]) -> list[Port]:
             return False
         return True
 
-    made = []
+    ports = []
     for each in fields(cls):
         if each.init and each.name not in {*entry.preset, "keep", "n_keep"}:
             known = choices_of(each, domains(cls).get(each.name))
             choices = [text for text in known if takes(each.name, text)]
-            made.append(field_port(each, notes[each.name], choices))
-    return made
+            ports.append(field_port(each, notes[each.name], choices))
+    return ports
 
 
 def policy_node(name: str) -> Node:

@@ -56,7 +56,7 @@ _METHODS = (_POLICY, *LAYER_INPUTS)
 
 def _sampling(*without: str, unset: str = _OWN) -> list[Port]:
     """A widget for each field of `SamplingOptions`; -1 is what `unset` says of None."""
-    made = []
+    ports = []
     for each in fields(SamplingOptions):
         name = each.name
         if not each.metadata.get("help") or name in without:
@@ -65,16 +65,16 @@ def _sampling(*without: str, unset: str = _OWN) -> list[Port]:
         note = f"{to_sentence(each.metadata['help'])} {unset}"
         port = unset_number(name, None, note, -1 if step == 1 else -1.0, most, step)
         port = port if name == "guidance_scale" else advanced(port)
-        made.append(replace(port, is_optional=name in _LATER))
-    return made
+        ports.append(replace(port, is_optional=name in _LATER))
+    return ports
 
 
 def _seed(note: str) -> Port:
     note += " -1 draws one at every run. A browser counts exactly up to 9007199254740992; larger "
     note += "ones come out rounded."
-    made = number("seed", 0, note, -1, SEEDS - 1)
-    options = {**made.options, "control_after_generate": True}
-    return replace(made, options=options, read=lambda seed: choose_one_seed(seed, draw_new_seed))
+    port = number("seed", 0, note, -1, SEEDS - 1)
+    options = {**port.options, "control_after_generate": True}
+    return replace(port, options=options, read=lambda seed: choose_one_seed(seed, draw_new_seed))
 
 
 def _batch(note: str) -> Port:
@@ -83,11 +83,7 @@ def _batch(note: str) -> Port:
 
 
 def _check(**values: Any) -> None:
-    """Refuse sampling parameters that no model takes, before any model is loaded.
-
-    Raises:
-        OptionError: a parameter outside its domain.
-    """
+    """Refuse sampling parameters that no model takes, before any model is loaded."""
     given = {name: values[name] for name in SAMPLING_FIELDS if name in values}
     choose_params(SamplingParams(), **given)
 

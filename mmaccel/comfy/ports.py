@@ -73,9 +73,7 @@ class Port:
     """An input or an output of a node; an input with a default is a widget, another one a link.
 
     Attributes:
-        name: of the input, and of the argument that takes it.
         kind: ComfyUI's name of its type.
-        tooltip: one or two sentences.
         options: of a widget, as ComfyUI's class of the kind takes them.
         read: a widget's value as the library takes it.
         is_optional: whether a graph may leave it out, which counts as the default.
@@ -92,14 +90,11 @@ class Port:
 
     @property
     def default(self) -> Any:
-        """What a new node shows; None for a link."""
         return self.options.get("default")
 
     def take(self, value: Any) -> Any:
-        """A widget's value as the library takes it; None, which a link fills later, is the default.
-
-        Raises:
-            OptionError: another type, or a value outside the widget's choices or bounds.
+        """A widget's value as the library takes it; None, which a link fills later, is the
+        default.
         """
         value = self.default if value is None else value
         if isinstance(value, str):
@@ -117,13 +112,9 @@ class Port:
 
 @dataclass(frozen=True)
 class Node:
-    """A node.
+    """A node. Its id, the name in saved workflows, never changes.
 
     Attributes:
-        id: its name in saved workflows, which never changes.
-        title: its name on the page.
-        category: where the page lists it.
-        summary: what it does.
         inputs, outputs: in the order of the page.
         run: `run(**inputs)` with the widgets' values as the library takes them; its outputs in
             order, or what `host.output` made.
@@ -148,20 +139,14 @@ class Node:
 
     @property
     def widgets(self) -> list[Port]:
-        """Its inputs that are values."""
         return [each for each in self.inputs if each.default is not None]
 
     @property
     def links(self) -> list[Port]:
-        """Its inputs that other nodes fill."""
         return [each for each in self.inputs if each.default is None]
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of widgets as the library takes them; one that is missing is its default.
-
-        Raises:
-            OptionError: a bad value.
-        """
+        """The values of widgets as the library takes them; one that is missing is its default."""
         read = {each.name: each.take(values.get(each.name)) for each in self.widgets}
         self.check(**read)
         return read
@@ -196,17 +181,14 @@ def advanced(port: Port) -> Port:
 
 
 def text(name: str, default: str, note: str, **more: Any) -> Port:
-    """A text of one line."""
     return Port(name, "STRING", note, {"default": default}, **more)
 
 
 def lines(name: str, default: str, note: str, **more: Any) -> Port:
-    """A text of several lines."""
     return Port(name, "STRING", note, {"default": default, "multiline": True}, **more)
 
 
 def choice(name: str, default: str, note: str, choices: Sequence[str], **more: Any) -> Port:
-    """One of a list of texts."""
     return Port(name, "COMBO", note, {"default": default, "options": list(choices)}, **more)
 
 
@@ -245,13 +227,7 @@ def choices_of(each: Field[Any], domain: Domain | None) -> Sequence[str]:
 
 
 def field_port(each: Field[Any], note: str, choices: Sequence[str]) -> Port:
-    """The input of a field of a dataclass whose annotations are texts.
-
-    Args:
-        each: the field.
-        note: the tooltip.
-        choices: texts that the field takes; empty where any is.
-    """
+    """The input of a field of a dataclass whose annotations are texts."""
     name = each.name
     types = _types_of(each)
     is_optional = "None" in types
@@ -309,13 +285,13 @@ def field_tooltips(cls: type) -> dict[str, str]:
 
     The nearest class wins, but a text "as in …" yields to that of a parent.
     """
-    found: dict[str, str] = {}
+    tooltips: dict[str, str] = {}
     for base in cls.__mro__:
         for names, words in _ENTRY.findall(inspect.cleandoc(base.__doc__ or "")):
             for name in names.split(", "):
-                if found.get(name, "as in ").startswith("as in "):
-                    found[name] = " ".join(words.split())
-    return {name: to_sentence(words) for name, words in found.items()}
+                if tooltips.get(name, "as in ").startswith("as in "):
+                    tooltips[name] = " ".join(words.split())
+    return {name: to_sentence(words) for name, words in tooltips.items()}
 
 
 def to_sentence(words: str) -> str:

@@ -28,12 +28,7 @@ Draw = Callable[[Any, Sequence[int]], "Image | None"]
 
 class Progress:
     """`on_step`, `on_token` and `deliver` of a pipeline; changes nothing. What ComfyUI raises where
-    the user interrupts ends the run.
-
-    Args:
-        rows: images, utterances, clips or answers of the run.
-        length: tokens of a row; 0 is what the passes say.
-        draw: previews.
+    the user interrupts ends the run. A `length` of 0 is what the passes say.
     """
 
     def __init__(self, rows: int, length: int = 0, draw: Draw | None = None) -> None:
@@ -46,7 +41,6 @@ class Progress:
         self.wait = _PREVIEW
 
     def __call__(self, progress: Any) -> None:
-        """A pass is done."""
         host.check_interrupt()
         if progress.rows:
             self.running = progress.rows
@@ -99,15 +93,9 @@ class Progress:
 def draw_progress(
     model: ImageModel, progress: Any, prompts: Sequence[str], seeds: Sequence[int]
 ) -> Image | None:
-    """Draw the first images of a running batch side by side; what is not decoded yet is grey.
-
-    Args:
-        model: renders tokens.
-        progress: what `on_step` gets, of a window or a canvas.
-        prompts, seeds: of each row of `progress`.
-
-    Returns:
-        None while there is nothing to show, and for models whose tokens are not a plain grid.
+    """Draw the first images of a running batch, of a window or a canvas, side by side; what is not
+    decoded yet is grey. None while there is nothing to show, and for models whose tokens are not a
+    plain grid.
     """
     from PIL import Image
 

@@ -11,7 +11,6 @@ from mmaccel.comfy.ports import Node
 
 
 def node_class(node: Node) -> Any:
-    """A node's class."""
     from comfy_api.latest import io
 
     def make_type(kind: str) -> Any:
@@ -64,11 +63,7 @@ def node_class(node: Node) -> Any:
 
 
 def find_exports() -> dict[str, Any]:
-    """The names a pack's module needs.
-
-    Raises:
-        ImportError: an older ComfyUI, or none.
-    """
+    """The names a pack's module needs."""
     try:
         from comfy_api.latest import ComfyAPISync, ComfyExtension
 

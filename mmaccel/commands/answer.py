@@ -36,16 +36,7 @@ if TYPE_CHECKING:
 
 
 def answer_question(flags: Any) -> None:
-    """Answer with fewer visual tokens, with all, or both; print it, and draw what stayed.
-
-    Args:
-        flags: a `mmaccel.commands.media.Answer`.
-
-    Raises:
-        OptionError: a flag or an input outside its domain, before any work.
-        UnsupportedModelError: the tokens have no known places, and the picture was asked for.
-        OSError: a file cannot be written.
-    """
+    """Answer with fewer visual tokens, with all, or both; print it, and draw what stayed."""
     layers = flags.layer.read()
     seed, is_drawn = pick_seed(flags.seed if flags.sampling.temperature else flags.seed or 0)
     set_threads(flags.threads)
@@ -112,11 +103,10 @@ def answer_question(flags: Any) -> None:
 def _name_picture(
     flags: Any, names: Sequence[str], question: str, reducers: Sequence[Any], seed: int
 ) -> Path:
-    """The file of the picture; another question, image or method has another name."""
     if flags.out is not None:
         return Path(flags.out)
-    own = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
-    return Path("out") / image_name(seed, question, _title(reducers).split()[0], own)
+    settings = {"model": flags.model, "images": names, "visual_tokens": list(map(repr, reducers))}
+    return Path("out") / image_name(seed, question, _title(reducers).split()[0], settings)
 
 
 def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
@@ -134,11 +124,7 @@ def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
 
 
 def _split_inputs(inputs: Sequence[str]) -> tuple[list[str], str]:
-    """Image files, and the question behind them.
-
-    Raises:
-        OptionError: no image, or no question.
-    """
+    """Image files, and the question behind them."""
     *files, question = inputs
     if os.path.isfile(question):
         raise OptionError(
@@ -153,7 +139,6 @@ def _split_inputs(inputs: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _title(reducers: Sequence[Any]) -> str:
-    """What a run keeps, in the words of the command line."""
     names = {entry.target.split(":")[1]: name for name, entry in REDUCERS.items()}
     parts = [
         f"{names.get(m.name, m.name)} {m.n_keep if m.keep is None else format(m.keep, 'g')}"
@@ -173,18 +158,17 @@ _COLUMNS: dict[str, str] = {  # of a run, ready for JSON
 
 
 def _describe(title: str, answers: Answers) -> dict[str, Any]:
-    """A run, ready for JSON."""
-    found = answers[0]
+    first = answers[0]
     return {
         "visual_tokens": title,
-        "text": found.text,
-        "is_finished": found.is_finished,
-        "tokens": len(found.tokens),
-        "passes": found.passes,
+        "text": first.text,
+        "is_finished": first.is_finished,
+        "tokens": len(first.tokens),
+        "passes": first.passes,
         "seconds": answers.seconds,
         "first_seconds": answers.first_seconds,
-        "n_visual": found.n_visual,
-        "n_kept": found.n_kept,
-        "images": [{"n_visual": each.n_all, "n_kept": each.n_kept} for each in found.images],
+        "n_visual": first.n_visual,
+        "n_kept": first.n_kept,
+        "images": [{"n_visual": each.n_all, "n_kept": each.n_kept} for each in first.images],
         "stats": answers.stats.to_dict(),
     }

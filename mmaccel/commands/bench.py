@@ -93,12 +93,6 @@ class Bench:
         return (self.policies, self.windows, self.drafts, self.dtypes) != (None,) * 4
 
     def run(self) -> None:
-        """Measure scale by scale, write and print.
-
-        Raises:
-            OptionError: a wrong option, before anything is measured.
-            Stopped: Ctrl-C; the file has what was measured.
-        """
         from mmaccel.commands.files import check_file, new_report, write_json
         from mmaccel.loading import open_pipeline, place
         from mmaccel.pipelines.text_to_image.model import choose_params
@@ -129,11 +123,11 @@ class Bench:
         done = 0
         for scale in scales:
             params = choose_params(usual, guidance_scale=scale, **temperature)
-            found = self.compare(pipes, policies, params, prompts)
-            rows += found
-            made = found[0]["images"] if found else 0
-            done += made
-            if made < self.count:
+            scale_rows = self.compare(pipes, policies, params, prompts)
+            rows += scale_rows
+            n_images = scale_rows[0]["images"] if scale_rows else 0
+            done += n_images
+            if n_images < self.count:
                 break
         sources = [getattr(policy, "drafts", None) for _, policy in policies]
         folders: dict[str, Any] = {s.folder: s.folder for s in sources if isinstance(s, Coarse)}
@@ -160,23 +154,14 @@ class Bench:
             raise Stopped(f"stopped; measured {done} of {wanted} images a row")
 
     def split(self, name: str, usual: str) -> list[str]:
-        """The values with commas of an option.
-
-        Raises:
-            OptionError: it was given and names nothing.
-        """
         given = getattr(self, name)
-        found = split_values(f"--{name}", usual if given is None else given)
-        if given is not None and not found:
+        values = split_values(f"--{name}", usual if given is None else given)
+        if given is not None and not values:
             raise OptionError(f"--{name}: expected at least one, received none; leave it out")
-        return found
+        return values
 
     def list_policies(self) -> list[tuple[str, Any]]:
-        """Short names with policies, token by token first.
-
-        Raises:
-            OptionError: an unknown name, width or source, or none that can be measured.
-        """
+        """Short names with policies, token by token first."""
         from mmaccel.policies import check_window
 
         is_all = self.policies in (None, ALL)
@@ -188,32 +173,28 @@ class Bench:
         for width in widths:
             check_window(width, adaptive=True)
         sources = list(map(TypedName, self.split("drafts", "")))
-        found = [("autoregressive", make_policy("autoregressive"))]
+        policies = [("autoregressive", make_policy("autoregressive"))]
         for name in map(TypedName, listed):
             entry = find_policy(name, "window")
             if name in left_out:
                 continue
             known = {each.name for each in fields(load(entry.target))} - entry.preset.keys()
-            own = [width for width in widths if width != "adaptive" or name == "jacobi"]
-            if not (own or is_all):
+            own_widths = [width for width in widths if width != "adaptive" or name == "jacobi"]
+            if not (own_widths or is_all):
                 raise OptionError(
                     f"--windows: expected a fixed width for {name}, received {self.windows!r}; add "
                     "one such as 32"
                 )
-            for window in own if "window" in known else [None]:
+            for window in own_widths if "window" in known else [None]:
                 for source in sources if "drafts" in known and sources else [None]:
                     options = shared.given(window=window, drafts=source)
-                    found.append((name, make_policy(name, **options)))
-        if not any("drafts" in vars(policy) for _, policy in found):
+                    policies.append((name, make_policy(name, **options)))
+        if not any("drafts" in vars(policy) for _, policy in policies):
             shared.refuse({"--drafts": self.drafts}, "with policies that have no draft sources")
-        return found
+        return policies
 
     def pick_prompts(self, pipe: TextToImage) -> list[str]:
-        """A prompt for each image: the given one, else fresh ones, else the model's examples.
-
-        Raises:
-            OptionError: a prompt that the model cannot draw.
-        """
+        """A prompt for each image: the given one, else fresh ones, else the model's examples."""
         from mmaccel.pipelines.models.scenes import WordImages
 
         images = pipe.image_model
@@ -234,8 +215,7 @@ class Bench:
         params: SamplingParams,
         prompts: Sequence[str],
     ) -> list[dict[str, Any]]:
-        """The rows of a guidance scale over the rounds that every side had before Ctrl-C, none
-        without such a round."""
+        """The rows of a guidance scale, over the rounds that every side had before Ctrl-C."""
         from mmaccel.evaluation.measure import measure
         from mmaccel.evaluation.speed import Side, compare_images, make_cases
 
@@ -284,7 +264,6 @@ def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingPa
 
 
 def _read_card(folder: Path | None) -> dict[str, Any]:
-    """What the report takes from the card of a demo model; empty where there is none."""
     from mmaccel.config_files import read_json
 
     file = None if folder is None else folder / "card.json"
@@ -294,7 +273,6 @@ def _read_card(folder: Path | None) -> dict[str, Any]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    """What a row is called in the table."""
     drafts = "" if row["drafts"] in (None, "neighbour") else Path(row["drafts"]).name
     parts = (row["policy"], row["window"], drafts)
     return row.get("label") or " ".join(str(part) for part in parts if part)
@@ -317,8 +295,8 @@ _COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
 def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
     for guidance, dtype in dict.fromkeys((row["guidance"], row["dtype"]) for row in rows):
-        own = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]
-        print_rows(f"guidance {guidance:g}, {dtype}", _COLUMNS, own)
+        group = [row for row in rows if (row["guidance"], row["dtype"]) == (guidance, dtype)]
+        print_rows(f"guidance {guidance:g}, {dtype}", _COLUMNS, group)
     loss = report["card"].get("generator", {}).get("validation_bits_per_token")
     is_known = is_one(loss, float)
     quality = f"validation loss {loss:.3f} bits a token" if is_known else "no model card"

@@ -51,11 +51,7 @@ def comfy(
 
 
 def check_own(folder: Path) -> None:
-    """Refuse a folder with files that this command did not write.
-
-    Raises:
-        OptionError: with the names of those files.
-    """
+    """Refuse a folder with files that this command did not write."""
     try:
         if folder.is_symlink():
             raise ValueError("a link")
@@ -74,11 +70,7 @@ def check_own(folder: Path) -> None:
 
 
 def install(folder: Path) -> None:
-    """Write the folder of the pack whole or not at all; it replaces an earlier one.
-
-    Raises:
-        OSError: it cannot be written; an earlier folder stays.
-    """
+    """Write the folder of the pack whole or not at all; it replaces an earlier one."""
     # ComfyUI ignores names with this ending, in case it starts in this moment.
     fresh, old = (
         folder.with_name(f"{_FOLDER}.{os.getpid()}.{age}.disabled") for age in ("new", "old")
@@ -104,12 +96,12 @@ def install(folder: Path) -> None:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The hash of each file by its name; of what is no file, whose reading may never end, ""."""
-    found = {}
+    digests = {}
     for file in folder.rglob("*"):
         is_own = file.name == _LIST or _CACHE in file.parts
         if is_own or (file.is_dir() and not file.is_symlink()):
             continue
         is_plain = file.is_file() and not file.is_symlink()
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if is_plain else ""
-        found[file.relative_to(folder).as_posix()] = digest
-    return found
+        digests[file.relative_to(folder).as_posix()] = digest
+    return digests

@@ -30,12 +30,7 @@ _PASSES = 3  # of a model that is tried
 
 
 class Finding(NamedTuple):
-    """One row of the report.
-
-    Attributes:
-        state: "yes", "no" or "needed" (missing, and nothing works).
-        is_attached: whether it is the transformers model of a folder that `mmaccel.attach` serves.
-    """
+    """One row of the report: `state` is "yes", "no" or "needed" (missing, and nothing works)."""
 
     what: str
     state: str
@@ -54,23 +49,22 @@ class Doctor:
     )
 
     def run(self) -> None:
-        """Print the findings."""
         from rich.text import Text
 
         from mmaccel.commands.terminal import make_table, wide_console
 
         findings = [*list_packages(), try_writing(self.out)]
         is_attached = False
-        if ("torch", "needed") not in [found[:2] for found in findings]:
+        if ("torch", "needed") not in [finding[:2] for finding in findings]:
             tried = try_model(self.model, self.trust_remote_code)
             findings += [*list_devices(), *list_kernels(), tried]
             is_attached = tried.is_attached
         table = make_table("what", "", "detail", title="mmaccel doctor")
-        for found in findings:
-            table.add_row(found.what, Text(*_MARKS[found.state]), found.detail)
+        for finding in findings:
+            table.add_row(finding.what, Text(*_MARKS[finding.state]), finding.detail)
         console = wide_console()
         console.print(table)
-        broken = [found.what for found in findings if found.state == "needed"]
+        broken = [finding.what for finding in findings if finding.state == "needed"]
         if broken:
             console.print(f"Cannot generate until this is fixed: {', '.join(broken)}.")
             raise typer.Exit(1)
@@ -154,13 +148,13 @@ def _describe_threads() -> str:
 
     from mmaccel.pipelines.hosts.runner.threads import is_chosen_already
 
-    own = torch.get_num_threads()
-    text = f"torch takes {own} of {os.cpu_count()} processors"
+    n_threads = torch.get_num_threads()
+    text = f"torch takes {n_threads} of {os.cpu_count()} processors"
     if hasattr(os, "getloadavg"):
         text += f"; load {os.getloadavg()[0]:.1f} (processes that want one, in the last minute)"
     chosen = (
-        f"mmaccel generate measures a pass with 1 to {own} threads at its first passes (about half "
-        "a second) and takes the fastest"
+        f"mmaccel generate measures a pass with 1 to {n_threads} threads at its first passes "
+        "(about half a second) and takes the fastest"
     )
     if "OMP_NUM_THREADS" in os.environ:
         chosen = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} fixes their number"
@@ -221,8 +215,6 @@ def try_model(name: str, trust_remote_code: bool = False) -> Finding:
 
 
 def _run_passes(pipe: Any) -> None:
-    """Run a few passes, of one token each."""
-
     def stop(state: Any) -> Any:
         return state.lengths * 0 if state.passes >= _PASSES else None
 

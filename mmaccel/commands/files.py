@@ -20,22 +20,17 @@ _MAX_NAME = 255  # bytes; the limit of file systems
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
-    """Refuse a folder that cannot be created or written, without creating it.
-
-    Raises:
-        OptionError: a name that is too long.
-        OSError: with the name of the option.
-    """
+    """Refuse a folder that cannot be created or written, without creating it."""
     if any(len(os.fsencode(name)) > _MAX_NAME for name in folder.parts):
         raise OptionError(
             f"{option}: expected a name that this system takes, received {show(str(folder))} "
             f"({os.strerror(errno.ENAMETOOLONG)}); shorten it"
         )
-    found = folder
-    while not os.path.lexists(found) and found != found.parent:
-        found = found.parent
-    if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
-        reason = os.strerror(errno.EACCES if found.is_dir() else errno.ENOTDIR)
+    nearest = folder
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        reason = os.strerror(errno.EACCES if nearest.is_dir() else errno.ENOTDIR)
         raise OSError(
             f"{option}: expected a folder that can be written, received {show(str(folder))} "
             f"({reason}); choose another"
@@ -43,25 +38,18 @@ def check_folder(folder: Path, option: str = "--out") -> None:
 
 
 def open_folder(folder: Path, option: str = "--out") -> None:
-    """Create a folder; see `check_folder`."""
     check_folder(folder, option)
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_file(option: str, file: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is measured; None is accepted.
-
-    Raises:
-        OptionError: see `mmaccel.outputs.whole_files.check_target`.
-        OSError: its folder cannot be written.
-    """
+    """Refuse a file that cannot be written, before anything is measured; None is accepted."""
     if file is not None:
         check_target(file, option)
         open_folder(file.parent, option)
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:
-    """The first names of a list, with commas."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -73,12 +61,6 @@ def new_report(device: str = "cpu", *, program: str = "mmaccel", **facts: Any) -
 
 
 def write_file(file: Path, write: Callable[[Path], object]) -> None:
-    """Write a file by a function of the path.
-
-    Raises:
-        OptionError: see `mmaccel.outputs.whole_files.check_target`.
-        OSError: it cannot be written.
-    """
     try:
         write_whole(file, write)
     except OSError as error:
@@ -89,12 +71,10 @@ def write_file(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file; see `write_file`."""
     write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_json(file: Path | None, report: Mapping[str, Any]) -> None:
-    """Write a report as JSON, if a file is given."""
     if file is not None:
         write_text(file, to_json(report) + "\n")
 
@@ -113,6 +93,5 @@ def to_json(value: Any, depth: int = 0) -> str:
 
 
 def write_lines(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, if a file is given."""
     if file is not None:
         write_text(file, "".join(json.dumps(dict(line), allow_nan=False) + "\n" for line in lines))

@@ -14,11 +14,7 @@ from typing import Any, Self
 
 import typer
 
-from mmaccel.batch.job import (
-    Job,
-    find_missing,
-    remove_temporaries,
-)
+from mmaccel.batch.job import Job, find_missing, remove_temporaries
 from mmaccel.batch.manifest import (
     JOB_SEED,
     Manifest,
@@ -60,16 +56,8 @@ _NOT_IN_NAME = ("id", "k", "seed", "model", "versions", "exactness", "policy", "
 
 
 def run(flags: Any) -> None:
-    """Make what the command line or a prompt file asks for.
-
-    Args:
-        flags: a `mmaccel.commands.media.FileCommand`.
-
-    Raises:
-        typer.Exit: with code 3 or 1 where items of a file failed.
-        Stopped: by a signal; what is finished remains.
-        OptionError: a wrong option, input or row, before anything is made.
-        WriteError: a file cannot be written; what is finished remains.
+    """Make what the command line or a prompt file asks for. Exit codes 3 and 1: items of a file
+    failed; what is finished remains, whatever ends a run.
     """
     flags.check()
     set_threads(flags.threads)
@@ -143,12 +131,12 @@ def _name(item: Item, worker: Worker, count: int) -> Item:
     facts = worker.describe(item)
     modality = worker.modality
     settings = worker.plan(item)
-    own = {name: value for name, value in facts.items() if name not in _NOT_IN_NAME}
-    own |= {"prompt": item.row.prompt.strip(), "policy": repr(settings.policy)}
+    hashed = {name: value for name, value in facts.items() if name not in _NOT_IN_NAME}
+    hashed |= {"prompt": item.row.prompt.strip(), "policy": repr(settings.policy)}
     if modality.load.dtype != EXACT_DTYPE or settings.policy.exactness != "bitwise":
-        own |= {"rows": modality.rows, "beside": count if modality.rows > 1 else 1}
+        hashed |= {"rows": modality.rows, "beside": count if modality.rows > 1 else 1}
     title = modality.title_of(item)
-    return replace(item, name=image_name(item.seed, title, settings.name, own, modality.suffix))
+    return replace(item, name=image_name(item.seed, title, settings.name, hashed, modality.suffix))
 
 
 def _seconds(records: Sequence[Record]) -> str:
@@ -217,7 +205,7 @@ def _make_file(flags: Any, modality: Modality) -> int:
     if not file.resume:
         check_fresh(manifest_file)
     if not file.dry_run:
-        open_folder(folder)  # before the model is loaded, which takes long
+        check_folder(folder)  # before the model is loaded, which takes long
     worker = Worker(modality)
     resume_collector()
     facts: dict[str, Any] = {"out": str(folder), "seed": seed, "items": len(items)}
@@ -237,6 +225,7 @@ def _make_file(flags: Any, modality: Modality) -> int:
         made = f"{count_of(len(missing), unit)} to generate"
         _say_aside(f"{made}, {facts['made_before']} finished before, in {folder}")
     else:
+        open_folder(folder)  # rows that are refused leave none
         with closing(Manifest(manifest_file)) as manifest:
             error = _finish_file(items, fingerprint, manifest, worker, flags, facts, unit)
     if file.as_json or file.json_stream:
@@ -271,10 +260,8 @@ def _finish_file(
     facts: dict[str, Any],
     unit: str,
 ) -> dict[str, str] | None:
-    """Make the missing items under the lock of the manifest, and add to the facts.
-
-    Returns:
-        Why the job did not do all, for programs.
+    """Make the missing items under the lock of the manifest, and add to the facts; why the job did
+    not do all, for programs.
     """
     began = time.perf_counter()
     folder, file = flags.out, flags.file
@@ -320,13 +307,8 @@ def _say_aside(text: str) -> None:
 
 
 class Reports:
-    """Progress on stderr, and one JSON event a line on stdout if streaming. Use it as a context
-    manager, which shows the bar.
-
-    Args:
-        unit: noun for an item.
-        total: items of this run.
-        is_streaming: whether events go to stdout.
+    """Progress on stderr, and one JSON event a line on stdout if streaming; a context manager,
+    which shows the bar. `unit` is a noun for an item.
     """
 
     def __init__(self, unit: str, total: int, is_streaming: bool = False) -> None:
@@ -371,11 +353,6 @@ class Reports:
         self.emit(event, item=content)
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Print an event as a line of JSON, if streaming.
-
-        Raises:
-            WriteError: the reader of stdout is gone, or has no space.
-        """
         if not self._is_streaming:
             return
         print(json.dumps({"event": event, **facts}))

@@ -36,15 +36,11 @@ _NEGATIVE_NAMES = ("--negative-prompt", "--negative")
 
 
 def _read_shard(text: str | None) -> tuple[int, int] | None:
-    """The value of `--shard`: `i/n`, counted from 1.
-
-    Raises:
-        OptionError: anything else.
-    """
+    """The value of `--shard`: `i/n`, counted from 1."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    parsed = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
+    index, count = (int(parsed[1]), int(parsed[2])) if parsed else (0, 0)
     if not 1 <= index <= count:
         raise OptionError(
             f"--shard: expected i/n with i in 1..n, such as 1/4, received {text!r}; the first is 1"
@@ -85,14 +81,8 @@ class FileFlags:
     json_stream: bool = option(False, "of a file: a line of JSON per event")
 
     def check(self, single: dict[str, Any]) -> None:
-        """Refuse options of the other way to give prompts.
-
-        Args:
-            single: options of items of the command line, by name; None, False or empty was not
-                given.
-
-        Raises:
-            OptionError: with the first such option.
+        """Refuse options of the other way to give prompts, by name; None, False or empty was not
+        given.
         """
         if self.prompt_file is None:
             for each in fields(self):
@@ -127,28 +117,18 @@ class FileCommand(MediaFlags):
     compare = stdout = False
 
     def run(self) -> None:
-        """Make the items."""
         from mmaccel.commands.jobs import run
 
         run(self)
 
     def check_together(self, single: dict[str, Any]) -> None:
-        """Refuse options of the other way to give prompts, see `FileFlags.check`, and a policy that
-        cannot be.
-
-        Args:
-            single: options of the command line alone by name, those of layers left out.
-
-        Raises:
-            OptionError: with the first that is wrong.
-        """
+        """Refuse options of the other way to give prompts, and a policy that cannot be."""
         layers = {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
         self.file.check(single | layers)
         self.method.read()
 
     def basis(self, load: LoadOptions, *names: str) -> dict[str, Any]:
-        """The fields that every `mmaccel.batch.modalities.Modality` has, and those of one with the
-        same names here."""
+        """The fields that every `Modality` has, and those of one with the same names here."""
         return {
             **{name: getattr(self, name) for name in ("model", "out", "sampling", *names)},
             "policy": self.method.policy,
@@ -209,14 +189,12 @@ class Speak(CodecFlags):
         check_call(self.texts or [], 0, **options)
 
     def modality(self, load: LoadOptions) -> Any:
-        """What is made."""
         from mmaccel.batch.modalities import Speech
 
         own = ("codec", "voice", "max_seconds", "repetition_penalty")
         return Speech(**self.basis(load, *own))
 
     def ask(self, pipe: Any, seed: int) -> list[Any]:
-        """The texts of the command line."""
         return _ask_for(self.texts or [], seed)
 
 
@@ -351,7 +329,6 @@ class Answer(MediaFlags):
     load: Annotated[LoadOptions, Without("family")]
 
     def run(self) -> None:
-        """Answer."""
         from mmaccel.commands.answer import answer_question
 
         answer_question(self)
@@ -389,7 +366,6 @@ class Generate(FileCommand):
         self.sides.join()
 
     def modality(self, load: LoadOptions) -> Any:
-        """What is made."""
         from mmaccel.batch.modalities import Images
 
         return Images(**self.basis(load, "decoder", "negative"), size=self.sides.join())

@@ -19,9 +19,6 @@ from mmaccel.own_code import TypedName
 def parse_path(text: str) -> Path:
     """A path that has a name: an empty text, often a variable of the shell that is not set, would
     be the current folder.
-
-    Raises:
-        typer.BadParameter: an empty text.
     """
     if not str(text).strip():
         raise typer.BadParameter(
@@ -31,7 +28,6 @@ def parse_path(text: str) -> Path:
 
 
 def _choose(what: str, *names: str) -> str:
-    """The help of a flag that names a method."""
     return f"{what}: one of {', '.join(names)}, or module:Name, with fields as name:field=value"
 
 
@@ -63,11 +59,8 @@ JsonFile = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFlags:
-    """How tokens are decoded.
-
-    Attributes:
-        policy: short name, or `module:Name`; None takes an exact one.
-        set_fields: fields of the policy as texts; all others are fields with flags of their own.
+    """How tokens are decoded. `policy` is a short name or `module:Name`, None an exact one;
+    `set_fields` are fields of the policy as texts, all others have flags of their own.
     """
 
     policy: TypedName | None = option(
@@ -87,32 +80,20 @@ class PolicyFlags:
     tree: TypedName | None = option(None, _choose("branches beside the drafts", *METHODS["tree"]))
 
     def fields(self) -> dict[str, Any]:
-        """The given fields of the policy; `--set` counts where a field has a flag, too.
-
-        Raises:
-            OptionError: see `parse_fields`.
-        """
+        """The given fields of the policy; `--set` counts where a field has a flag, too."""
         named = given(**vars(self) | {"policy": None, "set_fields": None})
         texts = map(TypedName, self.set_fields or ())
         return named | parse_fields("--set", texts, "--set gamma=0.2")
 
     def read(self) -> dict[str, Any]:
-        """The given fields, after a look at the policy, if one is named.
-
-        Raises:
-            OptionError: no such policy or field, or a value outside its domain.
-        """
+        """The given fields, after a look at the policy, if one is named."""
         options = self.fields()
         if self.policy is not None:
             make_policy(self.policy, **options)
         return options
 
     def choose(self, kind: str) -> tuple[str, Any]:
-        """The short name of the policy and the policy, for a model of a kind.
-
-        Raises:
-            OptionError: see `read`; or a policy of another kind.
-        """
+        """The short name of the policy and the policy, for a model of a kind."""
         from mmaccel.loading import pick_name
 
         name, options = pick_name(self.policy, self.fields(), kind)
@@ -142,11 +123,7 @@ class SizeFlags:
     height: int | None = option(None, "pixels, beside --width")
 
     def join(self) -> str | None:
-        """The size as `--size` has it; None takes the model's own.
-
-        Raises:
-            OptionError: one side alone, or sides beside `--size`.
-        """
+        """The size as `--size` has it; None takes the model's own."""
         parts = given(**vars(self))
         if len(parts) < 2 and self.width is None and self.height is None:
             return self.size
@@ -171,11 +148,6 @@ class LayerFlags:
     )
 
     def read(self) -> dict[str, Any]:
-        """The given methods by slot.
-
-        Raises:
-            OptionError: an unknown method or field, or a bad value.
-        """
         texts = given(**vars(self))
         return {slot: read_method(slot, TypedName(text)) for slot, text in texts.items()}
 
@@ -189,21 +161,15 @@ class VisualFlags:
     n_keep: int | None = option(None, "the number that stays, instead of --keep")
 
     def read(self) -> list[Any]:
-        """The methods; see `parse_reducers`."""
         return parse_reducers(self.visual_tokens, self.keep, self.n_keep)
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def refuse(options: dict[str, Any], reason: str) -> None:
-    """Refuse options, by name, that do not go with something; None and False were not given.
-
-    Raises:
-        OptionError: with the first that was.
-    """
+    """Refuse options, by name, that do not go with something; None and False were not given."""
     for name, value in options.items():
         if value is not None and value is not False:
             raise OptionError(
@@ -212,22 +178,14 @@ def refuse(options: dict[str, Any], reason: str) -> None:
 
 
 def pick_seed(seed: int | None) -> tuple[int, bool]:
-    """The value of `--seed`, or one that is drawn without it and for -1, and whether it was.
-
-    Raises:
-        OptionError: another negative integer, or one of more than 64 bits.
-    """
+    """The value of `--seed`, or one that is drawn without it and for -1, and whether it was."""
     from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 
     return choose_one_seed(seed, draw_new_seed), seed in (None, -1)
 
 
 def read_seed(seed: int) -> int:
-    """The value of a `--seed` that has a default; -1 draws one and prints it.
-
-    Raises:
-        OptionError: see `pick_seed`.
-    """
+    """The value of a `--seed` that has a default; -1 draws one and prints it."""
     if 0 <= seed < SEEDS:  # most, and without torch
         return seed
     chosen, _ = pick_seed(seed)
@@ -241,7 +199,6 @@ def say_drawn(seed: int) -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Sets torch's number of CPU threads; None leaves it."""
     if threads is not None:
         import torch
 
@@ -249,11 +206,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def split_values(option: str, text: str) -> list[str]:
-    """The parts of a value between commas, each once.
-
-    Raises:
-        OptionError: more than `MAX_VALUES` parts.
-    """
+    """The parts of a value between commas, each once."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if len(parts) > MAX_VALUES:
         raise OptionError(
@@ -263,14 +216,8 @@ def split_values(option: str, text: str) -> list[str]:
 
 
 def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | None) -> list[Any]:
-    """The methods of `--visual-tokens NAME[:field=value…]`.
-
-    Args:
-        texts: values of the option.
-        keep, n_keep: of all methods that name neither themselves.
-
-    Raises:
-        OptionError: an unknown method or field, a bad value, or a fraction without a method.
+    """The methods of `--visual-tokens NAME[:field=value…]`; `keep` and `n_keep` are of all that
+    name neither themselves.
     """
     if not texts:
         option, value = ("--keep", keep) if keep is not None else ("--n-keep", n_keep)

@@ -23,11 +23,8 @@ class Stopped(Exception):
 
 
 def pause_collector() -> None:
-    """Stop Python's cycle collector until `resume_collector`.
-
-    Importing torch and transformers creates several hundred thousand objects that stay. The
-    collector traverses them repeatedly, which takes about a fifth of the time to the first token of
-    a small model.
+    """Stop Python's cycle collector until `resume_collector`: it would traverse the objects of
+    torch and transformers, a fifth of the time to the first token of a small model.
     """
     gc.disable()
 
@@ -41,7 +38,6 @@ def resume_collector() -> None:
 
 @contextmanager
 def restored_collector() -> Iterator[None]:
-    """Enable the collector at the end of the block if it was enabled at the beginning."""
     was_enabled = gc.isenabled()
     try:
         yield

@@ -57,7 +57,6 @@ class Serve:
     threads: shared.Threads = None
 
     def run(self) -> None:
-        """Check the flags, load the model and serve it."""
         with importing(_NEEDED):
             from mmaccel.serving.server import open_engine, run
         from mmaccel.loading import place
@@ -98,29 +97,24 @@ serve = as_command(Serve)
 
 
 def _read_keys(keys: list[str] | None) -> tuple[str, ...]:
-    """The keys of the command line, else those of the environment.
-
-    Raises:
-        OptionError: an empty key.
-    """
+    """The keys of the command line, else those of the environment."""
     named = os.environ.get(KEYS, "").split(",") if keys is None else keys
-    found = tuple(key.strip() for key in named if key.strip())
-    if keys is not None and len(found) < len(keys):
+    stripped = tuple(key.strip() for key in named if key.strip())
+    if keys is not None and len(stripped) < len(keys):
         raise OptionError("--api-key: expected a key, received an empty text; write one")
-    return found
+    return stripped
 
 
 def _check_address(host: str, port: int) -> None:
-    """Check that the server can listen, before the model is loaded.
-
-    Raises:
-        OptionError: the port is taken or not allowed, or the host is not one of this machine.
-    """
+    """Check that the server can listen, before the model is loaded."""
     import socket
 
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        socket.create_server(found[4], family=found[0]).close()
+        flags = socket.AI_PASSIVE
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[
+            0
+        ]
+        socket.create_server(address, family=family).close()
     except OSError as error:
         raise OptionError(
             f"--host, --port: expected an address that is free, received {host} and {port} "

@@ -40,13 +40,7 @@ _MAX_SHOWN = 64  # images on a sheet, and in memory
 
 
 class Sheet:
-    """What is kept of the images of a run.
-
-    Args:
-        flags: a `mmaccel.commands.media.Generate`.
-        worker: makes the images.
-        items: all of them, of equal settings.
-    """
+    """What is kept of the images of a run; all items are of equal settings."""
 
     def __init__(self, flags: Any, worker: Worker, items: Sequence[Item]) -> None:
         self._flags, self._worker, self._items = flags, worker, items
@@ -91,14 +85,8 @@ class Sheet:
         side[item.key] = made if item.key in self._shown else replace(made, image=None)
 
     def finish(self, what: str, stats: Stats) -> str:
-        """Write the sheet of several images, and print the table of a comparison.
-
-        Args:
-            what: was written.
-            stats: of the run.
-
-        Returns:
-            What was made, and what it cost.
+        """Write the sheet of several images, and print the table of a comparison; says what was
+        written, and what the run cost.
         """
         modality = self._worker.modality
         name, policy = self._settings.name, self._settings.policy

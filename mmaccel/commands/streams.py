@@ -14,10 +14,8 @@ from typing import Any
 
 
 class _Guarded:
-    """A text stream whose writes never fail: what cannot be written is dropped.
-
-    Attributes:
-        error: the first reason for which something was dropped.
+    """A text stream whose writes never fail: what cannot be written is dropped, and `error` is
+    why.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -25,7 +23,6 @@ class _Guarded:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """As of a file; see `error`."""
         try:
             self._stream.write(text)
         except OSError as error:
@@ -33,7 +30,6 @@ class _Guarded:
         return len(text)
 
     def flush(self) -> None:
-        """As of a file; see `error`."""
         try:
             self._stream.flush()
         except OSError as error:

@@ -56,12 +56,10 @@ def wide_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """A console on stderr, for messages while a command runs."""
     return _open_console(stderr=True)
 
 
 def progress_bar(*columns: Any, **options: Any) -> Progress:
-    """A bar on stderr, which leaves stdout as it is."""
     from rich.progress import Progress
 
     return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
@@ -92,7 +90,8 @@ def print_rows(
     title: str | None, columns: Mapping[str, str | Callable[[Any], str]], rows: Iterable[Any]
 ) -> None:
     """Print rows of a report as a table; columns as `mmaccel.evaluation.measure.tabulate` has
-    them."""
+    them.
+    """
     from mmaccel.evaluation.measure import tabulate
 
     table = make_table(*columns, title=title)
@@ -102,7 +101,6 @@ def print_rows(
 
 
 def count_of(n: int, noun: str) -> str:
-    """A number with its noun: "1 image", "2 images"."""
     return f"{n} {noun}{'s' * (n != 1)}"
 
 

@@ -22,7 +22,6 @@ class TrainHead:
     threads: shared.Threads = None
 
     def run(self) -> None:
-        """Train the head."""
         from mmaccel.batch.prompts import read_prompts
         from mmaccel.catalog import DEMO_WEIGHTS, TEXT_MODELS
         from mmaccel.commands.files import new_report, open_folder

@@ -13,11 +13,7 @@ _OUTPUTS = ("--json", "--items", "--out", "-o")  # options that name a file to w
 
 
 def check_outputs(arguments: Sequence[str]) -> None:
-    """Refuse an output that another argument names too: writing would replace what is read.
-
-    Raises:
-        OptionError: such a file.
-    """
+    """Refuse an output that another argument names too: writing would replace what is read."""
     named = [each.partition("=")[2] if each.startswith("-") else each for each in arguments]
     for argument, value, following in zip(arguments, named, [*named, ""][1:], strict=True):
         option, file = argument.partition("=")[0], value or following

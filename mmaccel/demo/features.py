@@ -62,7 +62,6 @@ class Features(nn.Module):
 
     @torch.no_grad()
     def extract(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` of many items."""
         return torch.cat([self(part) for part in items.split(self.batch)])
 
 
@@ -153,9 +152,7 @@ _NETWORKS: dict[str, type[Features]] = {
 
 @cache
 def load_features(name: str) -> Features:
-    """The trained network of a demo model's items, float32, in evaluation mode, without the heads
-    it was trained by.
-    """
+    """The trained network of a demo model's items, in evaluation mode, without training's heads."""
     network = _NETWORKS[name]()
     state = load_file(DEMO_WEIGHTS / f"{name}-features" / "model.safetensors")
     network.load_state_dict({key: state[key] for key in network.state_dict()})
@@ -182,8 +179,6 @@ def hear(sound: Tensor, rate: int = RATE) -> Tensor:
 
 
 def draw_reference(name: str, first: int, count: int) -> Tensor:
-    """Images `[count, 3, 64, 64]` of "scenes" or clips `[count, 10, 3, 64, 64]` of "moving-scenes",
-    uint8, numbers `first` and on of a collection that no training saw.
-    """
+    """Images `[count, 3, 64, 64]` or clips `[count, 10, 3, 64, 64]` uint8, of no training."""
     numbers = range(first, first + count)
     return make_scenes(7, numbers)[2] if name == "scenes" else make_clips(25, numbers)[2]

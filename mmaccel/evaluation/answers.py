@@ -35,27 +35,18 @@ class AskedModel(ABC):
 
     Attributes:
         option: of the levels, fractions that stay.
-        rows: name of the rows in a report.
-        kind: name of the kinds of questions there.
-        level: name of a side's level there.
-        whole: name of the first side in comparisons.
+        level, rows, kind: names in a report: of a side's level, of the rows, of kinds of questions.
+        whole: name of the first side, which does nothing, in comparisons.
         chance: the side that draws what stays by chance.
         easy: sides that tell which questions are easy, the best first: informative ones are those
-            of VTC-Bench ("Are we using the right benchmark: an evaluation framework for visual
-            token compression methods", arXiv:2510.07143), which the first side answers rightly and
-            plain downsampling to the same level does not.
+            of VTC-Bench (arXiv:2510.07143), which the first side answers rightly and plain
+            downsampling to the same level does not.
         same: what has to be the same in a report to go on from.
         counted: figures that are means over questions; None where they mean nothing.
         timed: seconds of a batch that are medians a question, over full batches.
         per_pass: figures that are medians over full batches.
-        more: further figures of a record.
-        columns: of the table.
-        note: says what the columns are.
         fields: of a question to names in a line of a file.
-        first: the side that does nothing.
-        demo: the name of the model that has questions of its own.
         short: tokens of its answers at most.
-        model, is_demo: of transformers, and whether it is the demo's.
     """
 
     option: ClassVar[str]
@@ -81,23 +72,17 @@ class AskedModel(ABC):
 
     @classmethod
     def figures(cls) -> list[str]:
-        """Lists of a record."""
         own = [*cls.counted, *cls.timed, *cls.per_pass, *cls.more]
         return list(dict.fromkeys(["seconds", *own]))
 
     @classmethod
     def new_record(cls) -> Record:
-        """A record of nothing."""
         return {"right": "", "sessions": [], **{name: [] for name in cls.figures()}}
 
     @staticmethod
     @abstractmethod
     def list_sides(texts: Sequence[str], levels: Sequence[float]) -> list[Side]:
-        """Sides of methods as they were typed, the controls first; without any: of all.
-
-        Raises:
-            OptionError: an unknown name.
-        """
+        """Sides of methods as they were typed, the controls first; without any: of all."""
 
     @staticmethod
     @abstractmethod
@@ -105,11 +90,7 @@ class AskedModel(ABC):
         """Options of `attach` for what `Side.make` returns."""
 
     def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
-        """Facts about the prompts for the report, after a look at their lengths.
-
-        Raises:
-            UnsupportedModelError: prompts that have no room in the model.
-        """
+        """Facts about the prompts for the report, after a look at their lengths."""
         return {}
 
     @abstractmethod
@@ -125,15 +106,11 @@ class AskedModel(ABC):
 
 @dataclass(frozen=True)
 class Side:
-    """A way to answer the questions.
+    """A way to answer the questions: `make` says what is done to the model for prompts of so many
+    tokens.
 
-    Attributes:
-        key: what it is called in a report.
-        name: of the method.
-        level: the fraction that stays; None where the method fixes it.
-        make: what is done to the model, for prompts of so many tokens.
-        facts: further ones of its row.
-        group: what it is called where the model does not take it; by default its key.
+    `level` is the fraction that stays; None where the method fixes it. `group` is what the side is
+    called where the model does not take it, by default its key.
     """
 
     key: str
@@ -147,13 +124,8 @@ class Side:
 def try_sides(
     asked: AskedModel, wanted: Sequence[Side], n_tokens: int
 ) -> tuple[list[Side], dict[str, str]]:
-    """What a model can be measured with, for prompts of so many tokens.
-
-    Returns:
-        The sides, and the reasons why groups are left out.
-
-    Raises:
-        UnsupportedModelError: `attach` does not serve the model, or none of the sides.
+    """The sides that a model can be measured with, for prompts of so many tokens, and the reasons
+    why groups are left out; UnsupportedModelError where none is left.
     """
     with attach(asked.model, "autoregressive", strict=True):
         pass
@@ -173,11 +145,7 @@ def try_sides(
 
 
 def parse_levels(option: str, texts: Sequence[str]) -> list[float]:
-    """Fractions in (0, 1), each once.
-
-    Raises:
-        OptionError: anything else, or none.
-    """
+    """Fractions in (0, 1), each once."""
     levels = []
     for text in texts or [""]:
         level = read_text(option, text, float)
@@ -198,11 +166,8 @@ def measure_answers(
     seed: int = 0,
     session: int = 0,
 ) -> Iterator[str]:
-    """Fill the records, round by round; yields the key of the side that has answered a batch.
-
-    Args:
-        records: by the sides' keys; changed.
-        seed: question k has seed + k, for methods that draw.
+    """Fill the records, by the sides' keys, round by round; yields the key of the side that has
+    answered a batch. Question k has seed + k, for methods that draw.
     """
     done = {side.key: len(records[side.key]["seconds"]) for side in sides}
     n_rounds = -(-len(questions) // batch)
@@ -243,10 +208,6 @@ def summarise(
     only_answered: bool = False,
 ) -> list[Row]:
     """A row for each side that has answered something, ready for JSON.
-
-    Args:
-        topic: the class of the model, which names what rows have.
-        only_answered: whether only questions count that the first side answers rightly.
 
     Returns:
         Rows with: `side`, `method`, the level, `questions`; `accuracy`, by kind and under "all";
@@ -312,8 +273,8 @@ def keep_informative(right: str, whole: str, downsampled: str) -> str:
 
 def digest_weights(model: Any) -> str:
     """Tells one model from another: by names, shapes and some numbers of its parameters."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        some = weight.detach().flatten()[:: max(1, weight.numel() // 16)].float().cpu()
-        found.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
-    return found.hexdigest()[:16]
+        sample = weight.detach().flatten()[:: max(1, weight.numel() // 16)].float().cpu()
+        digest.update(f"{name}{tuple(weight.shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -49,11 +49,8 @@ CONTROLS: tuple[Method, ...] = (
 
 @dataclass(frozen=True)
 class TextModel(AskedModel):
-    """A causal language model of transformers with its tokenizer.
-
-    Attributes:
-        model, tokenizer: see above.
-        is_demo: whether it is `recall`, or other weights of it.
+    """A causal language model of transformers with its tokenizer; the demo's is `recall`, or other
+    weights of it.
     """
 
     option = "--budgets"
@@ -101,7 +98,6 @@ class TextModel(AskedModel):
 
     @cached_property
     def window(self) -> CausalLMWindow:
-        """Over the model."""
         return CausalLMWindow(self.model)
 
     def look_at(self, questions: Sequence[Question], max_new_tokens: int) -> dict[str, Any]:
@@ -136,12 +132,10 @@ class TextModel(AskedModel):
 
     @property
     def ends(self) -> list[int]:
-        """Ids that end an answer."""
-        found = self.model.generation_config.eos_token_id
-        return [] if found is None else list(found) if isinstance(found, list) else [found]
+        ids = self.model.generation_config.eos_token_id
+        return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
 
     def encode(self, questions: Sequence[Question]) -> list[Tensor]:
-        """The ids `[T]` int64 of each prompt."""
         rendered = [self.tokenizer(**one.render(self.tokenizer))["input_ids"] for one in questions]
         return [torch.tensor(ids, dtype=torch.int64) for ids in rendered]
 
@@ -158,15 +152,7 @@ class TextModel(AskedModel):
 def open_model(
     name: str, device: Any, dtype: torch.dtype, revision: str | None = None
 ) -> TextModel:
-    """A model by its name.
-
-    Args:
-        name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
-
-    Raises:
-        OptionError: no such folder, or a model for another command.
-        UnsupportedModelError: a model or tokenizer that transformers does not open.
-    """
+    """A model by its name: "recall", or a folder or hub id of a causal LM of transformers."""
     from mmaccel.demo.recall.words import WORDS
 
     check_task(name, _COMMAND)
@@ -182,32 +168,25 @@ def draw_questions(per_task: int, length: int) -> list[Question]:
     from mmaccel.demo.recall.documents import list_questions
     from mmaccel.demo.recall.words import to_text
 
-    found = []
+    questions = []
     for document, question in list_questions(per_task, length):
         ids = (*document.tokens, *question.prompt)[1:]  # the tokenizer adds the first one
-        found.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
-    return found
+        questions.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
+    return questions
 
 
 def parse_methods(texts: Sequence[str]) -> list[Method]:
-    """Methods, the controls first; none given: all of the catalog.
-
-    Args:
-        texts: names of the catalog, of an entry point, or typed, as `NAME:field=value`.
-
-    Raises:
-        OptionError: an unknown name.
-    """
+    """Methods, the controls first; none given: all of the catalog."""
     known = METHODS["kv_cache"] | METHODS["attention"]
     named = [read_named("--methods", text, known) for text in texts]
     controls = [control for control in CONTROLS if control[1] in METHODS[control[0]]]
     chosen: list[Method] = [(_find_slot(name), name, options) for name, options in named]
     every: list[Method] = [(slot, name, {}) for slot in SLOTS for name in METHODS[slot]]
-    found: list[Method] = []
+    methods: list[Method] = []
     for method in [*controls, *(chosen or every)]:
-        if method not in found:
-            found.append(method)
-    return found
+        if method not in methods:
+            methods.append(method)
+    return methods
 
 
 def _find_slot(name: str) -> str:
@@ -282,7 +261,7 @@ def answer(
     device = window.device
     tokens, lengths = _pad(prompts, device)
     stops = lengths.new_tensor(list(ends))
-    made, seconds = [], []
+    answered, seconds = [], []
 
     def now() -> float:
         synchronise(device)
@@ -301,11 +280,12 @@ def answer(
             began = now()
             last = window.forward(Pass(last, lengths - 1 + k)).argmax(-1)
             seconds.append(now() - began)
-            made.append(last)
+            answered.append(last)
             has_ended |= torch.isin(last, stops)
             if has_ended.all():
                 break
-        n_passes = len(made) - int(window.takes_whole_prompts)  # the first token is the prompt's
+        # where a prompt is processed whole, its pass gives the first token
+        n_passes = len(answered) - int(window.takes_whole_prompts)
         layers = window.run_caches().layers
         cost = {
             "prefill_seconds": prefill,
@@ -314,7 +294,7 @@ def answer(
             "bytes": round(sum(layer.n_bytes for layer in layers) / len(prompts)),
             "blocks": _measure_blocks(window, methods, n_before, n_passes),
         }
-    return torch.cat(made, 1).cpu(), cost
+    return torch.cat(answered, 1).cpu(), cost
 
 
 def _pad(prompts: Sequence[Tensor], device: Any) -> tuple[Tensor, Tensor]:

@@ -42,9 +42,7 @@ class Suite:
 
     Attributes:
         per_prompt: files of a prompt that it asks for.
-        read: its prompts from a file or folder.
         file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
-        kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
         allowed: numbers of files of a prompt that it reads; empty: any.
         is_grid: whether all images of a prompt are one file.
@@ -62,15 +60,11 @@ class Suite:
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
-    """The prompts of a suite, in its order.
-
-    Raises:
-        OptionError: no such file or folder, or nothing of that form in it.
-    """
+    """The prompts of a suite, in its order."""
     layout = SUITES[suite]
     try:
-        found = list(layout.read(source))
-        if not found or not all(isinstance(text, str) and text.strip() for text, _, _ in found):
+        prompts = list(layout.read(source))
+        if not prompts or not all(isinstance(text, str) and text.strip() for text, _, _ in prompts):
             raise ValueError("no prompts, or one without a text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
@@ -78,19 +72,14 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
             f"prompts: expected {layout.prompts} as {suite} has, received {str(source)!r} "
             f"({reason}); take what is in the suite's repository as it is"
         ) from error
-    return found
+    return prompts
 
 
 def match_items(
     prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int, *, partial: bool = False
 ) -> list[tuple[Prompt, list[Item]]]:
-    """Prompts with their files, by seed and then by name.
-
-    Args:
-        prompts: one that occurs twice takes the next files.
-
-    Raises:
-        OptionError: prompts without enough files, with a list of them, or none with them.
+    """Prompts with their files, by seed and then by name; a prompt that occurs twice takes the next
+    files.
     """
     by_prompt: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
@@ -98,12 +87,12 @@ def match_items(
     matched, missing = [], []
     for prompt in prompts:
         text, name, _ = prompt
-        left = by_prompt.get(" ".join(text.split()), [])
-        if len(left) < per_prompt:
-            missing.append(f"{name} ({len(left)} of {per_prompt}): {text}")
+        unused = by_prompt.get(" ".join(text.split()), [])
+        if len(unused) < per_prompt:
+            missing.append(f"{name} ({len(unused)} of {per_prompt}): {text}")
         else:
-            matched.append((prompt, left[:per_prompt]))
-            del left[:per_prompt]
+            matched.append((prompt, unused[:per_prompt]))
+            del unused[:per_prompt]
     if missing and not (partial and matched):
         raise OptionError(
             f"images: expected {per_prompt} of each prompt, received fewer of {len(missing)} of "
@@ -115,17 +104,7 @@ def match_items(
 
 def write_suite(out: Path, suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> int:
     """Write a suite's folder, which has its name only once all files are there: a suite would take
-    half of them for the whole.
-
-    Args:
-        out: the folder; there is none yet, or an empty one.
-
-    Returns:
-        How many files it has.
-
-    Raises:
-        OptionError: a prompt that cannot be a file's name.
-        ShapeError: images of unlike sizes for one grid.
+    half of them for the whole. Returns how many files it has.
     """
     layout, lines = SUITES[suite], dict[str, str]()
     begun = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -170,15 +149,15 @@ def _write_images(items: Sequence[Item], path: Path) -> None:
             shutil.copyfile(source, path)
         return
     images = [open_image(item.file).convert("RGB") for item in items]
-    (width, height), side = images[0].size, round(len(items) ** 0.5)
+    (width, height), columns = images[0].size, round(len(items) ** 0.5)
     if any(image.size != (width, height) for image in images):
         raise ShapeError(
             f"images: expected one size for a grid, received others ({items[0].prompt}); make them "
             "again"
         )
-    grid = Image.new("RGB", (side * width, side * height))
+    grid = Image.new("RGB", (columns * width, columns * height))
     for k, image in enumerate(images):
-        grid.paste(image, (k % side * width, k // side * height))
+        grid.paste(image, (k % columns * width, k // columns * height))
     grid.save(path, **(_JPEG if path.suffix == ".jpg" else {}))
 
 

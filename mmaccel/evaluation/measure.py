@@ -37,12 +37,8 @@ def _same(index: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
-
-    Attributes:
-        name: of its runs.
-        run: from the inputs of a round to the run's own figures, if any.
-        inputs: of a round by its index, made before the clock runs; by default the index.
+    """What is measured: `run` makes of a round's inputs the run's own figures, `inputs` makes
+    these, by the round's index, before the clock runs.
     """
 
     name: str
@@ -58,11 +54,8 @@ def measure(
     device: torch.device | str = "cpu",
     done: Mapping[str, int] | None = None,
 ) -> Iterator[Run]:
-    """Runs of all cases, round by round, as they are finished.
-
-    Args:
-        device: to wait for, and whose memory is looked at.
-        done: rounds of an earlier run by case, which are left out.
+    """Runs of all cases, round by round, as they are finished; `done` are rounds of an earlier run
+    by case, which are left out.
     """
     device = torch.device(device)
     for index in range(-warm_up, repeats):
@@ -96,19 +89,15 @@ def order_of(cases: Sequence[Any], index: int) -> list[Any]:
 
 def by_case(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """The runs that count, by case, in the order measured."""
-    found: dict[str, list[Run]] = {}
+    cases: dict[str, list[Run]] = {}
     for run in runs:
         if run["index"] >= 0:
-            found.setdefault(run["side"], []).append(run)
-    return found
+            cases.setdefault(run["side"], []).append(run)
+    return cases
 
 
 def summarise(runs: Iterable[Run], baseline: str | None = None) -> list[Row]:
     """A row for each case.
-
-    Args:
-        runs: of `measure`.
-        baseline: the case to compare with; by default the first.
 
     Returns:
         `side`; `runs`, how many count; `seconds`, their median, p90, p99 and interquartile range,
@@ -143,7 +132,6 @@ def summarise(runs: Iterable[Run], baseline: str | None = None) -> list[Row]:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # that device, not the current one
 
@@ -167,8 +155,8 @@ def read_peak(device: torch.device) -> int | None:
         lines = _STATUS.read_text(encoding="ascii").splitlines() if _FORGET.exists() else []
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else None
+    peaks = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(peaks[0]) * 1024 if peaks else None
 
 
 Columns = Mapping[str, str | Callable[[Any], str]]

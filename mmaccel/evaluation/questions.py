@@ -25,15 +25,10 @@ IMAGE_FIELDS = {"kind": "kind", "text": "question", "answer": "answer", "image":
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a text or one image.
+    """A question about a text or one image: a file, a PIL image, or `[3, H, W]` uint8.
 
-    Attributes:
-        kind: accuracy is told for each.
-        text: the text and the question; about an image without a placeholder for it.
-        answer: the right one.
-        primer: how the answer begins, which the model goes on with; empty: the prompt ends where
-            the answer begins, and the answer is all that the model says.
-        image: a file, a PIL image, or `[3, H, W]` uint8.
+    A primer is how the answer begins, which the model goes on with; without one the prompt ends
+    where the answer begins, and the answer is all that the model says.
     """
 
     kind: str
@@ -75,42 +70,35 @@ def normalize(text: str) -> str:
 
 
 def read_questions(file: Path, per_kind: int, fields: Mapping[str, str]) -> list[Question]:
-    """The first questions of each kind in a file of a JSON object a line.
-
-    Args:
-        file: images are named relative to it.
-
-    Raises:
-        OptionError: no such file, a line that is none of this, or no line; with its number.
-    """
-    left: Counter[str] = Counter()
-    found = []
+    """The first questions of each kind in a file of a JSON object a line."""
+    seen: Counter[str] = Counter()
+    questions = []
     for number, line in enumerate(read_lines(file, "--data"), 1):
         if not line.strip():
             continue
         try:
             facts = parse_json(line)
-            own = {to: facts[name] for to, name in fields.items()}
+            entry = {to: facts[name] for to, name in fields.items()}
         except (ValueError, KeyError, TypeError):
-            own = {"kind": ALL}
-        if "image" in own:
-            own["image"] = file.parent / str(own["image"])
-        is_told = all(isinstance(value, str) for to, value in own.items() if to != "image")
-        if not is_told or own["kind"] == ALL or not own.get("image", file).is_file():
+            entry = {"kind": ALL}
+        if "image" in entry:
+            entry["image"] = file.parent / str(entry["image"])
+        is_told = all(isinstance(value, str) for to, value in entry.items() if to != "image")
+        if not is_told or entry["kind"] == ALL or not entry.get("image", file).is_file():
             raise OptionError(
                 f"--data: expected an object with texts {', '.join(fields.values())} on each line, "
                 f"images being files, received {show(line[:60])} on line {number}; kinds may have "
                 f'any name but "{ALL}"'
             )
-        left[own["kind"]] += 1
-        if left[own["kind"]] <= per_kind:
-            found.append(Question(**own))
-    if not found:
+        seen[entry["kind"]] += 1
+        if seen[entry["kind"]] <= per_kind:
+            questions.append(Question(**entry))
+    if not questions:
         raise OptionError(
             f"--data: expected a question a line, received none in {str(file)!r}; write an object "
             f"with texts {', '.join(fields.values())} on each line"
         )
-    return found
+    return questions
 
 
 def digest_questions(questions: Iterable[Question]) -> str:

@@ -32,14 +32,11 @@ def share_of(right: str) -> dict[str, Any] | None:
 
 
 def paired_difference(first: str, second: str) -> dict[str, Any] | None:
-    """Accuracy of the first less that of the second, on the questions that both have answered.
+    """Accuracy of the first less that of the second, on the questions that both have answered; each
+    has a character a question, "1" where the answer is right.
 
-    Args:
-        first, second: a character for each question, "1" where the answer is right.
-
-    Returns:
-        `difference`, its 95 % interval `low` and `high`, `only_first` and `only_second`: questions
-        that one of them alone answered rightly. None without questions.
+    `difference`, its 95 % interval `low` and `high`, `only_first` and `only_second`: questions that
+    one of them alone answered rightly. None without questions.
     """
     pairs = list(zip(first, second, strict=False))
     if not pairs:

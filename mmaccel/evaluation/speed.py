@@ -37,14 +37,8 @@ Batch = tuple[Sequence[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured.
-
-    Attributes:
-        name: of its rows.
-        source: has a `stream` as `TextToImage` has it.
-        policy: None for a source that has none.
-        params: of all runs.
-        dtype: of the generator.
+    """What is measured: a `source` has a `stream` as `TextToImage` has it; None is the policy of a
+    source that has none.
     """
 
     name: str
@@ -54,7 +48,6 @@ class Side:
     dtype: str = EXACT_DTYPE
 
     def make(self, batch: Batch) -> dict[str, Any]:
-        """What a run reports: `made`, the output, and its figures."""
         texts, seeds = batch
         (made,) = self.source.stream(
             texts, self.params, policy=self.policy, seed=seeds, batch_size=len(texts)
@@ -72,7 +65,6 @@ class Side:
 
 
 def make_cases(sides: Sequence[Side], inputs: Callable[[int], Batch]) -> list[Case]:
-    """A case for each side, by its number."""
     return [Case(str(k), side.make, inputs) for k, side in enumerate(sides)]
 
 
@@ -93,10 +85,6 @@ def compare_images(sides: Sequence[Side], runs: Sequence[Run]) -> list[Row]:
     `window` is None where the policy has no such field. `drafts` is the draft source in use, after
     "auto" was resolved, or the folder of a coarse model that was asked for. `half_width` is that of
     the 95 % interval of tokens a pass, over independent images; None for fewer than ten.
-
-    Args:
-        sides: those behind the first are compared with it.
-        runs: whole rounds of their cases.
     """
     outputs = [
         join([run["made"] for run in own]) for _, own in sorted(by_case(runs).items(), key=_number)
@@ -139,8 +127,9 @@ def _number(item: tuple[str, Any]) -> int:
 
 
 def half_width(made: ImageOutput) -> float | None:
-    """See `compare_images`. All images have equally many tokens, so that the relative error is that
-    of the mean passes."""
+    """Of `compare_images`. All images have equally many tokens, so that the relative error is that
+    of the mean passes.
+    """
     passes = made.passes.double()
     if len(passes) < _MIN_INTERVAL:
         return None

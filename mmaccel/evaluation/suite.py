@@ -65,10 +65,10 @@ def _modules() -> dict[str, str]:
 def _prose(rng: random.Random, length: int) -> list[str]:
     every = _paragraphs()
     start = rng.randrange(len(every))
-    found: list[str] = []
-    while sum(map(len, found)) < length:
-        found.append(every[(start + len(found)) % len(every)])
-    return found
+    paragraphs: list[str] = []
+    while sum(map(len, paragraphs)) < length:
+        paragraphs.append(every[(start + len(paragraphs)) % len(every)])
+    return paragraphs
 
 
 def _hide(rng: random.Random, prose: list[str], sentences: list[str], number: int) -> str:
@@ -123,14 +123,14 @@ def _pieces(
 ) -> tuple[str, list[tuple[str, re.Match[str]]]]:
     """Pieces of modules of about `size` characters from a match on, with their files' names."""
     files = [name for name, text in _modules().items() if pattern.search(text)]
-    parts, found = [], []
+    parts, matches = [], []
     for name in rng.sample(files, min(len(files), length // size)):
         text = _modules()[name]
         match = rng.choice(list(pattern.finditer(text)))
         end = text.find("\n", match.start() + size)
         parts.append(f"# {match[1]}, from the file {name}\n{text[match.start() : end]}")
-        found.append((name, match))
-    return "\n\n".join(parts), found
+        matches.append((name, match))
+    return "\n\n".join(parts), matches
 
 
 def _ask_code(
@@ -138,8 +138,8 @@ def _ask_code(
     rng: random.Random, number: int,
 ) -> Question:  # fmt: skip
     """A question of `words` (question, answer, primer) about a match, by its groups and file."""
-    text, found = _pieces(rng, _length(number), pattern, size)
-    file, match = rng.choice(found)
+    text, matches = _pieces(rng, _length(number), pattern, size)
+    file, match = rng.choice(matches)
     asked, answer, primer = (part.format(*match.groups(), file=file) for part in words)
     return Question(task, f"{text}\n\n{asked}", answer, primer)
 

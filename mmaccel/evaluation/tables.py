@@ -23,8 +23,8 @@ def _times(name: str, factor: float, spec: str = ".1f") -> Callable[[Row], str]:
 
 
 def _informative(row: Row) -> str:
-    found = row["informative"]
-    return "-" if found is None else f"{100 * found['right']:.0f} (of {found['questions']})"
+    share = row["informative"]
+    return "-" if share is None else f"{100 * share['right']:.0f} (of {share['questions']})"
 
 
 VISUAL_COLUMNS: Columns = {

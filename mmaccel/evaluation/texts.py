@@ -34,9 +34,6 @@ class ContinuedTexts(PromptedModel):
 
     Settings of its `generate` other than ends and truncation, such as penalties, are switched off,
     so that all sides draw from the same distribution.
-
-    Args:
-        length: tokens of a text at most.
     """
 
     family = "a language model"
@@ -50,16 +47,16 @@ class ContinuedTexts(PromptedModel):
         super().__init__(window, Grid(1, length, window.vocab_size), (0, 0))
         self.tokenizer = tokenizer
         self.examples = tuple(chain(*islice(zip(*list_texts().values()), 2)))
-        own = model.generation_config
+        settings = model.generation_config
         self.params = SamplingParams(temperature=0.0)
-        if own.do_sample:
+        if settings.do_sample:
             self.params = SamplingParams(
-                temperature=own.temperature or 1.0,
-                top_k=own.top_k or None,
-                top_p=own.top_p,
-                min_p=own.min_p,
+                temperature=settings.temperature or 1.0,
+                top_k=settings.top_k or None,
+                top_p=settings.top_p,
+                min_p=settings.min_p,
             )
-        ends = own.eos_token_id
+        ends = settings.eos_token_id
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=self.pad)
 
@@ -76,12 +73,7 @@ class ContinuedTexts(PromptedModel):
 
 
 def find_causal_lm(name: str, load_config: LoadConfig) -> Path | None:
-    """The folder of a causal LM of transformers; None for a model of images.
-
-    Raises:
-        OptionError: no such model, or one for another command.
-        UnsupportedModelError: neither of them.
-    """
+    """The folder of a causal LM of transformers; None for a model of images."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     check_task(name, "generate")
@@ -103,11 +95,7 @@ def find_causal_lm(name: str, load_config: LoadConfig) -> Path | None:
 
 
 def open_texts(source: Path, engine: Engine, load_config: LoadConfig, length: int) -> TextToImage:
-    """A causal LM whose `stream` decodes texts as that of a model of images decodes images.
-
-    Raises:
-        UnsupportedModelError: no tokenizer, or a model that is not decoded in windows.
-    """
+    """A causal LM whose `stream` decodes texts as that of a model of images decodes images."""
     model, tokenizer = load_causal_lm(source, load_config)
     return TextToImage(ContinuedTexts(model, tokenizer, length), source, engine)
 
@@ -142,10 +130,10 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
         ids: list[int] = tokenizer(f"{text}\n", verbose=False)["input_ids"]
         return ids
     turns = [{"role": "user", "content": text}]
-    found = tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         turns,
         add_generation_prompt=True,
         return_dict=True,
         tokenizer_kwargs={"verbose": False},  # on lengths, which are checked later
     )
-    return list(found["input_ids"])
+    return list(encoded["input_ids"])

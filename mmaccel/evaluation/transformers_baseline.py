@@ -45,11 +45,8 @@ BACKEND = "inductor"  # of torch.compile
 
 
 class BaselineDecoding:
-    """`stream` as `TextToImage` has it, by transformers' `generate`.
-
-    Args:
-        pipe: a `TextToImage` that `find_obstacle` has nothing against.
-        captions: all that will be asked for.
+    """`stream` as `TextToImage` has it, by transformers' `generate`, for a pipeline that
+    `find_obstacle` has nothing against, and all captions that will be asked for.
     """
 
     def __init__(self, pipe: Any, name: str, captions: Sequence[str]) -> None:
@@ -82,11 +79,7 @@ class BaselineDecoding:
     def decode(
         self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
     ) -> tuple[Tensor, Stats]:
-        """Tokens `[B, length]` int64, and what they cost.
-
-        Raises:
-            UnsupportedModelError: transformers did not compile what it was asked to.
-        """
+        """Tokens `[B, length]` int64, and what they cost."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         if self.name == _DRAFTED and len(captions) > 1:
@@ -107,7 +100,7 @@ class BaselineDecoding:
             max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
         with alone(self.model), count_passes(self.model.model) as counter:
-            found: Any = self.model.model.generate(
+            generated: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
@@ -118,19 +111,19 @@ class BaselineDecoding:
                 "compiled: expected transformers to compile its pass of one token, which it did "
                 "not; its version may not do so on this device"
             )
-        tokens = found[: len(captions), longest : longest + length]
+        tokens = generated[: len(captions), longest : longest + length]
         tokens = F.pad(tokens, (0, length - tokens.shape[1]))  # where all have ended early
         seconds = time.perf_counter() - began
         lengths = _find_lengths(tokens, prompt.stop_tokens)
-        made = int(lengths.sum())
+        n_tokens = int(lengths.sum())
         return tokens, Stats(
             policy=self.name,
-            tokens=made,
+            tokens=n_tokens,
             passes=counter.passes,
             row_passes=int(lengths.clamp(max=counter.passes).sum()),
             seconds=seconds,
             branches=prompt.branches,
-            accepted=[] if is_drafted else [made],  # drafts: not counted by slot
+            accepted=[] if is_drafted else [n_tokens],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds,
             captures=_count_graphs() - before,
         )

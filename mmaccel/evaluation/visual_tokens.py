@@ -51,11 +51,8 @@ _ENCODE = "_prepare_multimodal_encoder_kwargs_for_generation"  # of transformers
 
 @dataclass(frozen=True)
 class VisionModel(AskedModel):
-    """A vision-language model of transformers with its processor, which pads on the left.
-
-    Attributes:
-        model, processor: see above.
-        is_demo: whether it is `scenes-vqa`, or other weights of it.
+    """A vision-language model of transformers with its processor, which pads on the left; the
+    demo's is `scenes-vqa`, or other weights of it.
     """
 
     option = "--keep"
@@ -89,10 +86,10 @@ class VisionModel(AskedModel):
         for name in parse_methods(texts):
             target = None if name in METHODS else find_own("visual_tokens", name)
             method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
-            made = [] if method.needs_budget else [(1.0, method())]
-            for keep, own in made + [(keep, method(keep=keep)) for keep in levels]:
-                make = partial(_same, own)
-                sides.append(Side(repr(own), name, keep, make, {"method": name}, group=name))
+            by_rule = [] if method.needs_budget else [(1.0, method())]
+            for keep, reducer in by_rule + [(keep, method(keep=keep)) for keep in levels]:
+                make = partial(_same, reducer)
+                sides.append(Side(repr(reducer), name, keep, make, {"method": name}, group=name))
         return sides
 
     @staticmethod
@@ -136,16 +133,8 @@ class VisionModel(AskedModel):
 
 
 def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
-    """A model by its name.
-
-    Args:
-        name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a folder or hub
-            id of a vision-language model of transformers with its processor.
-
-    Raises:
-        OptionError: no such folder.
-        UnsupportedModelError: a model or processor that transformers does not open.
-        MissingBackendError: a package that its processor needs is not installed.
+    """A model by its name: "scenes-vqa"; a folder with weights of it, which has no tokenizer; or a
+    folder or hub id of a vision-language model of transformers with its processor.
     """
     from mmaccel.demo.loading import load_demo
 
@@ -166,21 +155,15 @@ def draw_questions(per_kind: int) -> list[Question]:
 
 
 def parse_methods(texts: Iterable[str]) -> list[str]:
-    """Names of methods, the controls first; none given: all.
-
-    Args:
-        texts: of the catalog or of the classes, in any case, with or without `-` and `_`; of an
-            entry point, or a typed `module:Name`.
-
-    Raises:
-        OptionError: an unknown name.
+    """Names of methods, the controls first, in any case, with or without `-` and `_`; none given:
+    all.
     """
 
     def plain(name: str) -> str:
         return name.lower().replace("-", "").replace("_", "")
 
     spelled = {plain(text): name for name in METHODS for text in (name, _KNOWN[name])}
-    found = []
+    names = []
     for text in texts:
         name = spelled.get(plain(text))
         if name is None and find_own("visual_tokens", text) is not None:
@@ -190,8 +173,8 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
                 f"--methods: expected some of {', '.join(REDUCERS)}, received {show(text)}; "
                 f"{suggest(text, REDUCERS, 'controls are always measured')}"
             )
-        found.append(name)
-    return list(dict.fromkeys([*CONTROLS, *found])) if found else list(METHODS)
+        names.append(name)
+    return list(dict.fromkeys([*CONTROLS, *names])) if names else list(METHODS)
 
 
 def _same(method: Any, n_tokens: int) -> Any:
@@ -206,11 +189,7 @@ def answer(
     seeds: Sequence[int],
     max_new_tokens: int,
 ) -> tuple[list[str], PromptCost]:
-    """Greedy answers to a batch of R questions, token by token, and what they cost.
-
-    Args:
-        inputs: of `VisionModel.encode`.
-    """
+    """Greedy answers to a batch of R questions, token by token, and what they cost."""
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     how: dict[str, Any] = {"strict": True, "seed": list(seeds), "cuda_graphs": False}
     with attach(vlm.model, "autoregressive", visual_tokens=method, **how):
@@ -277,10 +256,10 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
     def encode(*args: Any, **given: Any) -> Any:
         nonlocal encoded
         start = now()
-        found = encode_own(*args, **given)
+        arguments = encode_own(*args, **given)
         encoded = now()
         cost.encoder_seconds = encoded - start
-        return found
+        return arguments
 
     hooks = [
         layer.register_forward_hook(partial(note, index=index), with_kwargs=True)
@@ -299,7 +278,6 @@ def watch_prompt(model: Any) -> Iterator[PromptCost]:
 
 
 def _count(cost: PromptCost, config: Any, passes: list[Any], layers: Sequence[Any]) -> None:
-    """Fill in `PromptCost.columns` and `PromptCost.flops`."""
     rows = passes[0][1][0]
     cost.columns = torch.zeros(rows, len(layers), dtype=torch.int64)
     cost.flops = torch.full((rows,), head_flops(config), dtype=torch.float64)

@@ -60,7 +60,6 @@ def _shorten(word: str) -> str:
 
 
 def hash_pixels(images: Sequence[Image]) -> str:
-    """Eight digits of the pixels of images."""
     digest = hashlib.sha256()
     for image in images:
         digest.update(f"{image.mode} {image.size}".encode() + image.tobytes())
@@ -88,13 +87,9 @@ def _describe_value(value: Any) -> Any:
 def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
     """`facts` as text that Stable Diffusion tools read: the prompt, the negative prompt where there
     is one, and one line of settings.
-
-    Args:
-        facts: of a PNG.
-        size: width and height of the image, in pixels.
     """
-    given = {name: v for name, v in facts["policy_options"].items() if v is not None}
-    options = ", ".join(f"{name}={value}" for name, value in given.items())
+    policy_options = {name: v for name, v in facts["policy_options"].items() if v is not None}
+    options = ", ".join(f"{name}={value}" for name, value in policy_options.items())
     settings = {
         "Steps": facts["tokens"],
         "Sampler": facts["policy"],
@@ -128,7 +123,6 @@ def write_png(file: Path, image: Image, facts: Mapping[str, Any]) -> None:
 
 
 def to_png(image: Image, facts: Mapping[str, Any]) -> bytes:
-    """The bytes that `write_png` writes."""
     from PIL.PngImagePlugin import PngInfo
 
     info, data = PngInfo(), BytesIO()

@@ -24,8 +24,8 @@ def package_version(name: str) -> str | None:
 def versions() -> dict[str, str]:
     """Versions of all packages that an image depends on."""
     found = {name: package_version(name) for name in ("torch", "transformers", "numpy")}
-    own = {"mmaccel": mmaccel.__version__, "python": platform.python_version()}
-    return own | {name: value for name, value in found.items() if value is not None}
+    ours = {"mmaccel": mmaccel.__version__, "python": platform.python_version()}
+    return ours | {name: value for name, value in found.items() if value is not None}
 
 
 def cpu_name() -> str:

@@ -22,13 +22,8 @@ _UNKNOWN = 2**32 - 1  # a size in the head of a WAV whose end is not known
 
 
 def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[str, Any]) -> None:
-    """Write a mono WAV of 16 bits, and `facts` under the same name with `.json`.
-
-    Args:
-        file: the final name; see `write_with_facts`.
-        waveform: `[samples]` float in -1..1; samples outside are clipped.
-        sample_rate: in Hz.
-        facts: ready for JSON.
+    """Write a mono WAV of 16 bits, and `facts` under the same name with `.json`; samples `[n]`
+    outside -1..1 are clipped.
     """
 
     def write(path: Path) -> None:
@@ -45,7 +40,6 @@ def to_pcm(waveform: Tensor) -> bytes:
 
 
 def to_wav(waveform: Tensor, sample_rate: int) -> bytes:
-    """The bytes of the file that `write_sound` writes."""
     data = BytesIO()
     with wave.open(data, "wb") as sound:
         sound.setnchannels(1)
@@ -58,9 +52,6 @@ def to_wav(waveform: Tensor, sample_rate: int) -> bytes:
 def read_sound(file: Path) -> tuple[Tensor, int]:
     """A WAV file of 16 bits as `[samples]` float32 in -1..1, the mean of its channels, and its
     sample rate in Hz.
-
-    Raises:
-        OptionError: no such file, another format, more than `MAX_SOUND` samples, or none.
     """
     try:
         with wave.open(str(file), "rb") as sound:

@@ -20,11 +20,7 @@ class SoundLost(MMAccelError):
 
 
 def check_standard_output() -> None:
-    """Refuse a terminal.
-
-    Raises:
-        OptionError: standard output is one.
-    """
+    """Refuse a terminal."""
     if sys.stdout.isatty():
         raise OptionError(
             "--stdout: expected a pipe or a file, received a terminal; add | aplay, or > speech.wav"
@@ -35,9 +31,6 @@ def check_standard_output() -> None:
 def open_standard_output(sample_rate: int) -> Iterator[Write]:
     """Write a WAV of unknown length to standard output, and meanwhile all messages to standard
     error. A reader that has gone had what it wanted.
-
-    Raises:
-        SoundLost: it cannot be written.
     """
     stream, head = sys.stdout.buffer, wav_head(sample_rate)
 

@@ -29,12 +29,7 @@ _ENCODER, _QUALITY = "libx264", "18"  # constant rate factor without visible los
 
 
 def pick_format(wanted: str | None) -> str:
-    """The format of `--format`; by default mp4 if PyAV can write it, else webp.
-
-    Raises:
-        OptionError: none of `FORMATS`.
-        MissingBackendError: mp4 without PyAV, or without its encoder.
-    """
+    """The format of `--format`; by default mp4 if PyAV can write it, else webp."""
     if wanted is not None:
         check_choice("--format", wanted, FORMATS)
     if wanted in ("gif", "webp"):
@@ -55,10 +50,8 @@ def pick_format(wanted: str | None) -> str:
 
 
 def check_sides(suffix: str, size: tuple[int, int]) -> None:
-    """Refuse a clip that a format cannot hold, before it is made.
-
-    Raises:
-        OptionError: odd sides for mp4, whose colours have half the resolution.
+    """Refuse a clip that a format cannot hold, before it is made: mp4 has colours of half the
+    resolution.
     """
     if suffix == ".mp4" and (size[0] % 2 or size[1] % 2):
         raise OptionError(
@@ -68,17 +61,7 @@ def check_sides(suffix: str, size: tuple[int, int]) -> None:
 
 
 def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]) -> None:
-    """Write a clip, and `facts` under the same name with `.json`.
-
-    Args:
-        file: the final name, with a suffix of `FORMATS`; see `write_with_facts`.
-        frames: `[F, height, width, 3]` uint8; for mp4 the sides are even.
-        fps: frames a second.
-        facts: ready for JSON.
-
-    Raises:
-        OSError: no space left, or another error of the encoder.
-    """
+    """Write a clip `[F, height, width, 3]` uint8, and `facts` under the same name with `.json`."""
     write = _write_mp4 if file.suffix == ".mp4" else _write_pages
     write_with_facts(file, facts, lambda path: write(path, frames, fps))
 
@@ -112,30 +95,23 @@ def _write_pages(path: Path, frames: Tensor, fps: float) -> None:
     unit = _GIF_UNIT if is_gif else 1
     # milliseconds of each frame in whole units, whose sum is the clip's length
     ends = [unit * round(1000 * k / (fps * unit)) for k in range(len(frames) + 1)]
-    own: dict[str, Any] = {"loop": 0} if is_gif else {"lossless": True, "quality": 0}
+    options: dict[str, Any] = {"loop": 0} if is_gif else {"lossless": True, "quality": 0}
     first.save(
         path,
         format="GIF" if is_gif else "WEBP",
         save_all=True,
         append_images=others,
         duration=[end - begin for begin, end in pairwise(ends)],
-        **own,
+        **options,
     )
 
 
 def read_frames(file: Path, most: int, option: str = "start", room: int = MAX_KEPT) -> list[Image]:
-    """The last frames of an image, an animated image or a video, rotated as the file says.
+    """The last frames of an image, an animated image or a video, rotated as the file says, at most
+    `most` and `room` pixels.
 
-    Args:
-        file: a picture (see `open_picture`) or a video that PyAV reads. Of pages that are not
-            frames in time (the preview of a camera, layers, scans) the first is read. A page that
-            stays some times the shortest time is as many frames: encoders join equal ones.
-        most: largest number of frames.
-        option: begins the messages.
-        room: pixels that may be kept.
-
-    Raises:
-        OptionError: no such file, one that neither reads, or too many pixels.
+    Of pages that are not frames in time (the preview of a camera, layers, scans) the first is read.
+    A page that stays some times the shortest time is as many frames: encoders join equal ones.
     """
     from PIL import UnidentifiedImageError
 

@@ -18,18 +18,9 @@ from mmaccel.errors import OptionError
 
 
 def check_target(file: Path, option: str = "file") -> None:
-    """Refuse a name under which no file can be written without harm to something else.
-
-    Nothing is opened or created. A link to a file in its own folder is accepted: writing replaces
-    the link.
-
-    Args:
-        file: the final name.
-        option: begins the message.
-
-    Raises:
-        OptionError: no name, or "-"; a folder, device, pipe or socket, or a link to one; a link
-            that leads out of its folder.
+    """Refuse a name under which no file can be written without harm to something else: none, or
+    "-"; a folder, device, pipe or socket, or a link to one; a link that leads out of its folder. A
+    link to a file in its own folder is accepted: writing replaces the link.
     """
     target, home = os.path.realpath(file), os.path.realpath(file.parent)
     obstacle = None
@@ -47,15 +38,8 @@ def check_target(file: Path, option: str = "file") -> None:
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name in the same folder, wait for the disk, then rename.
-
-    Args:
-        file: the final name.
-        write: writes the path it receives. If it raises, no file remains; only a killed process
-            leaves its `.tmp`.
-
-    Raises:
-        OptionError: see `check_target`; nothing is written.
+    """Write under a temporary name in the same folder, wait for the disk, then rename. If `write`
+    raises, no file remains; only a killed process leaves its `.tmp`.
     """
     check_target(file)
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -70,12 +54,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_with_facts(file: Path, facts: Mapping[str, Any], write: Callable[[Path], object]) -> None:
-    """Write `facts` as JSON under the name of `file` with the suffix `.json`, then `file` itself.
-
-    Args:
-        file: the final name. If writing it fails, the JSON file stays.
-        facts: ready for JSON.
-        write: writes the path it receives; see `write_whole`.
+    """Write `facts` as JSON under the name of `file` with the suffix `.json`, which stays if
+    writing `file` itself then fails.
     """
     text = json.dumps(dict(facts), indent=1) + "\n"
     write_whole(file.with_suffix(".json"), lambda path: path.write_text(text, encoding="utf-8"))

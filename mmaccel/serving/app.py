@@ -34,7 +34,6 @@ logger = logging.getLogger(__package__)
 
 
 def create_app(engine: Engine) -> ASGIApp:
-    """The ASGI application of an engine."""
     settings, route = engine.settings, engine.route
     card: dict[str, Any] = {"id": settings.name, "object": "model", "owned_by": "mmaccel"}
     card |= {"created": int(time.time())}
@@ -85,9 +84,9 @@ async def _make(engine: Engine, request: Request) -> Response:
     deadline = time.monotonic() + settings.timeout
     data = await _read_body(request, settings.body_timeout)
     client = _identify(request, settings.api_keys)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"content-type: expected application/json, received {show(kind)}"
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        message = f"content-type: expected application/json, received {show(media_type)}"
         raise ApiError(415, message, "unsupported_media_type")
     body = route.body.model_validate_json(data)
     _check_model(body.model, settings.name)
@@ -162,7 +161,6 @@ def _record(app: ASGIApp, engine: Engine) -> ASGIApp:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to an error."""
     if isinstance(error, ApiError):
         return _answer(error)
     if isinstance(error, ValidationError):
@@ -181,11 +179,7 @@ def _answer(error: ApiError) -> Response:
 
 
 def _identify(request: Request, keys: tuple[str, ...]) -> str:
-    """Who asks: the bearer key where the server has keys, else the address.
-
-    Raises:
-        ApiError: none of the keys.
-    """
+    """Who asks: the bearer key where the server has keys, else the address."""
     if not keys:
         return request.client.host if request.client is not None else ""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -206,9 +200,6 @@ def _check_model(name: str | None, known: str | None) -> None:
 async def _read_body(request: Request, seconds: float) -> bytes:
     """The bytes of a body. What is too much is read too and thrown away, because a client
     that still writes does not read an answer.
-
-    Raises:
-        ApiError: too many bytes, or too slow.
     """
     data = b""
     try:
@@ -242,12 +233,7 @@ def _refused(body: Body, error: OptionError) -> ApiError:
 
 
 async def _read_events(told: asyncio.Queue[Any], n_jobs: int, deadline: float) -> Events:
-    """What the jobs of a request are told until all are done.
-
-    Raises:
-        ApiError: time is over, or a job failed.
-        ClientDisconnect: the client went.
-    """
+    """What the jobs of a request are told until all are done."""
     while n_jobs:
         try:
             event = await asyncio.wait_for(told.get(), deadline - time.monotonic())

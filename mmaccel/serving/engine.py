@@ -43,14 +43,10 @@ class Job:
     """A row that a request asks for.
 
     Attributes:
-        item: of a prompt file with the same fields.
-        settings: how it is made.
         group: jobs of one group may run together.
         width: tokens of its prompt.
-        request: what the pipeline is asked for; its tag is this job.
         partials: numbers of tokens after which a piece is wanted, ascending.
         following: joins when this one is done.
-        client: who asks.
         tell: called with this job and "partial" and a piece, "done" and all of it, or "failed" and
             an exception.
         place: where it waits, the least first: its turn, and its number among all.
@@ -82,13 +78,7 @@ Events = AsyncIterator[tuple[Job, str, Any]]
 class Engine:
     """A model, the thread that decodes, and the jobs that wait for it or run.
 
-    Args:
-        route: the model, see `mmaccel.serving.routes.Route`.
-        settings: of the server.
-
     Attributes:
-        waiting: jobs by their places.
-        running: jobs that are decoded, by their numbers.
         width: tokens of the longest prompt that has room.
         rows: decoded at a time at most; less after memory was too little.
         prefix_tree: keeps prompts for later requests; None: nothing does.
@@ -118,7 +108,6 @@ class Engine:
         self._thread = Thread(target=self._serve, name="mmaccel-decoding", daemon=True)
 
     def start(self) -> None:
-        """Begin to decode."""
         self._thread.start()
 
     def drain(self) -> None:
@@ -128,13 +117,11 @@ class Engine:
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for the end of what waits or runs."""
         self.drain()
         self._thread.join()
 
     @property
     def is_healthy(self) -> bool:
-        """Whether new jobs are taken."""
         return not self._is_closed and self._thread.is_alive()
 
     def put(self, jobs: list[Job], client: Hashable, tell: Callable[..., object]) -> None:
@@ -142,9 +129,6 @@ class Engine:
 
         A client of which none waits finds room for a quarter more, so that no other client can fill
         the queue before it.
-
-        Raises:
-            ApiError: there is no room.
         """
         for job in jobs:
             job.client = client
@@ -185,11 +169,8 @@ class Engine:
             self.waiting = [job for job in self.waiting if not job.is_cancelled]
 
     def _admit(self, most: int, *, passes_over: bool = False) -> list[Any]:
-        """Let jobs of the group join the run, in turn; returns their requests.
-
-        Args:
-            most: jobs at most.
-            passes_over: whether jobs that do not fit keep their places; else the first one ends it.
+        """Let jobs of the group join the run, in turn; returns their requests. `passes_over`: jobs
+        that do not fit keep their places; else the first one ends it.
         """
         taken: list[Job] = []
         with self._changed:
@@ -245,12 +226,12 @@ class Engine:
             self.rows = max(1, self.rows // 2)
             if self.prefix_tree is not None:
                 self.prefix_tree.clear()
-        left = list(self.running.values())
+        unfinished = list(self.running.values())
         self.running.clear()
         named = getattr(error, "rows", None) or ()
         again = []
-        for job in left:
-            is_guilty = job.number in named or (not named and len(left) == 1)
+        for job in unfinished:
+            is_guilty = job.number in named or (not named and len(unfinished) == 1)
             if job.is_cancelled:
                 self.metrics.rows.labels("cancelled").inc()
             elif is_guilty or job.is_heard or job.tries >= MAX_TRIES:
@@ -261,10 +242,8 @@ class Engine:
         self._wait(again)
 
     def _step(self, progress: Any) -> Tensor | None:
-        """Called after every pass: ends the rows that nobody waits for, and shows unfinished ones.
-
-        Args:
-            progress: `mmaccel.results.Progress`, or `CanvasProgress`.
+        """Called after every pass: ends the rows that nobody waits for, and shows unfinished
+        ones.
         """
         self.metrics.passes.inc(progress.passes - self._n_passes)
         self._n_passes = progress.passes

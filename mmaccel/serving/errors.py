@@ -47,12 +47,10 @@ def invalid(error: ValidationError) -> ApiError:
 
 
 def internal() -> ApiError:
-    """What a client is told of a fault of the server."""
     return ApiError(500, "server: a fault; see its log for this request", "internal")
 
 
 def shutting_down() -> ApiError:
-    """The answer of a server that ends."""
     message = "server: it ends; ask another one"
     return ApiError(503, message, "shutting_down", **{"retry-after": "10"})
 

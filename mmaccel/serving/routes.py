@@ -36,10 +36,7 @@ from mmaccel.serving.engine import Events, Job
 
 class Body(BaseModel):
     """What all bodies say; a field that is null is as if left out, also one that is not known.
-
-    Attributes:
-        text_field: name of the field with what is shown or said.
-        stream: whether the answer comes in pieces.
+    `text_field` names the one with what is shown or said.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -57,7 +54,6 @@ class Body(BaseModel):
 
     @property
     def text(self) -> str:
-        """What is shown or said."""
         text: str = getattr(self, self.text_field)
         return text
 
@@ -89,7 +85,6 @@ class ImageBody(Body):
 
     @property
     def media_type(self) -> str:
-        """Of the answer."""
         return "text/event-stream" if self.stream else "application/json"
 
 
@@ -106,12 +101,10 @@ class SpeechBody(Body):
 
     @property
     def stream(self) -> bool:
-        """See `Body`."""
         return self.stream_format is not None
 
     @property
     def media_type(self) -> str:
-        """Of the answer."""
         is_sse = self.stream_format == "sse"
         return "text/event-stream" if is_sse else f"audio/{self.response_format}"
 
@@ -124,12 +117,6 @@ class Route:
     - `serve`, which runs the pipeline: it begins with `requests`, whose settings are those of
       `first`, and lets `receive` have each job with what is made of it, or with a piece of that;
     - `encode` and `stream`, which make the answer, in any thread, and in pieces.
-
-    Args:
-        setup: how it is opened, and what decides what it makes, as for a prompt file.
-
-    Raises:
-        OptionError, UnsupportedModelError: the model cannot be opened.
     """
 
     def __init__(self, setup: Modality) -> None:
@@ -253,12 +240,8 @@ class ImageRoute(Route):
 
 
 class SpeechRoute(Route):
-    """A text-to-speech model. A text that it does not say at once is several jobs, as it is
-    several rows of `mmaccel speak`; the setup's `rows` of them are spoken at a time at most.
-
-    Args:
-        setup: see `Route`.
-        chunk_seconds: of sound that is sent in chunks.
+    """A text-to-speech model. A text that it does not say at once is several jobs, as it is several
+    rows of `mmaccel speak`; the setup's `rows` of them are spoken at a time at most.
     """
 
     path = "/v1/audio/speech"
@@ -291,15 +274,15 @@ class SpeechRoute(Route):
     def serve(
         self, first: Job, requests: list[Any], receive: Callable[..., None], **options: Any
     ) -> None:
-        own = dict(first.settings.options)
-        del own["voice"]  # a request's own
+        of_row = dict(first.settings.options)
+        del of_row["voice"]  # a request's own
         self.pipe.serve(
             requests,
             policy=first.settings.policy,
             deliver=lambda request, made: receive(request.tag, made),
             deliver_chunk=lambda request, chunk: receive(request.tag, chunk, is_whole=False),
             chunk_seconds=self._chunk_seconds,
-            **own,
+            **of_row,
             **options,
         )
 
@@ -318,18 +301,18 @@ class SpeechRoute(Route):
         name = "speech.audio.delta"
         is_wav = body.response_format == "wav"
         head = wav_head(self.pipe.speech.sample_rate) if is_wav else b""
-        n_in, made = 0, []
+        n_in, utterances = 0, []
         async for job, kind, value in events:
             if kind == "done":
                 n_in += job.width
-                made.append(value)
+                utterances.append(value)
             else:
                 yield pack(head + to_pcm(value.waveform))
                 head = b""
         if head:  # no sound came
             yield pack(head)
         if body.stream_format == "sse":
-            done = {"type": "speech.audio.done", "usage": _count_tokens(n_in, made)}
+            done = {"type": "speech.audio.done", "usage": _count_tokens(n_in, utterances)}
             yield to_event("speech.audio.done", done)
 
 

@@ -99,23 +99,13 @@ class Server(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The port on which it listens, once `started` is set."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
 
 def open_engine(settings: ServerSettings, task: str, model: str, **options: Any) -> Engine:
-    """Load a model and show that it can be served.
-
-    Args:
-        settings: of the server.
-        task: "image" or "speech".
-        model: name, folder, file or hub id.
-        **options: fields of `mmaccel.batch.modalities.Images` or `Speech`,
-            which write to no folder.
-
-    Raises:
-        OptionError, UnsupportedModelError: it cannot.
+    """Load a model for the task "image" or "speech" and show that it can be served; options are
+    fields of `Images` or `Speech` of `mmaccel.batch.modalities`, which write to no folder.
     """
     options["rows"] = min(settings.rows, settings.queue)  # parts of a text that find room together
     route: ImageRoute | SpeechRoute
@@ -129,11 +119,7 @@ def open_engine(settings: ServerSettings, task: str, model: str, **options: Any)
 
 
 def _warm_up(engine: Engine) -> None:
-    """Run a pass of an example, which also shows whether a model can be served.
-
-    Raises:
-        OptionError, UnsupportedModelError: it cannot.
-    """
+    """Run a pass of an example, which also shows whether a model can be served."""
 
     def stop(progress: Any) -> torch.Tensor:
         return torch.zeros_like(progress.lengths)

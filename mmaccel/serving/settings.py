@@ -22,9 +22,6 @@ class ServerSettings:
     Attributes:
         max_connections: at a time at most; others are answered 503.
         api_keys: a request needs one of these; none is needed where this is empty.
-
-    Raises:
-        OptionError: a value outside its domain.
     """
 
     host: str = option("127.0.0.1", "0.0.0.0 listens to other machines")

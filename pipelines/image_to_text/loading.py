@@ -22,12 +22,7 @@ DEMO = "scenes-vqa"
 
 
 def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any, Any, Path]:
-    """A vision-language model, its processor, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model; "scenes-vqa" without its weights.
-        UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
-    """
+    """A vision-language model, its processor, and the path of its checkpoint."""
     if str(name) == DEMO:
         model, processor = load(VISION_DEMO)(DEMO)
         refuse_device_map(load_config, DEMO)

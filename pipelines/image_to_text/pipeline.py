@@ -86,10 +86,8 @@ class ImageToText(Pipeline):
             between calls.
 
     Raises:
-        OptionError: no policy, no method, or a bad `cuda_graphs` or `fused`.
-        UnsupportedModelError: a model that does not generate, or without the visual tokens that a
-            method needs; a processor that takes no images; `fused=True` for a model that the fused
-            decoder does not serve.
+        OptionError, UnsupportedModelError: what no call could use: a policy or a method of another
+            kind of model, a processor that takes no images.
         AttachError: the model has a policy attached.
     """
 
@@ -130,12 +128,6 @@ class ImageToText(Pipeline):
                 model and processor wrote; or an id of the hub (downloaded to its cache).
             policy, visual_tokens, kv_cache, attention: of the pipeline.
             **options: fields of `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, option, device, dtype, policy or method; "scenes-vqa"
-                without its weights.
-            UnsupportedModelError: a model that reads no images, files that are missing or do not
-                fit, code that is not trusted, or a model without what a method needs.
         """
         reducers = read_reducers(visual_tokens)
         engine, config = read_loading(options)
@@ -158,7 +150,6 @@ class ImageToText(Pipeline):
 
     @property
     def processor(self) -> Any:
-        """Makes the prompts, and decodes the answers."""
         return self.host.processor
 
     @property
@@ -194,13 +185,6 @@ class ImageToText(Pipeline):
             Answers in the order of the questions, with the visual tokens that stayed. Everything
             else that shapes an answer (repetition penalty, ends) is the model's generation config;
             its beams are not searched.
-
-        Raises:
-            OptionError: no image, no question, images that have no place in it, a number outside
-                its domain, or more positions than the model has; before any pass.
-            UnsupportedModelError: the processor does not take these images; a method cannot work on
-                this prompt.
-            BusyError: another run of this model has not ended.
         """
         began = time.perf_counter()
         questions = check_questions(asked.question, self.processor.tokenizer)
@@ -232,11 +216,9 @@ class ImageToText(Pipeline):
 
     @property
     def components(self) -> dict[str, Any]:
-        """Model and processor by name."""
         return {"model": self.model, "processor": self.processor}
 
     def save_pretrained(self, folder: str | Path, **options: Any) -> None:
-        """Write model and processor into a folder that `from_pretrained` loads."""
         self.model.save_pretrained(folder, **options)
         self.processor.save_pretrained(folder)
 

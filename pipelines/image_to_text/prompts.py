@@ -53,9 +53,6 @@ def read_image(source: Any, scale: int = 1) -> Image:
 def read_images(images: Any, n_questions: int) -> list[list[Image]]:
     """The images of each question, of one image, a list that all questions are about, or one such
     list a question.
-
-    Raises:
-        OptionError: no image, as many lists as there are no questions, or more pixels than fit.
     """
     many = list(images) if isinstance(images, list | tuple) else [images]
     are_lists = [isinstance(each, list | tuple) for each in many]
@@ -103,12 +100,7 @@ def check_places(question: str, n_images: int) -> None:
 
 
 def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Sequence[Image]]) -> Any:
-    """What `generate` takes for questions and their images: `input_ids` `[B, T]` and others.
-
-    Raises:
-        UnsupportedModelError: a processor without a chat template that does not name the token of
-            an image, or one that does not take these inputs.
-    """
+    """What `generate` takes for questions and their images: `input_ids` `[B, T]` and others."""
     for question, own in zip(questions, images, strict=True):
         check_places(question, len(own))
     options = {"padding": True, "padding_side": "left"}

@@ -64,7 +64,6 @@ class ImageToVideo(Pipeline):
     one cache.
 
     Args:
-        host: the model, a `VideoModel`.
         text_encoder: folder that what reads its prompts was loaded from, if any.
     """
 
@@ -102,12 +101,6 @@ class ImageToVideo(Pipeline):
             text_encoder: the same of the T5 that encodes texts; None takes google-t5/t5-11b where
                 the model reads any.
             **options: fields of `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, codec, text encoder, option, device or dtype, or a bad
-                value.
-            UnsupportedModelError: files of another model, missing or surplus tensors, files that
-                cannot be read or do not fit each other, or code that is not trusted.
         """
         engine, config = read_loading(options)
         opened = open_video(name, codec, text_encoder, config)
@@ -121,7 +114,6 @@ class ImageToVideo(Pipeline):
 
     @property
     def video(self) -> VideoModel:
-        """The model with its layout and codec."""
         video: VideoModel = self.host
         return video
 
@@ -137,10 +129,8 @@ class ImageToVideo(Pipeline):
             start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or float
                 in 0..1. If it has more frames than the model takes, the last ones are used.
             prompt: what happens in the clip, for a model that reads a text.
-            policy: how to decode; None is `Jacobi()`.
             seed: one, or several for as many clips with the same start. A clip depends on its own
-                seed and start alone. None draws one from torch's global generator; `stats.seed`
-                says which.
+                seed and start alone.
 
         Returns:
             Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change

@@ -76,10 +76,8 @@ def _images(frames: Tensor) -> list[Image]:
 
 
 def upright_rgb(image: Image, option: str = "start") -> Image:
-    """An image as RGB, rotated by its EXIF orientation, without transparency.
-
-    Raises:
-        OptionError: 32-bit integers or floats, whose white level is unknown.
+    """An image as RGB, rotated by its EXIF orientation, without transparency. One of 32-bit
+    integers or floats, whose white level is unknown, is refused.
     """
     from PIL import Image, ImageOps
 

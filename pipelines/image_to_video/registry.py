@@ -37,11 +37,6 @@ def open_video(
 ) -> OpenedVideo:
     """Load a video model, its codec (None is `CODEC`), and a T5 (None is `TEXT_ENCODER`) where the
     model reads a text.
-
-    Raises:
-        OptionError: no such model, codec, text encoder or family, or a text encoder for a model
-            that reads no text.
-        UnsupportedModelError: files of another model, or that do not fit.
     """
     from mmaccel.pipelines.models.cosmos.video import load_cosmos
 

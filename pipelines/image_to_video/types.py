@@ -25,11 +25,7 @@ class VideoModel(Protocol):
     fps: float  # pixel frames a second
 
     def encode_prompt(self, prompt: str | None) -> list[int]:
-        """Ids of a text that says what happens in the clip; none where the model reads no text.
-
-        Raises:
-            OptionError: a text that the model does not take, or none where it needs one.
-        """
+        """Ids of a text that says what happens in the clip; none where the model reads no text."""
 
     def begin(self, prompt: list[int], given: Tensor) -> Tensor:
         """Read a prompt of `encode_prompt` and frames `[f, rows, columns]` of `encode`.
@@ -41,9 +37,6 @@ class VideoModel(Protocol):
     def encode(self, frames: Tensor) -> Tensor:
         """`[f, rows, columns]` int64 of the first frames `[F, 3, height, width]` float32 in -1..1
         of a clip, F one of `starts`: whole frames of tokens that depend on these frames alone.
-
-        Raises:
-            UnsupportedModelError: the codec's tokens are not the model's.
         """
 
     def render(self, tokens: Tensor) -> Tensor:

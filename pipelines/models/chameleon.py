@@ -59,9 +59,7 @@ _SIDE = 768
 
 class ChameleonImages(ImageModel):
     """Chameleon as an `ImageModel`: `ChameleonForConditionalGeneration`, its text tokenizer and the
-    decoder of its codes.
-
-    `row_end` is the name of the token that closes a row, or None.
+    decoder of its codes. `row_end` is the name of the token that closes a row, or None.
     """
 
     family = "Chameleon"
@@ -173,11 +171,7 @@ def load_lumina(folder: Path, load_config: LoadConfig) -> LuminaImages:
 
 
 def count_grid(size: tuple[int, int], tokenizer: Any, step: int) -> tuple[int, int]:
-    """Rows and columns of tokens for a size in pixels, with `step` pixels per token.
-
-    Raises:
-        OptionError: sides that are no multiples of 32 pixels, or that have no size token.
-    """
+    """Rows and columns of tokens for a size in pixels, with `step` pixels per token."""
     count_tokens(size, _STEP)
     known = tokenizer.get_vocab()
     if any(f"<reserved{_SIZES + side // _STEP:05d}>" not in known for side in size):

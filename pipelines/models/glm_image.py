@@ -81,9 +81,7 @@ class GlmImage(CausalLM):
 
 
 class GlmImageWindow(CausalLMWindow):
-    """GLM-Image as a token model, at positions `[R, 3, P]` int64 from `make_positions`; None for
-    text.
-    """
+    """GLM-Image as a token model, at positions `[R, 3, P]` int64; None for text."""
 
     own_vocabulary = True
     row_inputs = ("_table",)
@@ -109,9 +107,7 @@ class GlmImageWindow(CausalLMWindow):
         return self.fit(value, value[..., :1].expand(-1, -1, self.n_reserved)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
-        """Cut a table to the length of the static one, or repeat its last position up to that
-        length.
-        """
+        """Cut a table to the length of the static one, or repeat its last position."""
         length = static.shape[-1]
         return own[..., :length] if own.shape[-1] >= length else _lengthen(own, length)
 
@@ -131,9 +127,7 @@ def _count_slots(call: GenerateCall) -> int:
 
 def make_positions(model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]) -> Tensor:
     """The positions `[B, 3, P]` int64 of a prompt `[B, T]` without its padding (False in the mask),
-    then those of the grids.
-
-    `others` are further arguments of the model's forward, the grids among them.
+    then those of the grids, which `others`, arguments of the model's forward, have.
     """
     prompt, grids = _find_positions(model, ids, mask, others)
     rows = [torch.cat([prompt[:, b, is_real], grids[b]], 1) for b, is_real in enumerate(mask)]

@@ -98,9 +98,7 @@ class ImageGPTWindow(CausalLMWindow):
 
 
 class ImageGPTImages(ImageModel):
-    """`ImageGPTForCausalImageModeling` as an `ImageModel` of one size, whose only prompt is the
-    empty one, with a palette `[V - 1, 3]` of colours in -1..1.
-    """
+    """An `ImageModel` of one size and the empty prompt; its palette is `[V - 1, 3]` in -1..1."""
 
     family = "ImageGPT"
     no_guidance = "ImageGPT takes no prompts"

@@ -119,9 +119,7 @@ class Janus(CausalLM):
 
 
 class JanusCodes(CausalLMWindow):
-    """Janus as a token model: text ids in a row's prompt, image codes after it; `begin` sets the
-    prompts' lengths `[R]` of a run.
-    """
+    """Janus as a token model: text ids in a row's prompt, image codes after it."""
 
     own_vocabulary = True
     row_inputs = ("_lengths",)
@@ -162,13 +160,10 @@ class _Prepared(MMAccelError):
 
 
 def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> SimpleNamespace:
-    """Run the library's own preparation of a call, up to its first pass.
-
-    Lists are copied, because the library appends to the caller's lists.
-
-    Returns:
-        config, processors, others (names of further arguments of a pass), ids `[B, T]` as given,
-        tokens `[2 B, T]` with the rows for guidance, mask `[2 B, T]` bool.
+    """The library's own preparation of a call, up to its first pass: config, processors, others
+    (names of further arguments of a pass), ids `[B, T]` as given, tokens `[2 B, T]` with the
+    rows for guidance, and their mask, bool. Lists are copied, because the library appends to the
+    caller's.
     """
     from transformers import DynamicCache
 

@@ -33,13 +33,7 @@ _ENCODERS = ("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_enc
 
 
 class LlasaSpeech:
-    """A `SpeechModel`: the language model, a tokenizer with a chat template, and a `Xcodec2Model`,
-    whose encoders are not used.
-
-    Raises:
-        UnsupportedModelError: a tokenizer without the codes of the codec, or without a template
-            that lets the model continue a started answer.
-    """
+    """A `SpeechModel` with a `Xcodec2Model`, whose encoders are not used."""
 
     params = SamplingParams(temperature=0.8, top_k=50)  # 50: default of the authors' `generate`
     repetition_penalty = 1.0

@@ -40,12 +40,7 @@ class WordClips(WordPrompts, ClipModel):
 
 
 def load_moving_words(folder: Path, load_config: LoadConfig) -> WordClips:
-    """Load a causal LM that draws clips.
-
-    The folder holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
-    `tokenizer.safetensors` (the tokenizer of frames, which stays in float32), and `words.json` with
-    `n_frames` and `fps`.
-    """
+    """Load a causal LM that draws clips: the files of `load_words`, with `n_frames` and `fps`."""
     content = read_clips(folder)
     if content is None:
         raise OptionError(

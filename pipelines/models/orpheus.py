@@ -41,11 +41,7 @@ _FIRST = 10  # number of the first code's token; lower numbers are control token
 
 
 class OrpheusSpeech:
-    """A `SpeechModel`: the language model, its tokenizer, and a `snac.SNAC` of three levels.
-
-    Raises:
-        UnsupportedModelError: a tokenizer without the codes of the codec, or another codec.
-    """
+    """A `SpeechModel`: the language model, its tokenizer, and a `snac.SNAC` of three levels."""
 
     params = SamplingParams(temperature=0.6, top_p=0.8)
     repetition_penalty = 1.3
@@ -172,12 +168,7 @@ def _find_noise(decoder: nn.Module) -> _CodecNoise:
 def load_orpheus(
     source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig
 ) -> OrpheusSpeech:
-    """Load the language model, and the codec in float32, of a folder with config.json and
-    pytorch_model.bin of a SNAC.
-
-    Raises:
-        MissingBackendError: the package `snac` is not installed.
-    """
+    """Load the language model, and a SNAC in float32 of a folder of the package `snac`."""
     with importing(
         "codec: expected the package snac, which Orpheus' codec is in, received none; "
         "pip install snac"

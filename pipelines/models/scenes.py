@@ -66,10 +66,9 @@ class WordImages(WordPrompts, ImageModel):
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
-    """Load a causal LM that draws scenes.
-
-    The folder holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
-    `tokenizer.safetensors` (the image tokenizer, which stays in float32), and `words.json`.
+    """Load a causal LM that draws scenes, of a folder with `config.json`, `model.safetensors`,
+    `words.json`, and of the image tokenizer, which stays in float32, `tokenizer.json` and
+    `tokenizer.safetensors`.
     """
     return WordImages(*load_window(folder, load_config))
 

@@ -92,27 +92,16 @@ def check_words(option: str, words: Sequence[str], known: Sequence[str], remedy:
 
 @dataclass(frozen=True)
 class CaptionWords:
-    """Encodes texts to prompt ids.
+    """Encodes texts to prompt ids."""
 
-    Attributes:
-        n_image_tokens: V, the image tokenizer's vocabulary; the first id after it is bos.
-        words: the word list, in id order.
-        max_words: most words of a text.
-        other: a model that reads any text, for messages; empty where there is none.
-    """
-
-    n_image_tokens: int
-    words: tuple[str, ...]
-    max_words: int
-    other: str = "deepseek-community/Janus-Pro-1B"
+    n_image_tokens: int  # V, the image tokenizer's vocabulary; the first id after it is bos
+    words: tuple[str, ...]  # in the order of their ids
+    max_words: int  # of a text
+    other: str = "deepseek-community/Janus-Pro-1B"  # a model that reads any text, for messages
 
     @classmethod
     def load(cls, folder: str | Path, n_image_tokens: int) -> CaptionWords:
-        """Read the word list of a model's folder.
-
-        Raises:
-            OptionError: the folder has no word list.
-        """
+        """Read the word list of a model's folder."""
         content = read_words(Path(folder))
         if content.get("max_words") is None or not content["words"]:
             raise OptionError(
@@ -143,11 +132,7 @@ class CaptionWords:
         return self.n_image_tokens + _N_SPECIAL + len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        """Prompt ids `[bos, words…, boi]`; capitals and punctuation do not matter.
-
-        Raises:
-            OptionError: no text, no words, unknown words, or more than `max_words`.
-        """
+        """Prompt ids `[bos, words…, boi]`; capitals and punctuation do not matter."""
         if not isinstance(text, str):
             raise OptionError(f"prompt: expected a prompt, received {show(text)}; write one")
         words = split_words(text)

@@ -51,11 +51,7 @@ class VoicesFacts:
 
 
 class VoicesSpeech:
-    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker.
-
-    Raises:
-        UnsupportedModelError: a tokenizer, a codec and facts that do not belong together.
-    """
+    """A `SpeechModel`; its tokenizer has a token for each code, phoneme and speaker."""
 
     params = SamplingParams(temperature=1.0)
     repetition_penalty = 1.0
@@ -148,9 +144,7 @@ class VoicesSpeech:
 
 
 def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> VoicesSpeech:
-    """Load the language model of a folder with `voices.json`, and the codec (`codec.json` and
-    `codec.safetensors`) in float32.
-    """
+    """Load the language model of a folder with `voices.json`, and the codec in float32."""
     file = source / FILE
     facts = read_settings(VoicesFacts, read_json(file), file)
     sound = load_codec(codec).to(load_config.device)

@@ -161,8 +161,9 @@ def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str
     """Both outputs on one sheet; `name` is the short name of the policy on the right."""
     if made.stats.drafts in ("coarse", "online"):
         name += f", {made.stats.drafts} drafts"
+    loop = "one slot per pass" if plain.stats.positions else "the plain loop"
     panels = [
-        make_panel("Token by token", _plain(plain), plain, _cost(plain)),
+        make_panel("Token by token", loop, plain, _cost(plain)),
         make_panel(name, describe_guarantee(made.stats, dtype), made, _cost(made)),
     ]
     return draw_sheet(panels, columns=2, foot=describe_difference(plain, made, dtype))
@@ -174,10 +175,6 @@ def make_panel(title: str, note: str, made: ImageOutput, foot: str) -> Panel:
     count = len(made.prompts)
     note += f" (the first {shown} of {count})" if shown < count else ""
     return Panel(title, note, made.images, made.prompts[:shown], foot)
-
-
-def _plain(output: ImageOutput) -> str:
-    return "one slot per pass" if output.stats.positions else "the plain loop"
 
 
 def _cost(output: ImageOutput) -> str:

@@ -39,23 +39,13 @@ class PromptedModel(ABC):
 
     The class of a model family defines `encode` and `render`, and `unconditional` if the model has
     guidance. It overrides further methods where the family differs.
-
-    Args:
-        window: predicts the tokens: a `TokenModel` or a `Denoiser`.
-        layout: order of the tokens; `layout.frame` is the number of slots of an image.
-        size: width and height of an image in pixels.
-
-    Attributes:
-        params: guidance, temperature and truncation that the model's authors recommend.
-        no_guidance: why the model has none, a clause that follows "as"; None if it has guidance.
-        no_negatives: why the model has no negative prompts, a clause that follows the family's
-            name; None if it has them.
     """
 
     family: str = "this model"
     examples: tuple[str, ...] = ()
-    params = SamplingParams()
-    no_guidance: str | None = None
+    params = SamplingParams()  # what the model's authors recommend
+    no_guidance: str | None = None  # why, a clause that follows "as"; None if it has guidance
+    # why, behind the name of the family; None if it has them
     no_negatives: str | None = "whose class has none"
     pad: int = 0
 
@@ -66,7 +56,6 @@ class PromptedModel(ABC):
 
     @property
     def length(self) -> int:
-        """Number of tokens that follow a prompt."""
         return self.layout.frame
 
     @property
@@ -76,11 +65,7 @@ class PromptedModel(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Any:
-        """A user's prompt, for `prompt`: ids, unless `make_prompt` differs.
-
-        Raises:
-            OptionError: a prompt that the model does not take.
-        """
+        """A user's prompt, for `prompt`: ids, unless `make_prompt` differs."""
 
     def encode_negative(self, text: str) -> Any:
         """A negative prompt, for `prompt`. This class refuses all of them."""
@@ -105,9 +90,6 @@ class PromptedModel(ABC):
             guided: whether a branch of B unconditional rows follows.
             negatives: B results of `encode_negative`; None for a row, or for all rows, uses the
                 model's own unconditional prompt.
-
-        Raises:
-            OptionError: guidance or negative prompts for a model without.
         """
         texts = [each for each in negatives or () if each is not None]
         if texts and self.no_negatives is not None:
@@ -134,11 +116,7 @@ class PromptedModel(ABC):
         return prompt
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """A copy of this model for images of another size in pixels; it shares the weights.
-
-        Raises:
-            OptionError: a size that the model does not have.
-        """
+        """A copy of this model for images of another size in pixels; it shares the weights."""
         resized = copy(self)
         resized.set_size(size)
         return resized
@@ -204,7 +182,6 @@ class Encoded:
 
 
 def make_rows(model: PromptedModel, encoded: Encoded, params: SamplingParams) -> Prompt:
-    """Token rows of encoded prompts, with unconditional rows where guidance is on."""
     return model.prompt(encoded.prompts, params.guidance_scale != 1, encoded.negatives)
 
 
@@ -219,7 +196,6 @@ def encode_prompts(
     Raises:
         OptionError: a prompt that the model does not take or that is too long for it; a negative
             prompt without guidance, or for a model without negative prompts.
-        UnsupportedModelError: a tokenizer with ids that the model does not have.
     """
     encoded = [model.encode(text) for text in prompts]
     texts = spread_negatives(negatives, len(encoded))
@@ -264,12 +240,7 @@ def _encode_negative(model: PromptedModel, text: str) -> Any:
 
 
 def check_example(model: PromptedModel) -> None:
-    """Encode an example and the unconditional row, as a run does.
-
-    Raises:
-        UnsupportedModelError: ids that the model does not have; or another exception of a broken
-            tokenizer.
-    """
+    """Encode an example and the unconditional row, as a run does."""
     try:
         encode_prompts(model, model.examples[:1], None, model.params)
     except OptionError:  # an example that is too long, or in words that a small model lacks
@@ -326,11 +297,7 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
 
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
-    """A policy as `read_policy` takes it, or for None an exact one of the model's kind.
-
-    Raises:
-        OptionError: not a policy, or a policy for another kind of model.
-    """
+    """A policy as `read_policy` takes it, or for None an exact one of the model's kind."""
     kind = window.kind
     if policy is None:
         policy = Jacobi() if kind == "window" else LosslessUnmask()

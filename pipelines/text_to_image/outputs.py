@@ -40,7 +40,6 @@ class RequestOutput(ShortRepr):
     """A finished image and its cost.
 
     Attributes:
-        image: PIL image, RGB.
         tokens: `[N]` int64, on the CPU.
         passes: forward passes it took part in while it was unfinished.
         total_variation, nats: as in `mmaccel.Stats`, of this image.
@@ -99,7 +98,6 @@ def to_images(pixels: Tensor) -> list[Image]:
 
 
 def join(parts: Sequence[ImageOutput]) -> ImageOutput:
-    """Concatenate consecutive batches, at least one."""
     return ImageOutput(
         [image for p in parts for image in p.images],
         torch.cat([p.tokens for p in parts]),

@@ -85,11 +85,7 @@ class ImageStream(DecodingOptions):
 
 
 class TextToImage(PromptPipeline):
-    """Images from prompts, by any policy. One run at a time: the model has one cache.
-
-    Args:
-        host: the model, an `ImageModel`.
-    """
+    """Images from prompts, by any policy. One run at a time: the model has one cache."""
 
     modality = "Images"
     _interrupt = False  # of the running call; a callback may set it
@@ -112,17 +108,14 @@ class TextToImage(PromptPipeline):
             **options: fields of `mmaccel.options.LoadOptions`; families are in docs/models.md.
 
         Raises:
-            OptionError: no such model, option, device, dtype, size or family, or a bad value; a
-                file is missing.
-            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
-                be read or do not fit each other, or code that is not trusted.
+            OptionError: no such model or family, a missing file, or a bad option.
+            UnsupportedModelError: an unknown family, or files that do not fit or are not trusted.
         """
         engine, config = read_loading(options, size=size, decoder=decoder)
         return cls(*open_images(name, config), engine)
 
     @property
     def image_model(self) -> ImageModel:
-        """The model with its layout, prompts and renderer."""
         image_model: ImageModel = self.host
         return image_model
 

@@ -41,27 +41,20 @@ class PromptPipeline(Pipeline):
 
     @property
     def prompted_model(self) -> PromptedModel:
-        """The model with its layout, prompts and renderer."""
         model: PromptedModel = self.host
         return model
 
     @property
     def length(self) -> int:
-        """Number of tokens in an image or a clip."""
         return self.prompted_model.length
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of an image or a frame in pixels."""
         return self.prompted_model.size
 
     def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for another size in pixels. Weights are shared; nothing is loaded.
-
-        Both pipelines together still have one run at a time.
-
-        Raises:
-            OptionError: a size that the model does not have; most models have one.
+        """This pipeline for another size in pixels, which most models do not have. Weights are
+        shared; both pipelines together still have one run at a time.
         """
         model = self.prompted_model.resize(LoadConfig(size=size).size or self.size)
         return self._share(model)
@@ -150,8 +143,7 @@ class PromptPipeline(Pipeline):
         """Seconds of a pass, by a few, so that the first measured image does not pay for
         allocations.
 
-        Tokens are not decoded to pixels, which takes some models long. An exception from `on_pass`,
-        called after every pass, ends the warming up.
+        An exception from `on_pass`, called after every pass, ends the warming up.
         """
         ends: list[float] = []
 
@@ -171,7 +163,6 @@ class PromptPipeline(Pipeline):
         return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
     def _render_row(self, request: Request, row: FinishedRow) -> Any:
-        """What `render` makes of one row."""
         seed = Noise.from_seed([request.seed], 1).seeds.tolist()
         (rendered,) = self.prompted_model.render(row.tokens[None], [request.prompt], seed)
         return rendered

@@ -28,12 +28,7 @@ _WITH_DECODER = ("chameleon", "lumina-mgpt", "llamagen")
 
 
 def open_images(name: str | Path, load_config: LoadConfig) -> tuple[ImageModel, Path]:
-    """A text-to-image model, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model, device, dtype, size or family, or a missing file.
-        UnsupportedModelError: an unknown family, with the files that were looked for.
-    """
+    """A text-to-image model, and the path of its checkpoint."""
     if load_config.family is not None:
         check_choice("family", load_config.family, IMAGE_MODELS, hint="leave it out")
     check_task(name, "generate")

@@ -91,11 +91,7 @@ class SpeechServe(ServeOptions, TokenOptions):
 
 
 class TextToSpeech(Pipeline):
-    """Speech from text, by any window policy. One run at a time: the model keeps one cache.
-
-    Args:
-        host: the model, a `SpeechModel`.
-    """
+    """Speech from text, by any window policy. One run at a time: the model keeps one cache."""
 
     modality = "Speech"
 
@@ -117,9 +113,8 @@ class TextToSpeech(Pipeline):
             **options: fields of `mmaccel.options.LoadOptions`; families are in docs/speech.md.
 
         Raises:
-            OptionError: no such model, codec, option, device, dtype or family, or a bad value.
-            UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
-                be read or do not fit each other, or code that is not trusted.
+            OptionError: no such model, codec or family, or a bad option.
+            UnsupportedModelError: an unknown family, or files that do not fit or are not trusted.
             MissingBackendError: a package that the family's codec needs is not installed.
         """
         engine, config = read_loading(options)
@@ -128,36 +123,28 @@ class TextToSpeech(Pipeline):
 
     @property
     def speech(self) -> SpeechModel:
-        """The model with its layout, prompts and codec."""
         speech: SpeechModel = self.host
         return speech
 
     @takes(SpeechCall)
     def __call__(self, call: SpeechCall) -> Speech:
-        """Speak texts.
+        """Speak texts; arguments that are not named here are those of `TextToImage.__call__`.
 
         Args:
             text: one or several.
             policy: how to decode; None is `Jacobi()`.
-            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
-                then begin together.
             voice: the speaker, for models with several voices.
             seed: one for all (text b is item b of it), or one per text. With one per text an
-                utterance depends on its own seed and text alone, and on `max_seconds`. None draws
-                one from torch's global generator; `stats.seed` says which.
+                utterance depends on its own seed and text alone, and on `max_seconds`.
             max_seconds: after which an utterance is cut, or each part of a text that is too long
                 for the model. None is 30, or less where the model has no positions for 30 s after
                 the longest text.
-            temperature, top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff, entropy_temperature:
-                as in `mmaccel.SamplingParams`. None takes what the model's authors recommend
-                (`speech.params`); top_k 0 and top_p 1 keep all tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
                 None takes the value that the authors recommend.
             batch_size: utterances that are decoded at a time at most; None decodes all together.
                 The next text starts when one has finished.
             deliver: called with every utterance as soon as it is finished, in the order they end.
                 An exception from it ends the run and reaches the caller.
-            on_step: called after every pass with the state of the running rows.
             return_dict: False returns a tuple of the waveforms alone, as diffusers' pipelines do.
 
         Returns:
@@ -165,9 +152,7 @@ class TextToSpeech(Pipeline):
             change the cost, not the sound.
 
         Raises:
-            OptionError: a text or an argument outside its domain, before any pass.
             NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
-            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         seed = choose_seed(call.seed)
         plan = make_plan(

@@ -32,11 +32,6 @@ def open_speech(
 ) -> tuple[SpeechModel, Path, Path]:
     """A speech model, the path of its checkpoint, and the path of its codec: the given one, or that
     of `CODECS`, or of the model's folder.
-
-    Raises:
-        OptionError: no such model, codec, device, dtype or family.
-        UnsupportedModelError: an unknown family, with the tokens that were looked for.
-        MissingBackendError: a package that the codec needs is not installed.
     """
     from transformers import AutoTokenizer
 

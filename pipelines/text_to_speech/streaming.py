@@ -26,8 +26,6 @@ from mmaccel.tokenizers_vq.decoded import limit
 
 
 class ChunkSender:
-    """Makes chunks of pieces of sound that follow each other."""
-
     def __init__(self, sample_rate: int, deliver: Callable[[SpeechChunk], None]) -> None:
         self._sample_rate = sample_rate
         self._deliver = deliver
@@ -41,23 +39,17 @@ class ChunkSender:
 
 
 class RowSound:
-    """The sound of one row, in chunks.
-
-    Args:
-        index: of the row in the plan.
-        number: of the row in the run.
-        frames: of a chunk.
-        send: receives the sound of every chunk, and the passes so far.
-    """
+    """The sound of one row, in chunks."""
 
     def __init__(
         self,
         speech: SpeechModel,
         plan: SpeechPlan,
-        index: int,
+        index: int,  # of the row in the plan
         *,
-        number: int,
-        frames: int,
+        number: int,  # of the row in the run
+        frames: int,  # of a chunk
+        # receives the sound of every chunk, and the passes so far
         send: Callable[[Tensor, int], None],
     ) -> None:
         self.number = number
@@ -70,12 +62,8 @@ class RowSound:
         self._done = 0  # frames that were sent
 
     def take(self, tokens: Tensor, passes: int, *, is_whole: bool = False) -> None:
-        """Send the chunks that can be decoded, of all tokens `[n]` of the row so far.
-
-        With `is_whole` no further token comes.
-
-        Raises:
-            NumericsError: the codec returned NaN or infinity.
+        """Send the chunks that can be decoded, of all tokens `[n]` of the row so far; with
+        `is_whole` no further token comes.
         """
         codes, _ = take_codes(tokens, self._speech.layout, self._length)
         n_frames = len(codes) // self._speech.layout.columns
@@ -125,7 +113,6 @@ class RunningSound:
         self.seconds = 0.0  # spent in decoding and sending chunks between passes
 
     def begin(self, sound: RowSound) -> None:
-        """Send a row in chunks from now on."""
         self._rows[sound.number] = sound
 
     def __call__(self, progress: Progress) -> Tensor | None:

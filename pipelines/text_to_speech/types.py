@@ -15,16 +15,11 @@ from mmaccel.tokenizers_vq.frames import Frames
 
 @dataclass(frozen=True)
 class SoundContext:
-    """Which frames must be decoded to sound together with others.
+    """Which frames must be decoded to sound together with others."""
 
-    Attributes:
-        reach: frames before and after one whose codes its sound depends on; None: those of the
-            whole utterance.
-        step: windows of frames begin at multiples of it.
-    """
-
+    # frames to each side that a frame's sound depends on; None: the whole utterance's
     reach: int | None
-    step: int = 1
+    step: int = 1  # windows of frames begin at multiples of it
 
 
 class SpeechModel(Protocol):
@@ -61,19 +56,13 @@ class SpeechModel(Protocol):
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """A request for one utterance.
-
-    Args:
-        voice: who says it; None is the model's default voice.
-        tag: any object that identifies the request.
-        in_chunks: whether its sound is delivered in chunks while it is decoded.
-    """
+    """A request for one utterance."""
 
     text: str
     seed: int
-    voice: str | None = None
-    tag: Any = None
-    in_chunks: bool = False
+    voice: str | None = None  # None is the model's default
+    tag: Any = None  # any object that identifies the request
+    in_chunks: bool = False  # whether its sound is delivered while it is decoded
 
 
 @dataclass(frozen=True, repr=False)

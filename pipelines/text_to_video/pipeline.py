@@ -42,33 +42,20 @@ class VideoCall(SamplingOptions, DecodingOptions):
 
 
 class TextToVideo(PromptPipeline):
-    """Clips from prompts, by any window policy. One run at a time: the model has one cache.
-
-    Args:
-        host: the model, a `ClipModel`.
-    """
+    """Clips from prompts, by any window policy. One run at a time: the model has one cache."""
 
     modality = "Clips"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Unpack[LoadKeywords]) -> TextToVideo:
-        """Load a model that ships with the package, or one on disk.
-
-        Args:
-            name: "moving-scenes", a folder, or an id of the hub (downloaded to its cache).
-            **options: fields of `mmaccel.options.LoadOptions`.
-
-        Raises:
-            OptionError: no such model, option, device, dtype or family, or a bad value.
-            UnsupportedModelError: files of another model, missing or surplus tensors, or files that
-                cannot be read or do not fit each other.
+        """Load "moving-scenes", a folder, or an id of the hub (downloaded to its cache), by fields
+        of `mmaccel.options.LoadOptions`.
         """
         engine, config = read_loading(options)
         return cls(*open_clips(name, config), engine)
 
     @property
     def clip_model(self) -> ClipModel:
-        """The model with its layout, prompts and renderer."""
         clip_model: ClipModel = self.host
         return clip_model
 
@@ -91,14 +78,11 @@ class TextToVideo(PromptPipeline):
         Args:
             prompt: one or several.
             policy: how to decode; None is `Jacobi()`.
-            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
-                then begin together.
             start: what the clips begin with: a PIL image, a list of them, or a tensor `[F, height,
                 width, 3]`, uint8 or float in 0..1. If it has more frames than the model takes, the
                 last ones are used.
             seed: of the first clip, the next has the next; or one per clip. A clip depends on its
-                own seed, prompt and start alone. None draws one from torch's global generator;
-                `stats.seed` says which.
+                own seed, prompt and start alone.
             num_videos_per_prompt: clips of each prompt, one after another.
             batch_size: clips that are decoded at a time at most; None decodes all together. The
                 next clip starts when one has finished.

@@ -29,12 +29,7 @@ def reads_prompts(name: str | Path) -> bool:
 
 
 def open_clips(name: str | Path, load_config: LoadConfig) -> tuple[ClipModel, Path]:
-    """A text-to-video model, and the path of its checkpoint.
-
-    Raises:
-        OptionError: no such model or family, or a model for something else.
-        UnsupportedModelError: files of another model, or that do not fit.
-    """
+    """A text-to-video model, and the path of its checkpoint."""
     if load_config.family is not None:
         check_choice("family", load_config.family, FAMILIES, hint="leave it out")
     source = find_clips(name, load_config)

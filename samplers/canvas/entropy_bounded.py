@@ -7,13 +7,11 @@ entropies less the largest. Costs of steps add up (see `mmaccel.samplers.diverge
 bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
 in the same order.
 
-Departures: ties go to the lowest slot. The paper's bound of 0.1 nats a pass is one for text, where
-many slots are sure. On the grid of an image no slot is, and it buys one slot a pass; there the
-default is relative to the model, `SHARE` times the mean entropy of the slots that are open at a
-row's first pass. The paper bounds every step alone; here a budget in nats for
-the whole sequence is possible instead, spent at an even pace: when k more slots of L are committed,
-at most the share (committed + k) / L of the budget may be spent. What one step does not spend is
-left for later ones.
+Departures: ties go to the lowest slot. The paper's 0.1 nats a pass are for text; on the grid of an
+image, where no slot is sure, the default is `SHARE` times the mean entropy of the slots that are
+open at a row's first pass. Beside the paper's bound on every step there is a budget for the whole
+sequence, spent at an even pace: when k more slots of L are committed, at most the share (committed
++ k) / L.
 """
 
 from __future__ import annotations

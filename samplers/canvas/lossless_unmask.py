@@ -9,13 +9,11 @@ From the last predictions guess the next slots that stepwise decoding will commi
 canvases d1, d2, ..., each with one more. One pass predicts all of them. d1 is certain; d(k+1) is
 right as long as it is what stepwise decoding makes of d(k).
 
-Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run,
-and the choice of slots does not depend on what is drawn, so that the stepwise result is a function
-of the canvas, and equality can be checked token by token. Every slot's noise is used once, when it
-is committed, so that the distribution is that of fresh noise. Where the order does not depend on
-logits, guesses of a rejected draft are reused for the next one ("carried"), as in Jacobi decoding.
-The number of drafts may be chosen by measured cost (`mmaccel.samplers.canvas.draft_count`): the
-tokens do not depend on it.
+Departures: it holds at any temperature. Every slot has Gumbel noise of its own, frozen for the run
+and used once, and the choice of slots does not depend on what is drawn, so that the stepwise result
+is a function of the canvas. Where the order does not depend on logits, guesses of a rejected draft
+are reused ("carried"). The number of drafts may be chosen by measured cost
+(`mmaccel.samplers.canvas.draft_count`): the tokens do not depend on it.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ After pass t of T the share f(t / T) of the slots is left open: cosine cos(pi x 
 arccos(x) / (pi / 2), linear 1 - x. Cosine and arccos take more at every pass: cosine begins with
 few, arccos begins evenly and takes its largest share at the last one.
 
-Departures: `choose="first"` ranks slots by the probability of their likeliest token instead, so
-that the choice does not depend on what is drawn; tokens are drawn with noise frozen per slot, so
-that a slot that is not chosen draws from its next distribution with the same noise; shares are
+Departures: `choose="first"` ranks slots by the probability of their likeliest token, so that the
+choice does not depend on what is drawn; tokens are drawn with noise frozen per slot; shares are
 counted over the active block of every row; at least one slot is committed a pass.
 """
 

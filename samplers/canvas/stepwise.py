@@ -5,10 +5,9 @@ steps as slots; orders: V. Besnier et al., "Halton Scheduler for Masked Generati
 Transformer", ICLR 2025, arXiv 2503.17076; J. Kim et al., "Train for the Worst, Plan for the Best",
 ICML 2025, arXiv 2502.06768 (margin).
 
-Departures: the slot is chosen from the logits, or from no logits at all, and the token is drawn
-after that. The released samplers draw a token for every slot and keep the most probable draw; that
-decodes another distribution than the model's, even at one slot a pass and with a perfect model. It
-is available as order "sampled", which is not exact.
+Departures: the slot is chosen from the logits, or from none, and the token is drawn after that. The
+released samplers draw a token for every slot and keep the most probable draw, which decodes another
+distribution than the model's, with a perfect model too: order "sampled".
 """
 
 from __future__ import annotations

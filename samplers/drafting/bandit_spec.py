@@ -4,14 +4,12 @@ Y. Hou et al., "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms"
 2505.15141): configurations of speculative decoding are the arms of a multi-armed bandit, which is
 played once a pass; UCBSpec takes the arm whose tokens a pass may be the most.
 
-Departures: what an arm, a source with a width, is worth are the tokens of its passes for their cost
-in plain passes, drafting and learning included (`mmaccel.samplers.tuner`). What is learned of
-a source when it drafts is how often its next draft is right, which is also what any width of it is
-worth. An arm is played only where all runs of the model, were the pass to gain each row one token
-alone, would have lost no more than a share of their tokens ("Conservative Bandits", Y. Wu et al.,
-ICML 2016, arXiv 1602.04282). Where no arm is worth a plain pass the sources rest, the longer the
-more often. What was learned and lost is kept as long as the model lives. Widths depend on all rows
-and on the clock: the source goes with bitwise policies alone.
+Departures: an arm, a source with a width, is worth the tokens of its passes for their cost in plain
+passes, drafting and learning included (`mmaccel.samplers.tuner`); what is learned of a source is
+how often its next draft is right. An arm is played only where all runs of the model, were the pass
+to gain each row one token alone, would have lost no more than a share of their tokens
+("Conservative Bandits", Y. Wu et al., ICML 2016, arXiv 1602.04282); where none is worth a plain
+pass the sources rest. Widths depend on all rows and on the clock: bitwise policies alone.
 """
 
 from __future__ import annotations

@@ -4,15 +4,11 @@ Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C
 (arXiv 2302.01318), algorithm 2.
 
 Departures: every row proceeds at its own pace; the draft model uses the target's sampling
-parameters, guidance included; under a policy of frozen noise a draft is what its scores and the
-slot's noise choose, which is right more often than a draw of its own; after a fully accepted window
-it processes the tokens it has not read together with the next, so that no pass is spent on catching
-up; drafts that the last pass predicted are read and not drawn again. Where a prompt has images, the
-draft model reads the text alone, at positions of its own: images come from the target, and drafts
-change speed only. Behind drafts of a tree it reads the whole tree again for each generation of
-nodes; what was accepted is read once more with the next drafts, so that its cache keeps no path.
-Beyond the positions of the draft model a row has no drafts. A rule of length reads what the draft
-model says at temperature 1 where the target's is 0, at which a distribution says nothing.
+parameters, guidance included; under frozen noise a draft is what its scores and the slot's noise
+choose; tokens that it has not read are read with the next ones, so that no pass is spent on
+catching up. Of a prompt with images it reads the text alone. Under a tree it reads all of it again
+for each generation of nodes. Beyond its positions a row has no drafts. A rule of length reads
+temperature 1 where the target's is 0.
 """
 
 from __future__ import annotations

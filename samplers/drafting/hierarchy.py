@@ -4,12 +4,10 @@ S. Cho et al., "Lossless Acceleration of Large Language Models with Hierarchical
 Temporal Locality in Speculative Decoding", 2025 (arXiv:2502.05609). What was said last is likely to
 be said again; only where it knows nothing is the next source asked.
 
-Departures: the paper's sources are what the text has said, phrases that the model is known to say,
-and a corpus; here they are what the row has generated, what all rows of the batch have, and the
-row's prompt, so that nothing is prepared. The paper verifies several drafts at once, taken from the
-next source where one has too few, and looks for the last token alone in the most recent source;
-here one draft is verified, the most recent one of the first source that has any. The text of other
-rows makes passes, not tokens, so that the source goes with bitwise policies alone.
+Departures: the sources are what the row has generated, what all rows of the batch have, and the
+row's prompt; the paper's phrases and corpus, which are prepared, are not there. One draft is
+verified, the most recent one of the first source that has any, where the paper verifies several.
+The text of other rows makes passes, not tokens: bitwise policies alone.
 """
 
 from __future__ import annotations

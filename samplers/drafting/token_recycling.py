@@ -5,12 +5,10 @@ Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what
 tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
 without any model.
 
-Departures: a window is a chain, and a chain reads the likeliest successor alone; the table keeps
-the paper's eight, and their probabilities, only where a tree asks for them. Branches fork from the
-first tokens on, rank by rank; the children of an entry are the successors of its token, in the
-order in which the noise of their slot prefers them. A row has a table of its own, which begins
-empty: its drafts, and so its passes, are the same in any batch. A token that was not seen yet is
-its own successor.
+Departures: a window is a chain, which reads the likeliest successor alone; the paper's eight are
+kept where a tree asks for them, and its children follow in the order in which the noise of their
+slot prefers them. A row has a table of its own, which begins empty, so that its passes are the same
+in any batch. A token that was not seen yet is its own successor.
 """
 
 from __future__ import annotations

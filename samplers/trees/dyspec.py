@@ -5,11 +5,10 @@ Structure", 2024 (arXiv 2410.11744): a node adds to the tokens of a pass the cha
 accepted, which is close to the product of the drafter's probabilities on its path. The tree that
 takes nodes in the order of these products has the most tokens a pass of all of its size.
 
-Departures: a child is no sample, as with frozen noise one token of a slot is right: the estimate is
-the drafter's chance of being this token. The chain of the window is in the tree in any case. Nodes
-are added a generation at a time, all that are among the best N so far; no node behind another is
-better than it, so that the N that are left are those of one by one, as long as none is more than
-`depth` steps behind the chain.
+Departures: with frozen noise one token of a slot is right, so that a child's worth is the drafter's
+chance of being it. The chain of the window is in the tree in any case. Nodes are added a generation
+at a time, all that are among the best N so far, which gives the tree of one by one up to `depth`
+steps behind the chain.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@ accepted with a chance that depends on r alone, so that the most tokens of a tre
 from those of smaller trees, c(n) = 1 + max over n_1 + n_2 + … = n - 1 of the sum of p_r c(n_r), and
 the same with a limit of the depth.
 
-Departures: chances also depend on how many drafts are before (a draft of the window's end was made
-for a text that has changed since). The chain of the window is in the tree in any case and costs no
-node. With frozen noise nothing is sampled: rank r is the drafter's r-th best. Where a draft model
-draws the tree, rank r is the r-th draw, as in the paper.
+Departures: chances also depend on how many drafts are before. The chain of the window is in the
+tree in any case and costs no node. With frozen noise nothing is sampled: rank r is the drafter's
+r-th best. Where a draft model draws the tree, rank r is the r-th draw.
 """
 
 from __future__ import annotations

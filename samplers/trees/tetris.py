@@ -6,9 +6,8 @@ the largest chance of acceptance are verified, a draft's being the product of th
 path. A row that is easy to guess gets more, and one that has ended nothing.
 
 Departures: nodes of trees instead of the drafts of chains; the chains themselves are always
-verified. A row has room for `nodes` of them in the cache and in attention; nothing else is computed
-of those that are left out, but by models without mixed passes. How many passes a row takes depends
-on other rows, and with fresh noise its tokens would, too: the shape goes with bitwise policies
+verified. A row has room for `nodes` of them; of those left out nothing else is computed, but by
+models without mixed passes. How many passes a row takes depends on other rows: bitwise policies
 alone.
 """
 

@@ -15,8 +15,7 @@ and its total variation is the sum of (q a - p b)+; `Stats.total_variation` repo
 
 Departures: no owner is drawn: a draft is accepted with a(x) and replaced by p (1 - b), which is the
 same without the paper's repeated tries. A token that filters or a layout exclude is never accepted:
-q counts where p is above 0, which leaves groups exact. Drafts after the first rejection are redrawn
-with an exact coupling, and a new slot's distribution is recorded.
+q counts where p is above 0. Drafts after the first rejection are redrawn with an exact coupling.
 """
 
 from __future__ import annotations

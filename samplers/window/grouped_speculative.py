@@ -8,13 +8,11 @@ Cost in exactness: accepting with probability a(x) >= min(1, p/q) everywhere and
 (p - q)+ moves the token's distribution by exactly A - A0 in total variation, with A = sum q a and
 A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` reports the sum.
 
-Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
-gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back; groups by the distance
-of code vectors are those of LANTERN, in `mmaccel.samplers.window.latent_groups`. A token that
-filters or a layout exclude is never accepted, whatever its group. Drafts after the first rejection
-are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's distribution
-is recorded.
+Departures: the ratio of sums is below min(1, p/q) for some tokens; here a(x) is the larger of both.
+Groups are ranks around the draft, which shrink at the ends of the ranking; those by the distance of
+code vectors are LANTERN's, in `mmaccel.samplers.window.latent_groups`. A token that filters or a
+layout exclude is never accepted. Drafts after the first rejection are redrawn with an exact
+coupling.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ def latent_ratio(
     slots = max(1, p_target[..., 0].numel() * near.shape[1])
     step = max(1, _ENTRIES // slots)
     for first in range(0, len(near), step):
-        part = near[first : first + step]  # [v, k]
-        beside = p_target[..., part]  # [B, K, v, k]
+        near_block = near[first : first + step]  # [v, k]
+        beside = p_target[..., near_block]  # [B, K, v, k]
         total = beside.cumsum(-1)
-        own = p_target[..., first : first + step]
-        limit = (cap - 1) * own if cap is not None else torch.full_like(own, delta)
+        p_block = p_target[..., first : first + step]
+        limit = (cap - 1) * p_block if cap is not None else torch.full_like(p_block, delta)
         counts = total <= limit[..., None]
         mass[..., first : first + step] = torch.where(counts, beside, 0.0).sum(-1)
     return ((p_target + mass) / p_draft).clamp_(max=1.0).nan_to_num_(nan=1.0)

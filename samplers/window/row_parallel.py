@@ -24,9 +24,9 @@ TV(p, p'), and that of the sequence by no more than the sum over all slots.
 `Stats.total_variation` reports the sum: p' is in the pass in which the prefix reaches the slot.
 
 Departures: ZipAR leaves out what is not decoded of the row above, and PJD hides it behind a mask;
-here the model sees drafts there, so that passes are those of any window and no layer knows of rows.
-Keys of all rows below the first open one are computed anew in each pass, where ZipAR keeps those
-that saw less. With `ahead` at least a row's length the tokens are those of `Autoregressive`.
+here the model sees drafts there, so that passes are those of any window. Keys of all rows below the
+first open one are computed anew in each pass. With `ahead` at least a row's length the tokens are
+those of `Autoregressive`.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ class StepwiseDraws:
         n_predicted = noise.shape[1] - n_new
         if scores.shape[1] > 1:
             scores = scores[:, n_predicted:]
-        found = self._run.backend.run(argmax, scores + noise[:, n_predicted:])
-        return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
+        drafts = self._run.backend.run(argmax, scores + noise[:, n_predicted:])
+        return pad(drafts, (n_predicted, 0)) if n_predicted else drafts  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
         drafter = self._run.drafter

@@ -128,14 +128,14 @@ class SpeculativeJacobi(WindowPolicy):
             )
 
     def __repr__(self) -> str:
-        own = f"window={self.window!r}, coupling={self.coupling!r}, drafts={self.drafts!r}"
+        shown = f"window={self.window!r}, coupling={self.coupling!r}, drafts={self.drafts!r}"
         if self.tree is not None:
-            own += f", tree={self.tree!r}, siblings={self.siblings!r}"
+            shown += f", tree={self.tree!r}, siblings={self.siblings!r}"
         if self.rising:
-            own += f", rising={self.rising!r}"
+            shown += f", rising={self.rising!r}"
         if self.verification != "token":
-            own += f", verification={self.verification!r}"
-        return f"SpeculativeJacobi({own})"
+            shown += f", verification={self.verification!r}"
+        return f"SpeculativeJacobi({shown})"
 
     def decode(self, run: WindowRun) -> Generation:
         tree = find_walked(run)

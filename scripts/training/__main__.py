@@ -29,7 +29,6 @@ from scripts.training.models import MODELS
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command with its arguments."""
     if arguments[:1] == ["coarse"] or arguments[:1] == ["eagle"]:
         own = coarse.main if arguments[0] == "coarse" else eagle.main
         own(arguments[1:])

@@ -25,11 +25,7 @@ CARDS = Path(__file__).parent / "cards"
 
 
 def export(name: str, model: Model, work: Path, target: Path, command: str) -> None:
-    """Copies the weights from `work` to `target`, made where missing, and writes the card.
-
-    Raises:
-        OptionError: a stage has not been trained in `work`.
-    """
+    """Copies the weights from `work` to `target`, made where missing, and writes the card."""
     parts = model.parts or {list(model.plans)[-1]: ""}
     n_weights = {}
     for stage, where in parts.items():
@@ -61,7 +57,6 @@ def count_weights(folder: Path) -> int:
 
 
 def _sum_up(work: Path) -> dict[str, Any]:
-    """The plan of a stage, and its last figures."""
     log = read_log(work)
     plan = [line["plan"] for line in log if "plan" in line][-1]
     last = [line for line in log if "loss" in line][-1]
@@ -74,7 +69,6 @@ def _read_commit() -> str:
 
 
 def this_machine(device: str = "cpu") -> dict[str, Any]:
-    """Where figures were measured."""
     return {
         "device": device,
         "machine": platform.machine(),

@@ -35,11 +35,6 @@ from scripts.training.coarse_targets import KINDS, Target, count_bytes, open_tar
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with its arguments.
-
-    Raises:
-        OptionError: a model that hands out no states, or options that do not fit.
-    """
     args = parse(arguments)
     target = open_target(args)
     work = args.work or args.out / "work"
@@ -84,7 +79,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.training coarse",
         description=__doc__,

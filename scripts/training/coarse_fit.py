@@ -35,20 +35,13 @@ class CoarseTraining:
     """The training of one coarse model; it goes on where an earlier one in its folder stopped.
 
     Args:
-        config: sizes.
         output: `[V, D]`, the large model's output matrix.
-        data: the passes.
-        work: holds `training.pt`.
-        rate: largest learning rate of AdamW.
+        work: holds `training.pt`, of a coarse model of these sizes.
         temperature: of the runs; the loss is that of the distributions at it.
 
     Attributes:
-        model: as trained so far.
         state: steps and seconds so far, and, as few rows are soon learned by heart, the weights of
             the lowest cross-entropy on rows that are not learned from, `best` and `lowest`.
-
-    Raises:
-        OptionError: `work` holds the training of a coarse model of other sizes.
     """
 
     def __init__(

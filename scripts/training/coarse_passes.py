@@ -36,11 +36,7 @@ _VALIDATION = 20  # one row of so many is not learned from
 
 @dataclass(frozen=True)
 class RecordedJacobi(Jacobi):
-    """`Jacobi` that keeps its passes, with the neighbours of `config`.
-
-    Attributes:
-        runs: what `PassData` reads, one entry a run.
-    """
+    """`Jacobi` that keeps its passes, with the neighbours of `config`."""
 
     config: CoarseConfig | None = None
     runs: list[dict[str, Tensor]] = field(default_factory=list, repr=False, compare=False)
@@ -137,9 +133,6 @@ def collect_passes(
 ) -> list[Path]:
     """Sample `count` rows and write their passes, a file a batch; files that are there are kept.
     Batches take the guidance scales in turn.
-
-    Raises:
-        OptionError: passes of another model or of other options in `work`.
     """
     work.mkdir(parents=True, exist_ok=True)
     assert policy.config is not None
@@ -202,10 +195,8 @@ class PassData:
     """The passes in files of `collect_passes`, at least one, kept with `config`.
 
     Attributes:
-        n_rows: rows in all; one of 20 serves for validation, the first among them.
         n_pairs: slots that were kept.
         counts: `[V]` int64, how often each token occurs.
-        seconds: that collecting took.
     """
 
     def __init__(self, files: Sequence[Path], config: CoarseConfig) -> None:

@@ -47,8 +47,6 @@ class Target:
     """A model with prompts.
 
     Attributes:
-        name: as the command line has it.
-        window: the token model.
         prompts: what rows begin with; row k has prompt k modulo their number.
         plan: prompts and guidance to what a run needs.
         neighbours, columns, frame, n_slots: see `CoarseConfig`.
@@ -84,9 +82,6 @@ class Target:
     def config(self, width: int | None = None, embedding: int | None = None) -> CoarseConfig:
         """Sizes of a coarse model for this target: by default the largest width of a few that keeps
         file and table small, and embeddings of 48, or of the width where that is less.
-
-        Raises:
-            OptionError: a coarse model of more than `LARGEST_FILE` bytes.
         """
         vocab_size, hidden_size = self.window.output_matrix().shape
         grid = (self.neighbours, self.columns, self.frame, self.n_slots)
@@ -111,12 +106,6 @@ def count_bytes(config: CoarseConfig) -> int:
 
 
 def open_target(args: argparse.Namespace) -> Target:
-    """Load the model that the command line names.
-
-    Raises:
-        OptionError: no such model, or no prompts where it needs some.
-        UnsupportedModelError: files that do not fit.
-    """
     from mmaccel.pipelines.text_to_video.registry import reads_prompts
 
     if args.kind == "text":
@@ -224,7 +213,6 @@ def _open_speech(args: argparse.Namespace) -> Target:
 
 
 def _open_video(args: argparse.Namespace) -> Target:
-    """A model that continues frames."""
     from mmaccel.pipelines.image_to_text.prompts import read_image
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.preprocessing import read_start
@@ -254,7 +242,6 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 def _need_prompts(args: argparse.Namespace, what: str) -> list[str]:
-    """Lines of the file of prompts that are not empty."""
     lines: list[str] = []
     if args.prompts is not None and Path(args.prompts).is_file():
         lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()

@@ -20,7 +20,6 @@ from scripts.training.stdlib import open_stdlib, read_modules
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command with its arguments."""
     parser = argparse.ArgumentParser(prog="python -m scripts.training eagle", description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the head")
     parser.add_argument("--device", default="cpu")

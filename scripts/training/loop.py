@@ -38,12 +38,7 @@ class Plan:
     """How long and how fast; a stopped run may go on with other numbers.
 
     Attributes:
-        steps: optimiser steps in all.
         fall: over how many last steps the step size falls to zero.
-        batch: items a step.
-        rate: peak step size of Muon.
-        rate_rest: peak step size of AdamW.
-        warmup: steps of rise.
         average: decay of the averaged weights; 0 keeps the last ones.
         mixed: bfloat16 where the device computes it; a narrow model may be faster in float32
             (twice, measured on a processor with AVX-512 and widths of 128 to 192).
@@ -104,15 +99,8 @@ class Task:
 def train(
     work: Path, task: Task, plan: Plan, device: str = "cpu", before: Path | None = None
 ) -> None:
-    """Trains, or goes on training, in a work folder.
-
-    Args:
-        work: receives `state.pt`, `log.jsonl` (losses, and the plan each time a run begins) and the
-            model in `weights/`.
-        task: what to train.
-        plan: how.
-        device: "cpu" or "cuda".
-        before: see `Task.build`.
+    """Trains, or goes on training, in a work folder, which receives `state.pt`, `log.jsonl`
+    (losses, and the plan each time a run begins) and the model in `weights/`.
     """
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -176,8 +164,6 @@ def _batches(task: Task, plan: Plan, first: int) -> Iterable[Batch]:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Batches by their steps."""
-
     task: Task
     size: int
 
@@ -285,5 +271,4 @@ def pack(rows: Iterable[Sequence[tuple[Sequence[int], bool]]], pad: int) -> Batc
 
 
 def read_log(work: Path) -> list[dict[str, Any]]:
-    """The lines of `log.jsonl`."""
     return [json.loads(line) for line in (work / "log.jsonl").read_text("utf-8").splitlines()]

@@ -247,12 +247,8 @@ class Depth(Task):
         return self.pack(self.text, self.text.rows(step, size), before)
 
     def pack(self, text: SpokenText, rows: np.ndarray, before: np.ndarray) -> Batch:
-        """Prompts, frames and a frame of ends.
-
-        Args:
-            text: holds the utterances.
-            rows: [B] of them.
-            before: [B] frames of silence at their beginnings.
+        """Prompts, frames and a frame of ends, of utterances [B] with so many frames of silence
+        before.
 
         Returns:
             ids [B, T, 1 + Q]: text or `_NO_TEXT`, then the codes of a frame; and labels [B, T, Q],
@@ -276,15 +272,8 @@ class Depth(Task):
 
 
 def stack_frames(codes: Tensor, silence: Tensor, before: int = 0) -> Tensor:
-    """`STACK` frames of the codec to one of the model, filled with silence.
-
-    Args:
-        codes: [F, Q] of the codec.
-        silence: [Q], a frame of it.
-        before: frames of silence at the beginning.
-
-    Returns:
-        [ceil((before + F) / STACK), STACK * Q], the first frame's books first.
+    """`STACK` frames of the codec [F, Q] to one of the model, filled with silence [Q]:
+    [ceil((before + F) / STACK), STACK * Q], the first frame's books first.
     """
     after = -(before + len(codes)) % STACK
     filled = torch.cat([silence.expand(before, -1), codes, silence.expand(after, -1)])

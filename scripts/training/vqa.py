@@ -164,17 +164,9 @@ def choose_tokens(maps: Tensor, seed: int) -> Tensor:
 def answer_logits(
     model: Any, views: Tensor, packed: Tensor, kept: Tensor | None = None, frozen: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Logits of all answers about all images.
-
-    Args:
-        model: of `build_model`.
-        views: [B, 5, 3, 40, 40].
-        packed: [B, 3, T] of `encode_questions`.
-        kept: visual tokens that are there, [B, K], sorted; all where not given.
-        frozen: whether the tower stays as it is.
-
-    Returns:
-        Logits [N, words] and labels [N], in the order of the packed questions.
+    """Logits [N, words] and labels [N] of all answers about all images, in the order of the packed
+    questions [B, 3, T]. Views are [B, 5, 3, 40, 40]; visual tokens that are there, `kept`, [B, K],
+    sorted; `frozen`: the tower stays as it is.
     """
     ids, segments, labels = packed.unbind(1)
     batch, length = ids.shape

@@ -58,6 +58,7 @@ def test_the_network_is_closed() -> None:
         connection.connect(("127.0.0.1", 9))
 
 
+@pytest.mark.slow
 def test_the_callers_surroundings_have_no_effect() -> None:
     """Tests of what a terminal shows, under a caller that has set everything they could read."""
     given = {

@@ -105,7 +105,9 @@ def test_a_section_says_what_the_docstrings_say() -> None:
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:
     from scripts.docs_site import split_parameters
 
-    text = "Load.\n\nArgs:\n    name: of it.\n    device, dtype: where, and\n        in what."
+    text = (
+        "Load.\n\nArgs:\n    name: of it.\n    device,\n        dtype: where, and\n        in what."
+    )
     assert split_parameters(text) == (
         "Load.\n\nArgs:\n    name: of it.\n    device: where, and\n        in what.\n"
         "    dtype: where, and\n        in what."

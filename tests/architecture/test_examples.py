@@ -43,13 +43,7 @@ def save_language_model(folder: Path) -> Path:
     return folder
 
 
-def test_an_example_without_its_model_says_how_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = str(ROOT / "examples" / "language_model.py")
-    monkeypatch.setattr(sys, "argv", [file])
-    with pytest.raises(SystemExit, match="^usage: python examples/language_model.py MODEL"):
-        runpy.run_path(file, run_name="__main__")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_an_example_runs(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

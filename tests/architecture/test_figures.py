@@ -12,7 +12,8 @@ from mmaccel.errors import OptionError
 from scripts.training.card import write_card
 from tests.architecture.source import ROOT
 
-WEIGHTS = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
+KEPT = (ROOT / "mmaccel" / "demo" / "weights", ROOT / "scripts" / "training" / "weights")
+WEIGHTS = sorted(card.parent for home in KEPT for card in home.glob("*/card.json"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.architecture.source import ROOT, TOP_FOLDERS, modules
 
+pytestmark = pytest.mark.slow
+
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """The output of a program, which must succeed."""

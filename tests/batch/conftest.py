@@ -6,10 +6,12 @@ import pytest
 
 from tests.fixtures.jobs import PROMPTED, Command, load_once  # noqa: F401
 
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in PROMPTED[1:]]
 
-@pytest.fixture(params=PROMPTED)
+
+@pytest.fixture(params=[PROMPTED[0], *OTHERS])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
-    """A command that takes prompt files."""
+    """A command that takes prompt files; all of them share the job."""
     return Command(request.param, tmp_path)
 
 

@@ -16,6 +16,7 @@ from tests.fixtures.jobs import (
     KINDS,
     N_ITEMS,
     OWN,
+    PROMPTED,
     Command,
     at_render,
     at_write,
@@ -43,6 +44,7 @@ def is_whole(command: Command) -> bool:
     return command.content == whole.content and made_again == set(lines(whole.out))
 
 
+@pytest.mark.parametrize("command", PROMPTED, indirect=True)
 def test_items_are_those_of_their_seeds_and_say_so(command: Command) -> None:
     whole = whole_of(command.kind)
     seeds = {("one", k): seed_of(3, "one", k) for k in range(3)}
@@ -223,7 +225,7 @@ def test_rows_that_the_model_refuses_are_named_before_any_work(
         assert (
             f"line 2: {says}" in end["error"]["message"] and "line 3: " in end["error"]["message"]
         )
-        assert not list(command.out.iterdir())
+        assert not command.out.exists()
 
 
 def test_other_settings_do_not_go_on_with_a_manifest(command: Command, capsys: Said) -> None:

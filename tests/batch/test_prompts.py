@@ -125,6 +125,7 @@ sys.exit(main(["generate", "--prompts", "-", "--dry-run"]))
 """
 
 
+@pytest.mark.slow
 def test_an_endless_input_is_refused() -> None:
     """In a process of its own, with 2 GB: it was read until memory ended, or for ever."""
     program = "import sys\nwhile True: sys.stdout.buffer.write(bytes(2**20))"

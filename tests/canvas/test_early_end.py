@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -57,17 +56,17 @@ def test_the_first_sure_end_is_committed_and_slots_after_it_left_out() -> None:
     assert cut.stats.positions == 7 * cut.stats.passes  # computed all the same, without a cache
 
 
-@pytest.mark.parametrize("threshold, found", [(0.9, [4]), (0.98, [])])
-def test_an_end_has_to_be_sure_enough(threshold: float, found: list[int]) -> None:
-    run = open_run()
+def test_the_first_end_that_is_sure_enough_is_taken() -> None:
+    run = open_run(2)
     run.canvas.stop_tokens = torch.tensor([0, END])
-    sure = [0.0, 0.0, 1.0]
-    own = torch.tensor([sure] + [[0.1, 0.9, 0.0]] * 3 + [[0.4, 0.04, 0.56], sure])[None].log()
-    is_open = torch.tensor([[False, True, True, True, True, False]])
-    seen = replace(predictions_of([[0.9] * 6], logits=own), is_open=is_open)
-    assert taken(EosThreshold(threshold), seen, SelectorState.of(run)) == [
-        found
-    ]  # 0.4 + 0.56, both end it
+    sure, both, other = [0.0, 0.0, 1.0], [0.4, 0.04, 0.56], [0.1, 0.9, 0.0]  # 0.96 end it in `both`
+    first = [sure, other, other, other, both, sure]
+    own = torch.tensor([first, [other, other, sure, other, other, sure]]).log()
+    is_open = torch.tensor([[False, True, True, True, True, False], [True] * 6])
+    seen = replace(predictions_of([[0.9] * 6] * 2, logits=own), is_open=is_open)
+    state = SelectorState.of(run)
+    assert taken(EosThreshold(0.9), seen, state) == [[4], [2]]
+    assert taken(EosThreshold(0.98), seen, state) == [[], [2]]
 
 
 def test_a_converged_block_is_taken_whole() -> None:
@@ -75,15 +74,12 @@ def test_a_converged_block_is_taken_whole() -> None:
     sure = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]] * 3)[None]
     other = sure.roll(1, -1)
     low, high = [0.999] * 6, [0.6] * 6
-    both = lambda *rows: torch.cat(rows)  # noqa: E731
+    same, moved = torch.cat([sure, sure]), torch.cat([sure, other])
     every, none = list(range(6)), []  # type: ignore[var-annotated]
-    assert taken(rule, predictions_of([low, low], logits=both(sure, sure)), state) == [none, none]
-    assert taken(rule, predictions_of([low, low], logits=both(sure, other)), state) == [every, none]
-    assert taken(rule, predictions_of([high, low], logits=both(sure, other)), state) == [
-        none,
-        every,
-    ]
-    closed = predictions_of([low, low], closed=1, logits=both(sure, other))
+    assert taken(rule, predictions_of([low, low], logits=same), state) == [none, none]
+    assert taken(rule, predictions_of([low, low], logits=moved), state) == [every, none]
+    assert taken(rule, predictions_of([high, low], logits=moved), state) == [none, every]
+    closed = predictions_of([low, low], closed=1, logits=moved)
     closed.logits[:, 1] = 0.0  # what is not open may change
     assert taken(rule, closed, state) == [[0, 2, 3, 4, 5]] * 2
     state.run.canvas.start = torch.tensor([1, 0])
@@ -123,12 +119,3 @@ def test_early_ends_are_relaxed() -> None:
     assert replace(exact, settled=0.1).exactness == "relaxed"
     assert replace(exact, drop_suffix=True).exactness == "relaxed"
     assert replace(exact, end_threshold=0.9).exactness == "relaxed"
-
-
-def test_the_first_of_two_sure_ends_is_committed() -> None:
-    run = open_run(2)
-    run.canvas.stop_tokens = torch.tensor([END])
-    own = torch.full((2, 6, 3), 0.001)
-    own[0, 2:, END] = own[1, 5, END] = 1.0
-    seen = predictions_of([[0.9] * 6] * 2, logits=own.log())
-    assert taken(EosThreshold(0.9), seen, SelectorState.of(run)) == [[2], [5]]

@@ -32,9 +32,7 @@ def rank_of(done: int, steps: int | None, choice: float = 4.5, sees: bool = Fals
 
 @pytest.mark.parametrize("sees", [False, True])
 @pytest.mark.parametrize("choice", [4.5, 1.0])
-@pytest.mark.parametrize(
-    "done, steps, left", [(0, 4, 0.75), (1, 4, 0.5), (2, 4, 0.25), (5, 8, 0.25)]
-)
+@pytest.mark.parametrize("done, steps, left", [(0, 4, 0.75), (2, 4, 0.25), (5, 8, 0.25)])
 def test_choice_noise_is_gumbel_and_fades(
     done: int, steps: int, left: float, choice: float, sees: bool
 ) -> None:
@@ -43,13 +41,9 @@ def test_choice_noise_is_gumbel_and_fades(
     assert float(added.std()) == pytest.approx(choice * left * SPREAD, rel=0.06)
 
 
-@pytest.mark.parametrize(
-    "done, steps, choice", [(3, 4, 4.5), (0, 1, 4.5), (9, 4, 4.5), (0, 4, 0.0)]
-)
-def test_the_last_pass_has_no_noise_and_choice_0_never_any(
-    done: int, steps: int, choice: float
-) -> None:
-    assert float(rank_of(done, steps, choice).abs().max()) < 1e-6
+def test_the_last_pass_has_no_noise_and_choice_0_never_any() -> None:
+    for done, steps, choice in ((3, 4, 4.5), (0, 1, 4.5), (9, 4, 4.5), (0, 4, 0.0)):
+        assert float(rank_of(done, steps, choice).abs().max()) < 1e-6
 
 
 def passes_of(policy: Any, temperature: float = 0.0, rows: int = ROWS) -> Tensor:
@@ -78,8 +72,8 @@ QUOTAS = {  # of 8 slots in 4 passes: those left open are 8 cos(pi t / 8), 8 arc
 }
 
 
-@pytest.mark.parametrize("order", ["confidence", "halton", "random", "left"])
-@pytest.mark.parametrize("schedule", [None, "cosine", "arccos", "linear"])
+@pytest.mark.parametrize("order", ["confidence", "halton", "left"])
+@pytest.mark.parametrize("schedule", [None, *QUOTAS])
 def test_every_order_has_its_own_schedule_and_takes_any_other(
     order: str, schedule: str | None
 ) -> None:

@@ -55,6 +55,7 @@ def test_it_commits_what_is_right_and_nothing_else(family: str) -> None:
         assert n_open == 0
 
 
+@pytest.mark.slow
 def test_rows_of_a_grammar(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

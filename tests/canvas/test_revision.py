@@ -130,8 +130,7 @@ def test_a_shadow_takes_back_what_is_below_its_threshold(
 
 def test_a_shadow_pass_commits_seven_tenths_but_5_to_20() -> None:
     reviser = ShadowReviser(open_run(), 0.9)  # type: ignore[arg-type]
-    wanted = {1: 5, 5: 5, 8: 5, 9: 6, 11: 7, 16: 11, 23: 16, 29: 20, 33: 20, 64: 20, 256: 20}
-    for n_open, most in wanted.items():
+    for n_open, most in {1: 5, 8: 5, 9: 6, 16: 11, 29: 20, 256: 20}.items():
         assert reviser.max_commits(predictions_of([[0.5] * n_open])).tolist() == [most], n_open
     part = predictions_of([[0.5] * 17], closed=3)  # what is not open does not count
     assert reviser.max_commits(part).tolist() == [11]
@@ -169,19 +168,17 @@ def test_an_edit_needs_a_probability_above_its_threshold(least: float) -> None:
     [
         ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.9, [1, 2, 3]),
         ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.4, []),
-        ([0.95, 0.95, 0.5, 0.95, 0.95, 0.95], 0.96, [0, 1, 2, 3, 4, 5]),
-        ([0.5, 0.95, 0.95, 0.95, 0.95, 0.7], 0.6, [0, 1]),
         ([0.5, 0.95, 0.95, 0.95, 0.95, 0.7], 0.8, [0, 1, 4, 5]),
     ],
 )
-@pytest.mark.parametrize("threshold", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.9])
 def test_slots_committed_at_low_confidence_are_redone_with_their_neighbours(
     peaks: list[float], least: float, again: list[int], threshold: float
 ) -> None:
     """Whether committed in the first pass or in one of their own; then one slot a pass."""
     policy = RevisedParallel(threshold, "redo", least=least)
     found = open_after(policy, ReferenceDenoiser(apart(peaks)))
-    drafts = {0.0: 1, 0.9: 1 + sum(peak < 0.9 for peak in peaks), 1.0: LENGTH}[threshold]
+    drafts = 1 + sum(peak < threshold for peak in peaks)
     assert found[drafts - 1] == again
     assert [len(slots) for slots in found[drafts - 1 :]] == list(range(len(again), -1, -1))
 

@@ -115,8 +115,8 @@ def test_a_model_of_somebody_else_is_checked_where_its_blocks_are_cached(leaks: 
     assert torch.equal(*made) and handle.stats.passes == 12
 
 
-@pytest.mark.parametrize("fill", [None, -1e4, float("-inf")])
-@pytest.mark.parametrize("vocab", [11, 40, 5000])
+@pytest.mark.parametrize("fill", [None, float("-inf")])
+@pytest.mark.parametrize("vocab", [11, 5000])
 @pytest.mark.parametrize("leaks", [True, False])
 def test_a_block_that_sees_whether_later_slots_are_open_is_refused(
     leaks: bool, vocab: int, fill: float | None
@@ -208,13 +208,10 @@ def test_a_model_that_reads_later_blocks_is_refused() -> None:
     words = "logits of the first block that depend on later blocks"
     with pytest.raises(UnsupportedModelError, match=words):
         SDARDenoiser(Leaking(40), MASK, block=4)
+
+    def leak(inputs: dict[str, Any]) -> torch.Tensor:
+        mask: torch.Tensor = inputs["attention_mask"]
+        return mask.amax(2, keepdim=True).expand_as(mask)
+
     with pytest.raises(UnsupportedModelError, match="that depend on later blocks"):
-        MaskedLM(
-            bent(
-                attention_mask=lambda i: (
-                    i["attention_mask"].amax(2, keepdim=True).expand_as(i["attention_mask"])
-                )
-            ),
-            MASK,
-            block=4,
-        )
+        MaskedLM(bent(attention_mask=leak), MASK, block=4)

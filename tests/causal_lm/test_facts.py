@@ -66,8 +66,7 @@ def test_a_limit_that_fell_holds_for_the_next_call() -> None:
             model.generate(prompt, max_new_tokens=30, do_sample=False)
 
 
-@pytest.mark.parametrize("window", [9, None])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("window", "fused"), [(9, True), (None, False)])
 def test_masks_that_changed_hold_for_the_next_call(window: int | None, fused: bool) -> None:
     model, prompt = build_lm("mistral"), torch.tensor([[5, 6, 7]])
     options: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, eos_token_id=None)

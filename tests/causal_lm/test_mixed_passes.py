@@ -25,6 +25,7 @@ from tests.fixtures.llamagen import Sizes, build, load
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.test_captured import run
+from tests.matrix.cells import covering
 
 DONE = [19, 4, 0, 11]  # entries of each row that are in the cache
 PIECES = [(1, 4, 9), (1, 9, 12), (3, 11, 13), (2, 0, 7)]  # row, first, last; two of row 1
@@ -84,8 +85,7 @@ def check(window: Any, parents: Tensor | None = None) -> None:
 LMS = ["llama", "qwen2", "gemma2", "gemma3", "mistral", "gpt2", "olmo3"]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", [*LMS, "chameleon", "janus", "glm_image", "llamagen"])
+@covering(name=[*LMS, "chameleon", "janus", "glm_image", "llamagen"], fused=[False, True])
 def test_a_mixed_pass_is_passes_one_by_one(name: str, fused: bool) -> None:
     """Of layers that slide or cap, positions in a table, and vocabularies of images."""
     window = open_window(name)
@@ -103,8 +103,9 @@ def test_windows_may_be_trees_under_the_kernel(name: str) -> None:
     assert not window.attention_reason
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "janus", "glm_image"])
+@pytest.mark.parametrize(
+    ("name", "fused"), [("gemma3", False), ("gpt2", True), ("janus", True), ("glm_image", False)]
+)
 def test_rows_may_have_trees_of_different_sizes(name: str, fused: bool) -> None:
     window = open_window(name)
     window.setup.fused = fused
@@ -118,13 +119,18 @@ def test_rows_may_have_trees_of_different_sizes(name: str, fused: bool) -> None:
     torch.testing.assert_close(window.last_states.flatten(0, 1)[wanted], states)
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize(
-    "given",
+    ("given", "captured"),
     [
-        {},
-        {"kv_cache": KVzap(budget=4, threshold=-3.0, window=3)},
-        {"kv_cache": StreamingLLM(budget=11, sinks=3, rerotate=True)},
+        ({}, True),
+        pytest.param(
+            {"kv_cache": KVzap(budget=4, threshold=-3.0, window=3)}, False, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"kv_cache": StreamingLLM(budget=11, sinks=3, rerotate=True)},
+            True,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=repr,
 )

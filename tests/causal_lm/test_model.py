@@ -16,7 +16,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.speculative import Speculative
 from tests.fixtures.tiny_lms import VOCAB, build_lm
 
-MODELS = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere"]
+MODELS = ["llama", "qwen3", "gemma", "gemma3", "mistral", "olmo3", "gpt2", "cohere"]
 LENGTH, PROMPTS = 26, [5, 3, 1]
 
 
@@ -76,7 +76,7 @@ def test_ragged_logits_equal_full_passes(name: str, attention: str, stride: Any)
         assert float((found - expected).abs().amax() / scale) <= most
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "cohere"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
 def test_a_narrow_vocabulary_is_the_first_part_of_the_logits(name: str) -> None:
     model = build_lm(name).double()
     window = CausalLMWindow(model, vocab_size=17)
@@ -122,8 +122,7 @@ def test_memory_is_allocated_once() -> None:
     assert len(addresses) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("vocab_size", [None, 17])
+@pytest.mark.parametrize(("name", "vocab_size"), [("llama", 17), ("gpt2", None)])
 def test_no_logits_of_the_prompt_are_computed(name: str, vocab_size: int | None) -> None:
     model, draft = build_lm(name), build_lm(name)
     widths: dict[str, list[int]] = {"model": [], "draft": []}

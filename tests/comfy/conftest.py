@@ -38,7 +38,10 @@ def kind_of(_fake: FakeComfy, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return build
 
 
-@pytest.fixture(params=KINDS)
+IMAGES, *OTHERS = KINDS
+
+
+@pytest.fixture(params=[IMAGES, *(pytest.param(word, marks=pytest.mark.slow) for word in OTHERS)])
 def kind(request: pytest.FixtureRequest, kind_of: Callable[[str], Kind]) -> Kind:
     return kind_of(request.param)
 

@@ -50,6 +50,7 @@ def test_nothing_of_comfyui_is_imported_before_a_node_runs() -> None:
             assert not any(each.target.startswith("mmaccel.comfy") for each in found), module
 
 
+@pytest.mark.slow
 def test_the_pack_imports_without_a_model_or_transformers() -> None:
     """A server that lacks an optional package still lists the nodes."""
     program = (

@@ -20,7 +20,10 @@ import pytest
 from tests.comfy.comfy_server import HOME, PYTHON, WORKFLOWS, ask, read_graph, running
 from tests.fixtures.browser import open_browser
 
-pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI"),
+]
 FILES = sorted(WORKFLOWS.glob("*.json"))
 _READY = (
     "return Boolean(window.app?.graph && window.app?.extensionManager &&"

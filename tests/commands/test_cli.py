@@ -18,6 +18,7 @@ from tests.architecture.source import ROOT
 Said = pytest.CaptureFixture[str]
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\nfrom mmaccel.cli import main\n"

@@ -46,6 +46,7 @@ def test_a_tree_is_in_the_name_and_in_the_facts(tmp_path: Path) -> None:
     assert len(trees) == 3
 
 
+@pytest.mark.slow
 def test_bench_compares_draft_sources_in_one_run(
     tiny_folder: Path, coarse: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from mmaccel.outputs.video_files import write_video
 from mmaccel.results import Generation
 from tests.fixtures.tiny_model import CAPTIONS
 
+pytestmark = pytest.mark.slow
+
 
 def evaluate(*arguments: object) -> int:
     return main(["evaluate", *map(str, arguments)])
@@ -67,34 +69,6 @@ def test_images_against_a_folder(scenes: Any, tmp_path: Path, capsys: Any) -> No
     assert [line["seed"] for line in lines] == list(range(12))
     right = sum(line["verdict"]["whole"] for line in lines)
     assert right / 12 == pytest.approx(report["captions"]["shares"]["whole"])
-
-
-CODE = """
-def means(images):
-    with open("sizes", "a") as file:
-        file.write(f"{len(images)} ")
-    return images.float().mean((2, 3))
-"""
-
-
-def test_images_with_the_users_own_callables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_features.py").write_text(CODE)
-    grey = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 3, 6, 6) * 10
-    save(tmp_path / "one", grey, ["a", "b", "a", "a"])
-    save(tmp_path / "two", grey + 7)
-    options = ("--features", "my_features:means", "--batch-size", 3)
-    files = ("--json", tmp_path / "r.json", "--items", tmp_path / "i.jsonl")
-    assert evaluate("pictures", "one", "--against", "two", *options, *files) == 0
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert report["frechet"]["distance"] == pytest.approx(3 * 7**2)  # the same spread, 7 apart
-    assert report["frechet"]["width"] == 3
-    assert (tmp_path / "sizes").read_text() == "3 1 3 1 "  # no more than a batch is held
-    assert "low rank" not in report["frechet"]["bias"]  # of 4 images and 3 features
-    items = [json.loads(line) for line in (tmp_path / "i.jsonl").read_text().splitlines()]
-    assert [item["verdict"] for item in items] == [None] * 4  # no captions of scenes
 
 
 def test_clips_against_a_folder_and_drawn_ones(tmp_path: Path, capsys: Any) -> None:
@@ -185,22 +159,3 @@ def test_the_exit_code_of_exactness(
     assert "BROKEN" in capsys.readouterr().out
     first = report["checks"][1]["figures"]["first_divergence"]
     assert first == [3, 3, 3]
-
-
-def test_exactness_with_features_of_images(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = "def means(p):\n    return p.float().mean((2, 3))\n"
-    (tmp_path / "three_means.py").write_text(code)
-    file = tmp_path / "exact.json"
-    options: Any = "--count", 12, "--samples", 0, "--features", "three_means:means", "--json", file
-    policy = ("--policy", "mc-sjd", "--set", "window=4")
-    assert evaluate("exactness", tiny_folder, *policy, *options) == 0
-    check = json.loads(file.read_text())["checks"][-1]
-    assert check["name"] == "features of images" and check["guaranteed"] and check["holds"]
-    assert check["figures"]["n_first"] == 12 and check["figures"]["power"]["level"] == 0.01
-    file.unlink()
-    options = ("--count", 3, *options[2:])
-    largest = ("--seed", 2**64 - 2)  # the next seeds begin at 0 again
-    assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()

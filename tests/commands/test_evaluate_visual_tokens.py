@@ -16,9 +16,12 @@ from mmaccel.evaluation import visual_tokens
 from mmaccel.evaluation.visual_tokens import CONTROLS
 from tests.fixtures.tiny_vlms import build_vqa, encodes_first
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
+pytestmark = [  # tests/evaluation has the functions
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not encodes_first(), reason="this transformers encodes images in its first pass"
+    ),
+]
 EACH = len(CONTROLS) + 1  # controls, and FastV
 SIDES = 1 + 2 * EACH  # at two fractions, and all tokens
 ROUNDS = 2  # nine kinds in batches of five

@@ -36,7 +36,10 @@ from tests.fixtures.voices import build_codec
 Said = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(params=KINDS)
+IMAGES, *OTHERS = KINDS
+
+
+@pytest.fixture(params=[IMAGES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> Command:
     return Command(request.param, tmp_path)
 
@@ -49,6 +52,7 @@ FACTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("command", KINDS, indirect=True)
 def test_files_hold_what_the_pipeline_returns(command: Command, capsys: Said) -> None:
     assert command.make(3, "--window", 5, "--batch-size", 2) == 0
     assert re.search(rf"3 {command.unit}s.* in {command.out}.*: \d+ tok", capsys.readouterr().out)

@@ -21,11 +21,10 @@ from tests.delay.models import HIGGS_PADDING as PADDING
 BITWISE = [
     mmaccel.Autoregressive(),
     mmaccel.Jacobi(window=3),
-    mmaccel.Jacobi(window=models.BOOKS),
     mmaccel.Jacobi(window=11, drafts="previous-frame"),
 ]
 WIDE = BITWISE[-1]
-EXACT = [mmaccel.SpeculativeJacobi(window=8), mmaccel.Speculative(window=4, drafts="ngram")]
+SJD = mmaccel.SpeculativeJacobi(window=8)
 
 
 class Host:
@@ -131,17 +130,12 @@ CLASSES = ["musicgen", "melody", "dia", "higgs"]
 
 
 def make_host(name: str) -> Host:
-    """A new host; with "float64" behind its name it is in that dtype."""
-    kind, _, dtype = name.partition(" ")
-    host = _MAKERS[kind]()
-    if dtype:
-        host.model.to(getattr(torch, dtype))
-    return host
+    return _MAKERS[name]()
 
 
 @cache
 def open_host(name: str) -> Host:
-    """A host as `make_host` makes it, which tests must not change."""
+    """A host that tests must not change."""
     return make_host(name)
 
 

@@ -14,7 +14,6 @@ from mmaccel.pipelines.hosts.delay import family
 from mmaccel.pipelines.hosts.delay.musicgen import MusicgenSteps
 from tests.delay.hosts import (
     BITWISE,
-    EXACT,
     WIDE,
     Music,
     assert_same_distribution,
@@ -22,15 +21,6 @@ from tests.delay.hosts import (
     open_host,
 )
 from tests.delay.models import BOOKS, CODES, MASK, TEXT, make_musicgen
-
-
-def test_calls_without_a_text() -> None:
-    host = open_host("musicgen")
-    empty = host.model.get_unconditional_inputs(2)
-    given = {"encoder_outputs": empty.encoder_outputs, "guidance_scale": empty.guidance_scale}
-    given |= {"input_ids": None, "attention_mask": empty.attention_mask}
-    own = host.call(**given)
-    assert torch.equal(host.attached(BITWISE[2], **given)[0], own)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -47,8 +37,7 @@ def test_calls_that_begin_with_a_sound(channels: int) -> None:
     codes = codec.encode(sound[:, :1]).audio_codes[0]  # [B, K, T]
     assert torch.equal(own[:, :BOOKS, : codes.shape[2]], codes)
     assert own.shape[2] > codes.shape[2] and len(codes.unique()) > 4
-    for policy in (WIDE, EXACT[0]):
-        assert torch.equal(host.attached(policy, **given)[0], own)
+    assert torch.equal(host.attached(WIDE, **given)[0], own)
 
 
 def test_calls_with_a_melody() -> None:
@@ -57,18 +46,17 @@ def test_calls_with_a_melody() -> None:
     given = {"input_features": torch.rand(3, 4, 12, generator=generator), "guidance_scale": 2.0}
     own = host.call(**given)
     assert not torch.equal(own, host.call(guidance_scale=2.0))
-    for policy in (WIDE, EXACT[0]):
-        assert torch.equal(host.attached(policy, **given)[0], own)
+    assert torch.equal(host.attached(WIDE, **given)[0], own)
 
 
 def test_processors_of_single_codes_go_along() -> None:
     host = open_host("musicgen")
     options = {"suppress_tokens": [12, 15], "typical_p": 0.9}
     own = host.call(**options)
-    made, _ = host.attached(BITWISE[2], **options)
+    made, _ = host.attached(WIDE, **options)
     assert torch.equal(made, own) and not torch.isin(made, torch.tensor([12, 15])).any()
     drawn, _ = host.attached(BITWISE[0], do_sample=True, **options)
-    assert torch.equal(host.attached(BITWISE[2], do_sample=True, **options)[0], drawn)
+    assert torch.equal(host.attached(WIDE, do_sample=True, **options)[0], drawn)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -141,8 +129,8 @@ def test_what_attach_refuses() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"top_k": 0}, {"top_k": 3}, {"top_k": 0, "top_p": 0.7, "temperature": 2.0}],
-    ids=["plain", "top_k", "top_p"],
+    [{"top_k": 0}, {"top_k": 0, "top_p": 0.7, "temperature": 2.0}],
+    ids=["plain", "top_p"],
 )
 def test_codes_have_the_models_distribution(options: dict[str, Any]) -> None:
     """Against the model's own scores, after its warpers, along what it draws itself."""

@@ -21,6 +21,7 @@ def voices() -> StackedVoices:
     return open_stacked()
 
 
+@pytest.mark.slow
 def test_windows_speak_what_the_plain_loop_speaks(voices: StackedVoices) -> None:
     made = []
     for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=4), mmaccel.Jacobi(window=16)):

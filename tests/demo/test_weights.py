@@ -28,6 +28,7 @@ def read_card(name: str) -> dict[str, Any]:
     return card
 
 
+@pytest.mark.slow
 def test_scenes_vqa_answers_as_its_card_says() -> None:
     card = read_card("scenes-vqa")
     model, processor = mmaccel.load_demo("scenes-vqa")
@@ -49,6 +50,7 @@ def test_scenes_vqa_answers_as_its_card_says() -> None:
     )
 
 
+@pytest.mark.slow
 def test_recall_answers_as_its_card_says() -> None:
     card = read_card("recall")
     model, tokenizer = mmaccel.load_demo("recall")
@@ -62,6 +64,7 @@ def test_recall_answers_as_its_card_says() -> None:
     assert right >= 11  # of 12; the card has 99.5 %
 
 
+@pytest.mark.slow
 def test_stdlib_takes_the_bits_that_its_card_says_and_drafts_save_passes() -> None:
     card = json.loads((WEIGHTS / "stdlib" / "card.json").read_text())
     model, tokenizer = open_stdlib()
@@ -124,6 +127,7 @@ def drawn() -> dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_distances_rise_with_damage(drawn: dict[str, Any], damage: str) -> None:
     kind, spoil, amounts = DAMAGES[damage]

@@ -10,18 +10,8 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import AttachError, UnsupportedModelError
-from tests.depth.models import MODELS, Speech, make_csm, make_moshi
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def speech(request: pytest.FixtureRequest) -> Speech:
-    return MODELS[request.param]()
-
-
-@pytest.fixture(scope="module")
-def csm() -> Speech:
-    return make_csm()
+from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
+from tests.depth.models import CODES, Speech, make_csm, make_moshi
 
 
 def refusal(speech: Speech, **options: Any) -> str:
@@ -42,15 +32,12 @@ def test_what_a_frame_cannot_have(speech: Speech) -> None:
         assert "mask" in refusal(speech, attention_mask=hides)
     longer = refusal(speech, min_new_tokens=0, max_new_tokens=speech.depth + 1)
     assert "more positions" in longer
-    asks = {"output_attentions": True, "return_dict_in_generate": True}
-    assert "output_attentions" in refusal(speech, **asks)
+    for asked in ["output_attentions", "output_hidden_states"]:
+        said = refusal(speech, **{asked: True, "return_dict_in_generate": True})
+        is_read = asked == "output_hidden_states" and "inputs_embeds" in speech.frame(1)
+        assert (asked in said) is not is_read
     for given in {"backbone_last_hidden_state", "last_hidden_state"} & speech.frame(1).keys():
         assert f"no {given}" in refusal(speech, **{given: None})
-
-
-def test_hidden_states_are_refused_where_nobody_reads_them(csm: Speech) -> None:
-    asks = {"output_hidden_states": True, "return_dict_in_generate": True}
-    assert "output_hidden_states" in refusal(csm, **asks)
 
 
 def test_layers_are_fused_where_books_share_them(speech: Speech) -> None:
@@ -77,6 +64,32 @@ def test_a_layout_masks_codes(csm: Speech) -> None:
     assert handle.history[1].passes == 1
 
 
+def test_a_layout_of_another_vocabulary_is_refused(speech: Speech) -> None:
+    layout = mmaccel.Frames(((0, 8),), CODES + 1)
+    with pytest.raises(OptionError, match=f"expected the model's {CODES} ids, .* of {CODES + 1};"):
+        mmaccel.attach(speech.model, "jacobi", layout=layout)
+
+
+def test_weights_that_are_replaced_between_two_frames_are_read() -> None:
+    speech = make_csm()  # whose weights the fused decoder packs
+    weights = {name: value.clone() for name, value in speech.decoder.state_dict().items()}
+    steps: list[int] = []
+
+    def halve(*_: Any) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            for weight in speech.decoder.parameters():
+                weight.data = weight.data / 2
+
+    speech.model.register_forward_pre_hook(halve)
+    plain = speech.call(False)
+    speech.decoder.load_state_dict(weights)
+    steps.clear()
+    with mmaccel.attach(speech.model, "jacobi", strict=True) as handle:
+        assert torch.equal(speech.call(False), plain)
+    assert handle.stats is not None and handle.stats.route == "fused" and len(steps) > 3
+
+
 def test_frames_that_fall_back_have_noise_of_their_own(csm: Speech) -> None:
     class Counts:
         """Not marked as stateless."""
@@ -97,8 +110,11 @@ def test_threads_have_frames_of_their_own(csm: Speech) -> None:
         frame = csm.frame(2)
         return [csm.decoder.generate(**frame, do_sample=True) for _ in range(3)]
 
-    with mmaccel.attach(csm.decoder, "jacobi", seed=7):
+    with mmaccel.attach(csm.decoder, "jacobi", seed=7) as handle:
         alone = speak()
+        handle.reset()  # begins the series anew
+        assert all(torch.equal(*pair) for pair in zip(alone, speak(), strict=True))
+    assert not torch.equal(alone[0], alone[1])
     found: dict[int, list[Tensor]] = {}
     with mmaccel.attach(csm.decoder, "jacobi", seed=7):
         threads = [
@@ -110,16 +126,6 @@ def test_threads_have_frames_of_their_own(csm: Speech) -> None:
             thread.join()
     for made in found.values():
         assert all(torch.equal(*pair) for pair in zip(alone, made, strict=True))
-
-
-def test_reset_begins_a_series_anew(csm: Speech) -> None:
-    frame = csm.frame(2)
-    with mmaccel.attach(csm.decoder, "jacobi", seed=7) as handle:
-        first = csm.decoder.generate(**frame, do_sample=True)
-        second = csm.decoder.generate(**frame, do_sample=True)
-        handle.reset()
-        again = csm.decoder.generate(**frame, do_sample=True)
-    assert torch.equal(first, again) and not torch.equal(first, second)
 
 
 def test_a_call_without_frames_is_recorded(csm: Speech, monkeypatch: pytest.MonkeyPatch) -> None:

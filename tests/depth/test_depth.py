@@ -18,22 +18,13 @@ from mmaccel.pipelines.hosts.depth.window import DepthWindow
 from tests.depth.models import MODELS, Speech, fill
 
 POLICIES = [
-    mmaccel.Autoregressive(),
     mmaccel.Jacobi(window=3),
-    mmaccel.Jacobi(window=8),
     mmaccel.Jacobi(window=8, drafts="previous-frame"),
-    mmaccel.Jacobi(window=8, drafts="left"),
     mmaccel.Jacobi(window="adaptive"),
 ]
-EXACT = [mmaccel.SpeculativeJacobi(window=8), mmaccel.Speculative(window=4, drafts="ngram")]
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def speech(request: pytest.FixtureRequest) -> Speech:
-    return MODELS[request.param]()
-
-
-@pytest.mark.parametrize("policy", [*POLICIES, *EXACT], ids=repr)
+@pytest.mark.parametrize("policy", [*POLICIES[1:], mmaccel.SpeculativeJacobi(window=8)], ids=repr)
 def test_greedy_frames_are_those_of_the_models_own_loop(speech: Speech, policy: Any) -> None:
     plain = speech.call(False)
     with mmaccel.attach(speech.model, policy, strict=True) as handle:
@@ -54,14 +45,12 @@ def sample(speech: Speech, policy: Any, seed: int = 3) -> tuple[Tensor, mmaccel.
 
 
 def test_sampled_frames_are_the_same_under_all_bitwise_policies(speech: Speech) -> None:
-    plain, stats = sample(speech, POLICIES[0])
+    plain, stats = sample(speech, mmaccel.Autoregressive())
     assert stats.passes * len(plain) == stats.tokens >= 4 * speech.depth * len(plain)
-    for policy in POLICIES[1:]:
+    for policy in POLICIES:
         made, cost = sample(speech, policy)
         assert torch.equal(made, plain)
         assert cost.passes < stats.passes or policy.window == "adaptive"  # which measures first
-    again, _ = sample(speech, POLICIES[0])
-    assert torch.equal(again, plain)
     other, _ = sample(speech, POLICIES[0], seed=4)
     assert not torch.equal(other, plain)
 
@@ -99,9 +88,8 @@ def test_a_frame_inside_of_another_one_leaves_it_alone(speech: Speech) -> None:
         if len(calls) == 15:  # in a frame whose window is that of the first
             speech.decoder.generate(**speech.frame(len(own)), do_sample=False)
 
-    part = (
-        speech.decoder.model.norm if hasattr(speech.decoder, "model") else speech.decoder.layers[-1]
-    )
+    is_moshi = speech.decoder.config.model_type == "moshi_depth"
+    part = speech.decoder.layers[-1] if is_moshi else speech.decoder.model.norm
     with mmaccel.attach(speech.model, mmaccel.Jacobi(window=4), strict=True):
         hook = part.register_forward_hook(inside)
         try:
@@ -140,8 +128,7 @@ def make_small() -> Any:
 
 
 ROWS = 6000
-DRAFTS = ("previous-frame", "left", "random")
-WALKS = [mmaccel.SpeculativeJacobi(window=3, coupling=c) for c in ("maximal", "independent")]
+WALK = mmaccel.SpeculativeJacobi(window=3, coupling="maximal")
 
 
 def draw_frames(model: Any, policy: Any) -> tuple[Tensor, Tensor]:
@@ -164,18 +151,16 @@ def draw_frames(model: Any, policy: Any) -> tuple[Tensor, Tensor]:
     return made[:, 2:], chances.prod(1)
 
 
-@pytest.mark.parametrize("policy", WALKS, ids=repr)
-@pytest.mark.parametrize("drafts", DRAFTS)
-def test_frames_have_the_decoders_distribution(policy: Any, drafts: str) -> None:
-    made, expected = draw_frames(make_small(), replace(policy, drafts=drafts))
+@pytest.mark.parametrize("drafts", ["previous-frame", "random"])
+def test_frames_have_the_decoders_distribution(drafts: str) -> None:
+    made, expected = draw_frames(make_small(), replace(WALK, drafts=drafts))
     found = g_test(count_sequences(made, 3), expected)
     assert found.degrees > 15 and found.p_value > 1e-3
 
 
 def test_coins_that_frames_share_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "_STEP", 0)  # drafts are then what the noise prefers again
-    policy = mmaccel.SpeculativeJacobi(window=3, drafts="previous-frame")
-    made, expected = draw_frames(make_small(), policy)
+    made, expected = draw_frames(make_small(), replace(WALK, drafts="previous-frame"))
     assert g_test(count_sequences(made, 3), expected).p_value < 1e-6
 
 

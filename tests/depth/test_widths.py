@@ -63,11 +63,8 @@ def test_rows_that_end_early_gain_what_they_made(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_tried_costs_little_where_no_window_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cost(n: int) -> float:
-        return float(n)
-
-    _, seconds = speak(monkeypatch, make(), cost, lambda w: 1, 60)
-    _, plain = speak(monkeypatch, make_tuner((1,)), cost, lambda w: 1, 60)
+    _, seconds = speak(monkeypatch, make(), float, lambda w: 1, 60)
+    _, plain = speak(monkeypatch, make_tuner((1,)), float, lambda w: 1, 60)
     assert seconds < 1.25 * plain
 
 

@@ -61,6 +61,7 @@ def test_stepwise_and_lossless_generate_the_tokens_of_a_plain_loop() -> None:
     assert passes[0] == N > passes[1]
 
 
+@pytest.mark.slow
 def test_arguments_of_the_call_stay() -> None:
     pipe, calls, made = build_pipe(), [], []
 

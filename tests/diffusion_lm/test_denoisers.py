@@ -104,11 +104,10 @@ def test_logits_are_those_of_every_row_alone(family: str) -> None:
             assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["llada", "fast-dllm"])
-def test_products_in_onednns_order(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_onednns_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same logits, in every pass, and none of the forwards stays behind."""
     lay_out_all(monkeypatch)
-    model = Recorded(build(family))
+    model = Recorded(build("fast-dllm"))
     model.inner.model.float()
     n_reordered = []
     multiply = PackedLinear.multiply_reordered
@@ -164,8 +163,10 @@ def test_a_pass_over_a_block_reads_what_the_pass_before_has_written(family: str)
     assert not any("attention" in vars(each) for each in model.model.modules())
 
 
-@pytest.mark.parametrize("kind", ["none", "prefix", "dual", "vicinity"])
-@pytest.mark.parametrize("family", ["llada", "dream", "lumina"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llada", "none"), ("dream", "prefix"), ("lumina", "dual"), ("dream", "vicinity")],
+)
 def test_positions_by_hand_and_drafts_over_a_cache(family: str, kind: str) -> None:
     """Two blocks of 3 after 3, 1 and 5 tokens: a refresh computes all, two passes what is not read
     from the cache; margin 1.
@@ -181,30 +182,24 @@ def test_positions_by_hand_and_drafts_over_a_cache(family: str, kind: str) -> No
     assert whole.stats.positions == sum(own)
     made = run(LosslessUnmask(3, block=3, cache=cache), model, LENGTH, 1.0)
     assert torch.equal(made.tokens, whole.tokens) and made.stats.passes <= whole.stats.passes
-    for row in range(len(PROMPTS)):
-        alone = run(Stepwise(block=3, cache=cache), model, LENGTH, 1.0, row=row)
-        assert torch.equal(alone.tokens[0], whole.tokens[row])
-        assert alone.stats.positions == own[row]
+    alone = run(Stepwise(block=3, cache=cache), model, LENGTH, 1.0, row=1)
+    assert torch.equal(alone.tokens[0], whole.tokens[1]) and alone.stats.positions == own[1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", ["sdar", "fast-dllm"])
-def test_finished_blocks_are_cached_exactly(family: str, temperature: float) -> None:
+def test_finished_blocks_are_cached_exactly(family: str) -> None:
     model = build(family)
-    expected = run(Stepwise(), model, 10, temperature)
+    expected = run(Stepwise(), model, 10, 1.0)
     before = model.model.tokens_processed
-    made = run(Stepwise(cache="block"), model, 10, temperature)
+    made = run(Stepwise(cache="block"), model, 10, 1.0)
     computed = model.model.tokens_processed - before
     assert torch.equal(made.tokens, expected.tokens)
     assert made.stats.positions <= computed < 0.6 * expected.stats.positions
-    drafted = run(LosslessUnmask(3, cache="block"), model, 10, temperature)
-    assert torch.equal(drafted.tokens, expected.tokens)
-    for row in range(len(PROMPTS)):
-        alone = run(Stepwise(cache="block"), model, 10, temperature, row=row)
-        assert torch.equal(alone.tokens[0], made.tokens[row])
+    alone = run(Stepwise(cache="block"), model, 10, 1.0, row=1)
+    assert torch.equal(alone.tokens[0], made.tokens[1])
 
 
-@pytest.mark.parametrize("prompt, length", [([5, 9, 7, 1, 2, 3], 10), ([8], 11), ([5, 9, 7, 1], 8)])
+@pytest.mark.parametrize("prompt, length", [([5, 9, 7, 1, 2, 3], 10), ([8], 11)])
 def test_tokens_are_those_of_sdars_published_loop(prompt: list[int], length: int) -> None:
     made = run(Stepwise(cache="block"), build("sdar"), length, 0.0, prompts=[prompt])
     tokens, theirs = published(TinySDAR(VOCAB), prompt, length, 4, MASK)
@@ -251,11 +246,10 @@ def test_a_model_that_follows_no_mask_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_keys_are_cached_in_every_dtype(dtype: torch.dtype) -> None:
-    for block in (2, 16):
-        sdar = TinySDAR(VOCAB, mask_token_id=MASK, block_size=block).to(dtype)
-        fast = TinyFastDLLM(VOCAB, bd_size=block).to(dtype)
-        assert SDARDenoiser(sdar).supports_kv_cache
-        assert FastDLLMDenoiser(fast, MASK).supports_kv_cache
+    sdar = TinySDAR(VOCAB, mask_token_id=MASK, block_size=2).to(dtype)
+    fast = TinyFastDLLM(VOCAB, bd_size=16).to(dtype)
+    assert SDARDenoiser(sdar).supports_kv_cache
+    assert FastDLLMDenoiser(fast, MASK).supports_kv_cache
 
 
 def test_an_entry_that_reads_nothing_writes_no_nan() -> None:

@@ -74,6 +74,7 @@ def test_notes_hold_for_all_canvases() -> None:
         assert len(handle.stats.notes) == n and (handle.stats.nats == 0) == (n == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [mmaccel.EntropyBounded(gamma=0.5), mmaccel.ConfidentParallel(0.4)]
 )
@@ -236,6 +237,7 @@ def test_greedy_takes_the_likeliest_tokens_and_callbacks_see_them() -> None:
         assert out.sequences.equal(torch.cat([canvas for _, _, canvas, _ in calls], 1))
 
 
+@pytest.mark.slow
 def test_texts_of_the_pipeline_are_cut_at_the_end_token() -> None:
     pipe = build_pipe()
     with mmaccel.attach(pipe, "stepwise", seed=1, strict=True) as handle:

@@ -27,23 +27,22 @@ def run(pipe: Any, seed: int = 0, **options: Any) -> Any:
     return pipe(**(defaults | {"prompt": "hello world", "generator": generator} | options))
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "no editing": {"editing_threshold": None, "prompt": "eight ok"},
-    "many edits": {"editing_threshold": 0.02, "max_post_steps": 5, "temperature": 0.0},
-    "cold": {"temperature": 0.3, "top_k": 12, "top_p": 0.9, "threshold": 0.2},
-    "small blocks": {"block_length": 4, "gen_length": 14},
-    "ragged": {"prompt": RAGGED},
-    "ragged, end": {"prompt": RAGGED, "eos_token_id": 7, "threshold": 0.1},
-}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # how the model reads masks, and the call
+    "no editing": ("causal", {"editing_threshold": None, "prompt": "eight ok"}),
+    "many edits": (
+        "blocks", {"editing_threshold": 0.02, "max_post_steps": 5, "temperature": 0.0},
+    ),
+    "small blocks": ("blocks", {"block_length": 4, "gen_length": 14, "temperature": 0.3}),
+    "ragged, end": ("causal", {"prompt": RAGGED, "eos_token_id": 7, "threshold": 0.1}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("reading", ["blocks", "causal"])
-@pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_the_pipeline(case: str, reading: str) -> None:
-    pipe = build_pipe(reading, CASES[case].get("block_length", 8))
-    plain = run(pipe, **CASES[case])
+@pytest.mark.parametrize(("reading", "options"), CASES.values(), ids=CASES)
+def test_tokens_are_those_of_the_pipeline(reading: str, options: dict[str, Any]) -> None:
+    pipe = build_pipe(reading, options.get("block_length", 8))
+    plain = run(pipe, **options)
     with mmaccel.attach(pipe, "cached-blocks", strict=True) as handle:
-        served = run(pipe, **CASES[case])
+        served = run(pipe, **options)
     assert torch.equal(served.sequences, plain.sequences) and served.texts == plain.texts
     assert handle.stats.fallbacks == [] and handle.stats.exactness == "bitwise"
     assert handle.stats.reference == "the pipeline as it is, with its 2-D mask"
@@ -66,10 +65,11 @@ def test_positions_are_counted_by_hand() -> None:
     assert handle.stats.passes == len(by_hand) == 6 + 3 * 8
 
 
+@pytest.mark.slow
 def test_a_callback_may_change_any_token() -> None:
     pipe = build_pipe("blocks")
     seen: list[Any] = []
-    for where in (2, 9, 14, -1):
+    for where in (2, 14):  # in a finished block, and in one to come
 
         def change(pipe: Any, step: int, inner: int, tensors: Any, where: int = where) -> Any:
             seen.append((step, inner, sorted(tensors)))
@@ -100,7 +100,7 @@ def test_masks_that_hide_something_are_checked_separately() -> None:
     assert [bool(stats.fallbacks) for stats in handle.history] == [False, True]
 
 
-@pytest.mark.parametrize("reading", ["full", "refused", "causal"])
+@pytest.mark.parametrize("reading", ["full", "refused"])
 def test_the_models_own_mask_can_be_asked_for(reading: str) -> None:
     """Exact with respect to the pipeline over a model that makes a block mask of the 2-D one."""
     reference = run(build_pipe("blocks"), prompt=RAGGED)
@@ -144,6 +144,7 @@ def test_calls_of_the_model_outside_the_pipelines_calls_are_its_own() -> None:
     assert len(handle.history) == 1
 
 
+@pytest.mark.slow
 def test_output_types_are_those_of_the_pipeline() -> None:
     pipe = build_pipe("blocks")
     for policy in POLICIES:
@@ -209,22 +210,21 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_argument_of_a_pipeline_is_accounted_for(name: str) -> None:
+def test_every_argument_of_a_pipeline_is_accounted_for() -> None:
     import diffusers
 
-    taken = set(inspect.signature(getattr(diffusers, name).__call__).parameters) - {"self"}
-    assert taken == set(TABLES[name])
+    for name, table in TABLES.items():
+        taken = set(inspect.signature(getattr(diffusers, name).__call__).parameters) - {"self"}
+        assert taken == set(table)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, row in service.ARGUMENTS.items() if row.use == "refuse"]
-)
-def test_arguments_of_the_scheduler_are_refused(name: str) -> None:
+def test_arguments_of_the_scheduler_are_refused() -> None:
     """Under policies of canvases; the pipeline's own loop reads them, as without a policy."""
+    refused = {name: row for name, row in service.ARGUMENTS.items() if row.use == "refuse"}
     pipe = build_pipe("refused")
     with mmaccel.attach(pipe, "stepwise") as handle:
-        with pytest.raises(OptionError, match=f"^{name}: .*Stepwise"):
-            pipe(**OPTIONS, **{name: 2})
+        for name in refused:
+            with pytest.raises(OptionError, match=f"^{name}: .*Stepwise"):
+                pipe(**OPTIONS, **{name: 2})
         assert handle.history == []
-        pipe(**OPTIONS, **{name: service.ARGUMENTS[name].neutral})
+        pipe(**OPTIONS, **{name: row.neutral for name, row in refused.items()})

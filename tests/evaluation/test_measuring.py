@@ -65,6 +65,7 @@ print(*(run["peak_bytes"] for run in measure(cases, 1, warm_up=0)))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_run() -> None:
     """In a process of its own: what others left free in this one would be taken first."""
     done = subprocess.run(

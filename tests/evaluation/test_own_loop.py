@@ -81,6 +81,7 @@ def check(name: str, file: Path, *more: object) -> int:
     return main(["evaluate", "exactness", *map(str, (*fixed, *more))])
 
 
+@pytest.mark.slow
 def test_an_exact_loop_passes_and_a_biased_one_is_found_out(here: Path, capsys: Any) -> None:
     file = here / "r.json"
     against = ("--reference", "own_loops:sample", "--prompts", "prompts.txt")
@@ -120,6 +121,7 @@ def with_prompt(prompt, seed):
 """
 
 
+@pytest.mark.slow
 def test_the_reference_may_be_the_plain_loop_of_a_model(here: Path, capsys: Any) -> None:
     from mmaccel.demo.recall.words import make_tokenizer
 
@@ -151,6 +153,7 @@ def test_cells_are_branches_with_enough_of_both_samples() -> None:
     assert [int(side.sum()) for side in counts] == [len(first), len(second)]
 
 
+@pytest.mark.slow
 def test_the_test_keeps_its_level() -> None:
     """Of pairs of samples of one distribution with many rare sequences."""
     from mmaccel.evaluation.exactness.g_test import compare_counts

@@ -82,6 +82,7 @@ def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmaccel.evaluation.speed.LEAST_RUNS", RUNS)
 
 
+@pytest.mark.slow
 def test_the_report_and_all_runs(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -113,6 +114,7 @@ def test_the_report_and_all_runs(
     assert ("loses at none" in said) != loses and "exactness: bitwise" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [

@@ -23,6 +23,8 @@ from mmaccel.evaluation.transformers_baseline import (
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
+pytestmark = pytest.mark.slow
+
 SEEDS = [3, 4, 5]
 
 

@@ -75,6 +75,7 @@ def test_columns_of_each_layer(vlm: VisionModel, asked: list[Question]) -> None:
         assert 0 < cost.encoder_seconds + cost.prefill_seconds < cost.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_vl", "internvl"])
 def test_columns_of_other_models(name: str) -> None:
     """Windows that slide, and masks that see an image in both directions."""
@@ -111,6 +112,7 @@ def sides_of(model: Any, names: Any, keeps: Any) -> Any:
     return try_sides(VisionModel(model, None, False), chosen, 0)
 
 
+@pytest.mark.slow
 def test_which_methods_a_model_takes() -> None:
     sides, left_out = sides_of(build_vqa(), METHODS, [0.5, 0.2])
     names = {side.name for side in sides}

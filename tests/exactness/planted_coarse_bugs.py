@@ -22,21 +22,6 @@ from mmaccel.samplers.window.run import WindowRun
 Patch = pytest.MonkeyPatch
 
 
-def take_contexts_of_wrong_pass(patch: Patch) -> None:
-    """The neighbours that a pass saw are read after it has replaced them."""
-    accept = WindowRun.accept
-
-    def wrong(run: WindowRun, *arguments: Any) -> None:
-        drafts = run.drafter
-        if not isinstance(drafts, CoarseDrafter):  # the plain loop
-            return accept(run, *arguments)
-        columns = drafts._neighbours(run, run.rows.slots)
-        accept(run, *arguments)
-        drafts.state.neighbours.hold(coarse_drafter._gather(drafts.pad_tokens(run), columns))
-
-    patch.setattr(WindowRun, "accept", wrong)
-
-
 def cross_row_ends(patch: Patch) -> None:
     """The neighbour on the left of a row's first slot is the last one of the row above."""
 
@@ -82,10 +67,6 @@ def count_noise_twice(patch: Patch) -> None:
         observe(self, run, scores._replace(window=scores.window + noise), noise)
 
     patch.setattr(CoarseDrafter, "observe", wrong)
-
-
-def count_noise_twice_in_new_slots(patch: Patch) -> None:
-    _alter_sweep(patch, lambda run, slots: slots._replace(noise=slots.noise + _noise(run)))
 
 
 def leave_noise_out_of_new_slots(patch: Patch) -> None:
@@ -198,18 +179,12 @@ def _noise(run: WindowRun) -> Tensor:
 
 
 OF_DRAFTS = (
-    take_contexts_of_wrong_pass, cross_row_ends, take_contexts_of_another_row,
-    take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
+    cross_row_ends, take_contexts_of_another_row, take_scores_of_another_row, count_noise_twice,
     leave_noise_out_of_new_slots, shift_columns, verify_other_drafts,
 )  # fmt: skip
 OF_LAWS = (
     record_uncorrected_law, record_distribution_of_other_contexts, correct_law_of_kept_drafts,
-    take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
-    choose_candidates_with_noise, forget_the_others,
+    take_scores_of_another_row, choose_candidates_with_noise, forget_the_others,
 )  # fmt: skip
 OF_ROUNDS = (record_the_next_round,)  # laws, too; there is no bug where a sweep is complete
-OF_ROWS = (
-    take_contexts_of_another_row,
-    take_scores_of_another_row,
-    correct_the_first_drafts,
-)
+OF_ROWS = (take_contexts_of_another_row, take_scores_of_another_row, correct_the_first_drafts)

@@ -18,6 +18,7 @@ from tests.matrix.test_window import Variant
 open_target = matrix.open_target
 
 
+@pytest.mark.slow
 def test_planted_bugs_are_seen(open_target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "torch")  # bugs are planted in what takes all rows
     sjd = Variant("mc-sjd", "coarse")

@@ -12,16 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import (
-    CausalLMWindow,
-    Coarse,
-    GroupedSpeculative,
-    Jacobi,
-    SpeculativeJacobi,
-)
+from mmaccel import CausalLMWindow, Coarse, Jacobi, Noise, SamplingParams
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
-from mmaccel.policies import Policy
 from mmaccel.samplers.drafting.coarse_model import (
     FOLDER,
     TEXT_NEIGHBOURS,
@@ -29,10 +22,8 @@ from mmaccel.samplers.drafting.coarse_model import (
     CoarseModel,
     save_coarse,
 )
-from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.window_size import FixedWidth
-from tests.exactness.test_graph_reuse import CALLS, Call, assert_like, decode
+from tests.exactness.test_graph_reuse import CALLS, check, decode
 from tests.fixtures.fake_device import same
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -51,13 +42,6 @@ def make_coarse(model: Any, folder: Path, seed: int = 0) -> Coarse:
     return Coarse(str(folder))
 
 
-def check(policy: Policy, call: Call, cache: GraphCache, window: CausalLMWindow) -> int:
-    """Compare a captured call with its eager run; how many passes it captured."""
-    made = decode(policy, call, cache, window=window)
-    assert_like(made, decode(policy, call, None, window=window))
-    return made.stats.captures
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     return build_lm("llama")
@@ -66,17 +50,6 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def source(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Coarse:
     return make_coarse(model, tmp_path_factory.mktemp("coarse"))
-
-
-def policies(source: Coarse) -> list[Policy]:
-    return [
-        Jacobi(6, source),
-        SpeculativeJacobi(5, drafts=source),
-        SpeculativeJacobi(5, "gumbel", source),
-        GroupedSpeculative(5, 3, drafts=source),
-        SpeculativeJacobi(6, drafts=replace(source, rounds=2)),
-        Jacobi(7, replace(source, rounds=3)),
-    ]
 
 
 def test_the_adaptive_window(model: Any, source: Coarse) -> None:
@@ -110,48 +83,44 @@ def test_a_wide_sweep_after_a_narrow_pass(
     assert 4 <= max(distance for _, distance in read) <= 5
 
 
-@pytest.mark.parametrize("index", [4, 5])
-def test_parallel_rounds(index: int, model: Any, source: Coarse) -> None:
-    """A captured run is its eager one; rounds are as many in every pass."""
-    cache, window = GraphCache(), CausalLMWindow(model)
-    for call in CALLS[:2]:
-        check(policies(source)[index], call, cache, window)
-
-
 def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None:
     """Without C, with another folder's, and with new weights in a folder: captured anew."""
     first, other = (make_coarse(model, tmp_path / name, k) for k, name in enumerate("ab"))
     cache, window = GraphCache(), CausalLMWindow(model)
     neighbour = Jacobi(6, "neighbour")
-    sources = (Jacobi(6, first), neighbour, Jacobi(6, first), Jacobi(6, other), Jacobi(6, other))
-    assert [check(policy, CALLS[0], cache, window) for policy in sources] == [1, 1, 0, 1, 0]
+    for policy, captures in (
+        (Jacobi(6, first), 1),
+        (neighbour, 1),
+        (Jacobi(6, first), 0),
+        (Jacobi(6, other), 1),
+        (Jacobi(6, other), 0),
+    ):
+        check(CALLS[0], cache, model, captures, policy, window=window)
     make_coarse(model, tmp_path / "b", 2)
     os.utime(tmp_path / "b" / FOLDER.weights, ns=(1, 1))
-    assert [check(Jacobi(6, other), CALLS[0], cache, window) for _ in range(2)] == [1, 0]
+    for captures in (1, 0):
+        check(CALLS[0], cache, model, captures, Jacobi(6, other), window=window)
 
 
 def test_a_coarse_model_that_is_gone_leaves_no_graphs(model: Any, source: Coarse) -> None:
     """Their addresses may belong to something else by then."""
     cache = GraphCache()
-    check(Jacobi(6, source), CALLS[0], cache, CausalLMWindow(model))
-    assert len(cache) == 1  # its window, which held C, is gone
-    check(Jacobi(6, "neighbour"), CALLS[0], cache, CausalLMWindow(model))
-    assert len(cache) == 1
+    for drafts in (source, "neighbour"):  # the window of the first, which held C, is gone
+        check(CALLS[0], cache, model, 1, Jacobi(6, drafts), window=CausalLMWindow(model))
+        assert len(cache) == 1
 
 
-@pytest.mark.parametrize("index", [2, 5])
-def test_on_another_device(index: int, tmp_path: Path) -> None:
-    """No operation of a sweep mixes devices, and none needs the host."""
+@pytest.mark.slow
+def test_on_another_device(tmp_path: Path) -> None:
+    """No operation of parallel rounds mixes devices, and none needs the host."""
 
     def make(device: Any) -> Tensor:
         own = build_lm("llama").to(device)
-        source = make_coarse(own, tmp_path)
-        noise = Noise.from_seed([3, 4], 2, device)
+        policy = Jacobi(7, replace(make_coarse(own, tmp_path), rounds=3))
         prompt = make_prompt([[5, 9, 11, 2], [7]])
         prompt = replace(prompt, tokens=prompt.tokens.to(device), lengths=prompt.lengths.to(device))
-        made = policies(source)[index].sample(
-            CausalLMWindow(own), prompt, 28, params=SamplingParams(), noise=noise
-        )
-        return made.tokens
+        noise = Noise.from_seed([3, 4], 2, device)
+        window = CausalLMWindow(own)
+        return policy.sample(window, prompt, 28, params=SamplingParams(), noise=noise).tokens
 
     assert same(make)

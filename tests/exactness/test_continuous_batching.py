@@ -1,8 +1,8 @@
-"""Continuous batching: which rows a pass has, when they are given, errors, and cached graphs.
+"""Continuous batching: which rows a pass has, when they are given or join, errors, and graphs.
 
-That an admitted row is the row alone is proved in `tests/matrix/test_batching.py`. Rows end at
-stop tokens, after 2 to 30 tokens, so that batch slots become free in another
-order than that of the prompt's rows.
+That a row that is admitted or joins is the row alone is proved in `tests/matrix/test_batching.py`.
+Rows end at stop tokens, after 2 to 30 tokens, so that batch slots become free in another order than
+that of the prompt's rows.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mmaccel.contracts import FinishedRow, Pass, Prompt
 from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
 from mmaccel.policies import Policy
 from mmaccel.results import Generation, Progress
+from mmaccel.samplers.scheduling import Scheduler
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
@@ -48,12 +49,12 @@ def policies() -> dict[str, Policy]:
 
 def decode(
     policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
-    window: Any = None, on_step: Any = None, **changes: Any,
+    window: Any = None, on_step: Any = None, width: int = 0, **changes: Any,
 ) -> Generation:  # fmt: skip
     window = CausalLMWindow(tiny("llama")) if window is None else window
     made = policy.sample(
         window,
-        replace(prompt(rows, scale), batching=batching, **changes),
+        replace(prompt(rows, scale, width), batching=batching, **changes),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
@@ -195,18 +196,15 @@ def test_rows_are_given_as_soon_as_they_end() -> None:
 
 
 def test_an_exception_of_on_finish_reaches_the_caller() -> None:
-    class Full(Exception):
-        pass
-
     given: list[int] = []
 
     def on_finish(row: FinishedRow) -> None:
         given.append(row.row)
         if len(given) == 3:
-            raise Full
+            raise LookupError("enough")
 
     window = CausalLMWindow(tiny("llama"))
-    with pytest.raises(Full):
+    with pytest.raises(LookupError, match="enough"):
         decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2, on_finish), window=window)
     assert len(given) == 3
     again = decode(Jacobi(6), ALL, 1.0, ContinuousBatching(2), window=window)
@@ -235,3 +233,67 @@ def test_an_error_names_its_rows(batching: int | None) -> None:
         decode(Autoregressive(), ALL, 1.0, chosen, window=window)
     assert caught.value.rows == (2,)
     assert 2 not in given and (batching != 1 or given == [0, 1])
+
+
+# Rows that join a run.
+
+
+def join(
+    name: str, scale: float, n_slots: int, gap: int, window: Any
+) -> tuple[Generation, list[FinishedRow], Arriving]:
+    """The first two rows begin, the others join."""
+    given: list[FinishedRow] = []
+    arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), gap)
+    batching = ContinuousBatching(n_slots, given.append, arriving)
+    made = decode(policies()[name], [0, 1], scale, batching, window=window, width=8)
+    return made, given, arriving
+
+
+def test_batch_slots_come_and_go_with_rows() -> None:
+    """A pass computes the rows that are there and no others, and prompts without their padding."""
+    model = CausalLMWindow(build_lm("llama").double())
+    seen = record_shapes(model)
+    made, given, _ = join("plain", 1.0, 9, 2, model)
+    check_rows(given, alone("plain", 1.0))
+    decoded = [n for n, width in seen if width == 1]
+    assert {1, 2, 3} < set(decoded) and len(set(decoded)) > 3
+    assert decoded != sorted(decoded) and decoded != sorted(decoded, reverse=True)
+    assert sum(decoded) == made.stats.row_passes + 1  # a prompt of two tokens joined alone
+    prefills = [shape for shape in seen if shape[1] > 1]
+    assert prefills[0] == (2, 3)  # prompts of 4 tokens and 1, though 8 have room
+    assert made.stats.tokens_processed == sum(n * width for n, width in seen)
+
+
+@pytest.mark.parametrize(
+    ("name", "sync_every"), [("plain", 3), ("jacobi recycling", 1), ("sjd maximal", 3)]
+)
+def test_captured_steps_have_all_batch_slots_from_the_beginning(name: str, sync_every: int) -> None:
+    model = CausalLMWindow(tiny("llama"))
+    model.setup.runner = Replay(sync_every)
+    made, given, arriving = join(name, 2.0, 4, 1, model)
+    assert not arriving.waiting
+    check_rows(given, alone(name, 2.0))
+    assert len(model.setup.runner.recorded) == 1 and model.setup.runner.replayed > 3
+    assert arriving.asked[0] == 2  # two of four batch slots are free
+
+
+def test_the_scheduler_holds_only_rows_that_are_not_finished() -> None:
+    """So that a run of any length needs no more memory."""
+    coming = Arriving(ALL * 30, lambda rows: prompt(rows, 2.0), gap=1)
+    batching = ContinuousBatching(2, None, coming)
+    scheduler = Scheduler(prompt([0, 1], 2.0, 8), batching, Noise.from_seed([0, 1], 2))
+    for turn in range(200):
+        slot = turn % 2
+        scheduler.finish(slot, FinishedRow(scheduler.rows[slot], torch.zeros(3), 2, [1, 1], 0.5))
+        assert scheduler.receive(1) is not None
+        assert scheduler.admit([slot]) == [slot]
+        assert scheduler.whole.batch == 3 and not scheduler.ended
+        row = scheduler.rows[slot]
+        assert row == turn + 2
+        expected = prompt([turn % 7], 2.0)
+        own = scheduler.prompt()
+        for branch in (0, 1):
+            ids = own.tokens[2 * branch + slot, : own.lengths[2 * branch + slot]]
+            assert ids.equal(expected.tokens[branch, : expected.lengths[branch]])
+        assert int(scheduler.noise().seeds[slot]) == 100 + turn % 7
+    assert scheduler.totals.row_passes == 400 and scheduler.totals.accepted == [200, 200]

@@ -38,6 +38,7 @@ from tests.fixtures.toy_distribution import (
     assert_rejected,
 )
 from tests.fixtures.tree_language import TreeLanguage
+from tests.matrix.cells import every
 
 TREES = (Comb(4, 2), Sequoia(7, depth=2, acceptance=((0.5, 0.3, 0.15),)), Comb(2, 1), Comb(4, 3))
 NAMES = ("plain", "guided", "hot, top-k", "hot, top-p", "all, guided, ragged", "structural tokens",
@@ -66,13 +67,16 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "tree", "coupling", "rounds"), CELLS, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "rule", "tree", "coupling", "rounds"), [*every(9, CELLS)], ids=repr
+)
 def test_the_distribution(
     name: str, rule: SiblingRule, tree: Any, coupling: Any, rounds: Any, tmp_path: Path
 ) -> None:
     assert_exact(policy(name, tmp_path, rule, tree, coupling, rounds), setting(name))
 
 
+@pytest.mark.slow
 def test_a_draft_model_draws_them_too() -> None:
     small = setting("plain").language(seed=2)
     tree = Sequoia(7, depth=2, acceptance=((0.5, 0.3, 0.15),))
@@ -91,7 +95,8 @@ def decode(source: Any, tree: Any, options: Any = None, rows: Any = None, **give
 
 
 @pytest.mark.parametrize(
-    ("coupling", "options"), [*zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3}))]
+    ("coupling", "options"),
+    [*every(3, zip(COUPLINGS, ({}, {"guidance_scale": 1.7}, {"top_k": 3})))],
 )
 def test_a_tree_of_the_chain_has_its_tokens_and_passes(
     coupling: Any, options: dict[str, Any], mild: Coarse, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +109,7 @@ def test_a_tree_of_the_chain_has_its_tokens_and_passes(
     assert made.stats.tokens_processed > alone.stats.tokens_processed
 
 
+@pytest.mark.slow
 def test_siblings_save_passes(mild: Coarse) -> None:
     trees = (None, Comb(4, 2), Comb(12, 2))
     passes = [decode(mild, tree, length=120).stats.row_passes for tree in trees]
@@ -116,7 +122,7 @@ def test_at_temperature_0_the_tokens_are_the_plain_loops(mild: Coarse) -> None:
         assert_same(decode(mild, Comb(4, 2), options), plain)
 
 
-@pytest.mark.parametrize("batching", [None, mmaccel.ContinuousBatching(2)], ids=repr)
+@pytest.mark.parametrize("batching", [*every(2, [None, mmaccel.ContinuousBatching(2)])], ids=repr)
 def test_a_row_alone_has_its_tokens(batching: Any, mild: Coarse) -> None:
     """Also where others are in their tenth pass while it is in its first."""
     whole = decode(mild, TREES[1], batching=batching)
@@ -182,25 +188,24 @@ def _draw_from_another_path(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coupled_walk, "draw_tree", record)
 
 
-BUGS = {
-    "longest path": (partial(longest_path, module=coupled_walk), "plain"),
-    "q without siblings not renormalised": (renormalise_not, "plain"),
-    "what the pass said of the chain": (_record_the_chains, "plain"),
-    "drawn from another distribution": (_draw_from_another_path, "plain"),
-}
-
-
-@pytest.mark.parametrize(("plant", "name"), BUGS.values(), ids=BUGS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plant",
+    [
+        partial(longest_path, module=coupled_walk),
+        renormalise_not,
+        _record_the_chains,
+        _draw_from_another_path,
+    ],
+)
 def test_planted_bugs_are_seen(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert_rejected(policy(name, tmp_path, RSD(), Comb(4, 3)), setting(name))
+    assert_rejected(policy("plain", tmp_path, RSD(), Comb(4, 3)), setting("plain"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "tree"),
     [(_record_the_renewed, Comb(4, 3)), (partial(filter_twice, temperature=0.4), TREES[1])],

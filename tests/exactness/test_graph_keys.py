@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Thread
@@ -29,7 +31,16 @@ from mmaccel.samplers.window import rows
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.step_runner import measure
 from mmaccel.samplers.window.steps import static_parts, static_tensors
-from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
+from tests.exactness.test_graph_reuse import (
+    CALLS,
+    FREE,
+    GRID,
+    JACOBI,
+    Call,
+    assert_like,
+    check,
+    decode,
+)
 from tests.fixtures.graph_replay import Replay, Tried
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -44,27 +55,32 @@ KEYS: dict[str, tuple[Policy, Call]] = {
     "policy": (Jacobi(window=5), CALLS[0]),
     "another policy": (SpeculativeJacobi(window=6), CALLS[0]),
     "drafts": (Jacobi(window=6, drafts="left"), CALLS[0]),
-    "temperature": (Jacobi(window=6), replace(CALLS[0], params={"temperature": 0.5})),
-    "top_k": (Jacobi(window=6), replace(CALLS[0], params={"top_k": 3})),
-    "guidance": (Jacobi(window=6), replace(CALLS[0], params={"guidance_scale": 3.0})),
-    "branches": (Jacobi(window=6), replace(CALLS[0], params={"guidance_scale": 1.0})),
-    "rows": (Jacobi(window=6), replace(CALLS[0], rows=((5,),), seeds=(3,))),
-    "layout": (Jacobi(window=6), replace(CALLS[0], layout=replace(GRID, row_end=None))),
-    "stop tokens": (Jacobi(window=6), replace(CALLS[0], stops=(9, 17))),
-    "a long prompt": (Jacobi(window=6), replace(CALLS[0], rows=((5,), (7, 8) * 33), length=20)),
+    "temperature": (JACOBI, replace(CALLS[0], params={"temperature": 0.5})),
+    "top_k": (JACOBI, replace(CALLS[0], params={"top_k": 3})),
+    "guidance": (JACOBI, replace(CALLS[0], params={"guidance_scale": 3.0})),
+    "branches": (JACOBI, replace(CALLS[0], params={"guidance_scale": 1.0})),
+    "rows": (JACOBI, replace(CALLS[0], rows=((5,),), seeds=(3,))),
+    "layout": (JACOBI, replace(CALLS[0], layout=replace(GRID, row_end=None))),
+    "stop tokens": (JACOBI, replace(CALLS[0], stops=(9, 17))),
+    "a long prompt": (JACOBI, replace(CALLS[0], rows=((5,), (7, 8) * 33), length=20)),
 }
 
 
-@pytest.mark.parametrize("other", KEYS.values(), ids=KEYS)
-def test_another_key_is_captured_anew(other: tuple[Policy, Call], model: Any) -> None:
+@pytest.fixture
+def cache(model: Any) -> GraphCache:
+    """With the graphs of one call."""
     cache = GraphCache()
-    decode(Jacobi(window=6), CALLS[0], cache, model)
-    made = decode(*other, cache, model)
-    assert made.stats.captures == 1 and len(cache) == 2
-    assert_like(made, decode(*other, None, model))
-    again = decode(Jacobi(window=6), CALLS[1], cache, model)  # the first key is still there
-    assert again.stats.captures == 0
-    assert_like(again, decode(Jacobi(window=6), CALLS[1], None, model))
+    decode(JACOBI, CALLS[0], cache, model)
+    return cache
+
+
+@pytest.mark.parametrize(("policy", "call"), KEYS.values(), ids=KEYS)
+def test_another_key_is_captured_anew(
+    policy: Policy, call: Call, cache: GraphCache, model: Any
+) -> None:
+    check(call, cache, model, 1, policy)
+    assert len(cache) == 2
+    check(CALLS[1], cache, model, 0)  # the first key is still there
 
 
 def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any) -> None:
@@ -75,7 +91,7 @@ def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any
 
     def call(n_captures: int) -> None:
         frames = Frames(((0, 20), (10, 39)), 40, ends=(39,))
-        made = decode(Jacobi(window=6), replace(CALLS[0], layout=frames), cache, model)
+        made = decode(JACOBI, replace(CALLS[0], layout=frames), cache, model)
         assert made.stats.captures == n_captures
         tables.append(ref(vars(frames)["_tables"][torch.device("cpu")]))
         for n in range(9):  # more than are kept for layouts that nothing holds
@@ -103,7 +119,7 @@ def test_a_pass_that_synchronises_is_found_before_the_capture(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on eagerly, with the same tokens, although the pass was half done."""
-    policy, own = Jacobi(window=6), build_lm("llama")
+    policy, own = JACOBI, build_lm("llama")
     plain = decode(policy, FREE, None, own)
     if place == "model":
         own.model.layers[1].register_forward_hook(look)
@@ -137,7 +153,7 @@ def test_a_pass_that_synchronises_is_found_before_the_capture(
 )
 def test_a_pass_of_other_operations_is_tried_again(change: dict[str, Any]) -> None:
     """What did not synchronise without filters may do so with them; numbers change nothing."""
-    policy, own, trials = Jacobi(window=6), build_lm("llama"), []
+    policy, own, trials = JACOBI, build_lm("llama"), []
     warmer = {"params": {"temperature": 0.5, **change.get("params", {})}}
     for call in ({}, {"length": 12}, change, change | warmer):
         runner = Tried(cache=GraphCache())
@@ -148,21 +164,19 @@ def test_a_pass_of_other_operations_is_tried_again(change: dict[str, Any]) -> No
 
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
     """Counting is part of the graph without a callback, and outside it with one."""
-    cache, policy = GraphCache(), Jacobi(window=6)
-    plain = decode(policy, CALLS[0], None, model)
-    for on_step, n in (
-        (None, 1),
-        (lambda progress: None, 1),
-        (None, 0),
-        (lambda progress: None, 0),
-    ):
-        made = decode(policy, CALLS[0], cache, model, on_step)
-        assert_like(made, plain)
-        assert made.stats.captures == n
+    cache = GraphCache()
+    for on_step, captures in ((None, 1), (print_nothing, 1), (None, 0), (print_nothing, 0)):
+        made = decode(JACOBI, CALLS[0], cache, model, on_step)
+        assert_like(made, decode(JACOBI, CALLS[0], None, model))
+        assert made.stats.captures == captures
+
+
+def print_nothing(progress: Any) -> None:
+    """A callback."""
 
 
 def test_later_calls_change_no_result_and_no_argument(model: Any) -> None:
-    cache, policy = GraphCache(), Jacobi(window=6)
+    cache, policy = GraphCache(), JACOBI
     prompt = make_prompt([[5, 9, 11, 2], [7]], stop_tokens=torch.tensor([9]))
     noise, params = Noise.from_seed([3, 4], 2), SamplingParams()
     window = CausalLMWindow(model)
@@ -200,13 +214,11 @@ def test_an_interrupted_run_leaves_nothing(kind: type[BaseException], model: Any
             decode(policy, CALLS[1], cache, model, on_step)
         assert len(cache) == 0
         limit = 0
-        made = decode(policy, CALLS[2], cache, model, on_step)
-        assert_like(made, decode(policy, CALLS[2], None, model, on_step))
-        assert made.stats.captures == n
+        check(CALLS[2], cache, model, n, policy, on_step=on_step)
 
 
 def test_a_run_within_a_run_has_tensors_of_its_own(model: Any) -> None:
-    cache, policy, inner, depth = GraphCache(), Jacobi(window=6), [], 0
+    cache, policy, inner, depth = GraphCache(), JACOBI, [], 0
     plain = [decode(policy, call, None, model) for call in CALLS]
 
     def on_step(progress: Any) -> None:
@@ -226,7 +238,7 @@ def test_a_run_within_a_run_has_tensors_of_its_own(model: Any) -> None:
 
 def test_two_threads_share_nothing(model: Any) -> None:
     """Both use the same key; its graphs belong to one thread at a time."""
-    cache, policy = GraphCache(), Jacobi(window=6)
+    cache, policy = GraphCache(), JACOBI
     decode(policy, CALLS[0], cache, model)
     made: dict[int, list[Generation]] = {0: [], 1: []}
 
@@ -259,61 +271,60 @@ def _attend_otherwise(model: Any) -> None:
 @pytest.mark.parametrize("change", [_move, _attend_otherwise])
 def test_a_model_that_moved_is_captured_anew(change: Any) -> None:
     """Its graphs are dropped or have another key; another model's stay."""
-    cache, policy, model, other = (
-        GraphCache(),
-        Jacobi(window=6),
-        build_lm("llama"),
-        build_lm("qwen3"),
-    )
-    decode(policy, CALLS[0], cache, other)
-    decode(policy, CALLS[0], cache, model)
+    cache, model, other = GraphCache(), build_lm("llama"), build_lm("qwen3")
+    decode(JACOBI, CALLS[0], cache, other)
+    decode(JACOBI, CALLS[0], cache, model)
     change(model)
-    made = decode(policy, CALLS[1], cache, model)
-    assert_like(made, decode(policy, CALLS[1], None, model))
-    assert made.stats.captures == 1 and len(cache) == 2
-    assert decode(policy, CALLS[1], cache, other).stats.captures == 0
+    check(CALLS[1], cache, model, 1)
+    assert len(cache) == 2
+    check(CALLS[1], cache, other, 0)
 
 
-def test_numbers_of_parameters_may_change(model: Any) -> None:
+def test_numbers_of_parameters_may_change() -> None:
     """A graph reads them anew: no capture, and the tokens of the new numbers."""
-    cache, policy, model = GraphCache(), Jacobi(window=6), build_lm("llama")
-    first = decode(policy, CALLS[0], cache, model)
+    cache, model = GraphCache(), build_lm("llama")
+    first = decode(JACOBI, CALLS[0], cache, model)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
-    made = decode(policy, CALLS[0], cache, model)
-    assert made.stats.captures == 0 and not made.tokens.equal(first.tokens)
-    assert_like(made, decode(policy, CALLS[0], None, model))
+    assert not check(CALLS[0], cache, model, 0).tokens.equal(first.tokens)
+
+
+@contextmanager
+def changed(setting: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another setting of torch."""
+    if setting == "inference":
+        with torch.inference_mode():
+            yield
+        return
+    if setting == "kernels":
+        patch.setenv("MMACCEL_KERNELS", "torch")
+        yield
+        return
+    products: Any = torch.backends.mkldnn.matmul
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    try:
+        if setting == "dtype":
+            torch.set_default_dtype(torch.float64)
+        elif setting == "precision":
+            torch.set_float32_matmul_precision("high")
+        else:  # after which torch.get_float32_matmul_precision raises
+            products.fp32_precision = "tf32"
+        yield
+    finally:
+        products.fp32_precision = "ieee"
+        torch.set_default_dtype(before[0])
+        torch.set_float32_matmul_precision(before[1])
 
 
 @pytest.mark.parametrize("setting", ["kernels", "dtype", "inference", "precision", "backends"])
 def test_another_setting_of_torch_is_captured_anew(
-    setting: str, model: Any, monkeypatch: pytest.MonkeyPatch
+    setting: str, cache: GraphCache, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, policy = GraphCache(), Jacobi(window=6)
-    decode(policy, CALLS[0], cache, model)
-    if setting == "inference":
-        with torch.inference_mode():
-            made = decode(policy, CALLS[1], cache, model)
-    elif setting == "kernels":
-        monkeypatch.setenv("MMACCEL_KERNELS", "torch")
-        made = decode(policy, CALLS[1], cache, model)
-    elif setting == "backends":  # after which torch.get_float32_matmul_precision raises
-        products: Any = torch.backends.mkldnn.matmul
-        try:
-            products.fp32_precision = "tf32"
-            made = decode(policy, CALLS[1], cache, model)
-        finally:
-            products.fp32_precision = "ieee"
-        assert (made.stats.exactness, made.stats.dtype) == ("up to rounding", "tf32")
-    else:
-        name = "default_dtype" if setting == "dtype" else "float32_matmul_precision"
-        before = getattr(torch, f"get_{name}")()
-        try:
-            getattr(torch, f"set_{name}")(torch.float64 if setting == "dtype" else "high")
-            made = decode(policy, CALLS[1], cache, model)
-        finally:
-            getattr(torch, f"set_{name}")(before)
+    with changed(setting, monkeypatch):
+        made = decode(JACOBI, CALLS[1], cache, model)
     assert made.stats.captures == 1 and len(cache) == 2
+    if setting == "backends":
+        assert (made.stats.exactness, made.stats.dtype) == ("up to rounding", "tf32")
 
 
 def test_two_keys_are_cached(model: Any) -> None:
@@ -333,7 +344,7 @@ def test_dropped_graphs_are_freed(model: Any) -> None:
     """By `clear`, and with the cache itself, without a garbage collection."""
     for drop in (GraphCache.clear, lambda cache: None):
         cache = GraphCache()
-        decode(Jacobi(window=6), CALLS[0], cache, model)
+        decode(JACOBI, CALLS[0], cache, model)
         (entry,) = cache._entries.values()
         tokens = ref(entry.inputs["rows.tokens"])
         drop(cache)
@@ -348,22 +359,19 @@ def test_a_run_that_ends_after_a_clear_is_not_cached(model: Any) -> None:
         if progress.passes == 3:
             cache.clear()
 
-    decode(Jacobi(window=6), CALLS[0], cache, model, on_step)
+    decode(JACOBI, CALLS[0], cache, model, on_step)
     assert len(cache) == 0
 
 
-def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
+def test_a_cached_kv_cache_is_emptied(cache: GraphCache, model: Any) -> None:
     """Positions after a row's last one are masked; NaN would come through a mask."""
-    cache, policy = GraphCache(), Jacobi(window=6)
-    decode(policy, CALLS[0], cache, model)
     (entry,) = cache._entries.values()
     assert entry.model is not None
     for layer in entry.model["caches"].layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
-    made = decode(policy, CALLS[1], cache, model)
-    assert_like(made, decode(policy, CALLS[1], None, model))
-    assert made.stats.captures == 0 and made.stats.dtype == "float32"  # of the captured passes
+    made = check(CALLS[1], cache, model, 0)
+    assert made.stats.dtype == "float32"  # of the captured passes
 
 
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
@@ -381,18 +389,16 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
     assert len(cache) == 0 and made.stats.captures == 1
 
 
-def test_copies_of_a_cache_are_empty(model: Any) -> None:
-    cache = GraphCache(1)
-    decode(Jacobi(window=6), CALLS[0], cache, model)
+def test_copies_of_a_cache_are_empty(cache: GraphCache) -> None:
     for copied in (deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-        assert len(copied) == 0 and copied.size == 1
+        assert len(copied) == 0 and copied.size == cache.size
 
 
 def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     """A tensor of a run that is no static input would be another one in the next run."""
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
     run = WindowRun(
-        Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
+        JACOBI, CausalLMWindow(model), prompt, 28, params=SamplingParams(),
         noise=Noise.from_seed(0, 2),
     )  # fmt: skip
     run.begin()

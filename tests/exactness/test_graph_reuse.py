@@ -102,6 +102,19 @@ def assert_like(captured: Generation, plain: Generation) -> None:
     assert (mine.runner, theirs.runner) == ("cuda graphs", "eager")
 
 
+JACOBI = Jacobi(window=6)
+
+
+def check(
+    call: Call, cache: GraphCache, model: Any, captures: int, policy: Policy = JACOBI, **given: Any
+) -> Generation:
+    """A call with cached graphs is its eager run; how many passes it captures."""
+    made = decode(policy, call, cache, model, **given)
+    assert_like(made, decode(policy, call, None, model, **given))
+    assert made.stats.captures == captures
+    return made
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     return build_lm("llama")
@@ -115,20 +128,16 @@ def test_where_kernels_draw(
     monkeypatch.setattr(dispatch, "uses_triton", lambda *_: True)
     monkeypatch.setattr(FusedDecoder, "has_row_products", False)
     cache = GraphCache()
-    for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(policy, call, cache, model, fused=fused)
-        assert_like(made, decode(policy, call, None, model, fused=fused))
-        assert made.stats.captures == n
+    for call, captures in zip(CALLS, (1, 0, 0)):
+        check(call, cache, model, captures, policy, fused=fused)
 
 
 def test_stop_tokens_are_inputs_of_a_call(model: Any) -> None:
     """Their ids are static inputs, and a row that ended in one call is open in the next."""
     cache, ends = GraphCache(), []
-    for stops in ((9, 17), (30, 12), (20, 20), (9, 17)):
+    for stops, captures in (((9, 17), 1), ((30, 12), 0), ((20, 20), 0), ((9, 17), 0)):
         call = replace(CALLS[0], stops=stops, layout=None)
-        made = decode(Jacobi(window=6), call, cache, model)
-        assert_like(made, decode(Jacobi(window=6), call, None, model))
-        ends.append(made.lengths.tolist())
+        ends.append(check(call, cache, model, captures).lengths.tolist())
     assert len(cache) == 1 and ends[0] == ends[3] and len({str(end) for end in ends}) == 3
 
 
@@ -143,20 +152,19 @@ def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
         seen.append((made, progress.previous.tolist(), tokens, progress.passes))
         return torch.tensor([11, 20])
 
-    for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(policy, call, cache, model, watch)
-        recorded, seen = seen, []
-        assert_like(made, decode(policy, call, None, model, watch))
-        assert recorded == seen and made.stats.captures == n
-        seen = []
+    for call, captures in zip(CALLS, (1, 0, 0)):
+        check(call, cache, model, captures, policy, on_step=watch)
+        half = len(seen) // 2  # of the captured call, then of the eager one
+        assert seen[:half] == seen[half:]
+        seen.clear()
 
 
 @pytest.mark.parametrize("sync_every", [2, 5])
 def test_passes_after_the_last_token(sync_every: int, model: Any) -> None:
     """They are counted and change nothing, captured or not."""
-    plain = decode(Jacobi(window=6), FREE, None, model)
+    plain = decode(JACOBI, FREE, None, model)
     for runner in (Replay(sync_every), StepRunner(sync_every)):
-        made = decode(Jacobi(window=6), FREE, None, model, runner=runner)
+        made = decode(JACOBI, FREE, None, model, runner=runner)
         assert made.tokens.equal(plain.tokens) and made.passes.equal(plain.passes)
         assert made.stats.accepted == plain.stats.accepted
         assert 0 <= made.stats.passes - plain.stats.passes < sync_every
@@ -165,7 +173,7 @@ def test_passes_after_the_last_token(sync_every: int, model: Any) -> None:
 
 def test_on_step_is_called_after_every_pass(model: Any) -> None:
     runner, passes = Replay(sync_every=4), []
-    made = decode(Jacobi(window=6), FREE, None, model, lambda p: passes.append(p.passes), 1, runner)
+    made = decode(JACOBI, FREE, None, model, lambda p: passes.append(p.passes), 1, runner)
     assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
 
 
@@ -198,7 +206,7 @@ def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monk
     """So does a first pass; the passes after it are captured all the same. Long prompts and rows
     that take turns have no graph of a prompt.
     """
-    policy, prefill = Jacobi(window=6), CausalLMWindow.prefill
+    policy, prefill = JACOBI, CausalLMWindow.prefill
 
     def look(*given: Any) -> None:
         float(torch.zeros(()))

@@ -18,10 +18,9 @@ from benchmarks.gpu.kernels import TIMINGS, Timing, cache
 from benchmarks.gpu.methods import Call, check_methods
 from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
 from benchmarks.gpu.parts import CheckError
-from benchmarks.gpu.scenes import CANVASES, scenes_figures, time_canvases
 from benchmarks.gpu.steps import Enough, Stopwatch, step_figures, time_route, time_step
 from benchmarks.report import FIGURES
-from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi, TextToImage
+from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Pass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels.dispatch import KERNELS, refuse
@@ -30,8 +29,9 @@ from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.step_runner import StepRunner
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_model import masked_beside_plain
 from tests.fixtures.toy_models import make_prompt
+
+pytestmark = pytest.mark.slow
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 with META:  # torch notes at the first use which functions make tensors: the real ones, not those
@@ -257,40 +257,6 @@ def test_what_differs_from_a_cpu_or_raises_is_named() -> None:
     assert "short: expected [2, 10] tokens, received [2, 9]" in said
     with pytest.raises(CheckError, match="all 1 methods were refused: not here"):
         check_methods("layers", CPU, iter([call("no", refused)]))
-
-
-def test_images_make_their_figures() -> None:
-    """Of one image the faster window, of its scales the worse; of many the fastest."""
-
-    def row(batch: int, guidance: float, speed_up: float, **others: Any) -> dict[str, Any]:
-        own = {"batch": batch, "guidance": guidance, "speed_up": speed_up, "outside": 0.1}
-        return own | {"over_compiled": speed_up / 2, "images_per_s": 10 * speed_up} | others
-
-    one = [row(1, 1.0, 8.0), row(1, 1.0, 10.0, outside=0.2), row(1, 2.0, 20.0)]
-    figures = scenes_figures([*one, row(64, 1.0, 3.0), row(64, 1.0, 4.0)])
-    assert figures.pop("scenes_images_per_s") == 40.0
-    assert figures == {"product": 10.0, "product_compiled": 5.0, "scenes_outside": 0.2}
-    one[2]["over_compiled"] = None
-    assert set(scenes_figures(one)) == {"product", "scenes_outside"}
-
-
-def test_canvases_beside_one_slot_a_pass(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, call = TextToImage.from_pretrained(masked_beside_plain(tmp_path)[0]), TextToImage.__call__
-
-    def timed(self: Any, captions: Any, **options: Any) -> Any:
-        made = call(self, captions, **options)
-        is_first = options["seed"][0] == 0
-        made.stats.seconds = 100.0 if is_first else float(made.stats.passes)
-        if getattr(options["policy"], "drafts", 0) == 16 and is_first:
-            made.tokens[0, 3] += 1
-        return made
-
-    monkeypatch.setattr(TextToImage, "__call__", timed)
-    plain, few, many, *others = time_canvases(pipe, CANVASES, 3)
-    assert (plain["passes"], plain["seconds"], plain["first_seconds"]) == (16, 16 / 3, 100 / 3)
-    assert (plain["same"], few["same"], many["same"]) == (9, 9, 8) and plain["speed_up"] == 1
-    assert few["passes"] < 16 and few["speed_up"] > 1
-    assert all(row["exactness"] == "relaxed" and row["same"] < 9 for row in others)
 
 
 def size_of(value: Any) -> int:

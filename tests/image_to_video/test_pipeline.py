@@ -79,7 +79,7 @@ def test_which_frames_are_read_and_how_they_are_cut() -> None:
     assert read_start(Image.new("L", (7, 5), 255), (30, 20), (1,)).unique().tolist() == [1.0]
 
 
-@pytest.mark.parametrize("size", [(7, 50), (50, 7), (31, 23), (96, 64), (1, 9)])
+@pytest.mark.parametrize("size", [(7, 50), (96, 64)])
 def test_only_the_visible_part_is_scaled(size: tuple[int, int]) -> None:
     """The result equals scaling all of it and then cropping."""
     wanted = (48, 32)

@@ -234,11 +234,7 @@ def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
     "options",
     [
         {"processor": lambda scores, tokens, columns: scores, "temperature": 0.0},
-        {"top_n_sigma": 1.0},
         {"top_h": 0.5},
-        {"eta_cutoff": 0.1},
-        {"entropy_temperature": 0.5},
-        {"divergence_temperature": 0.5},
     ],
     ids=lambda options: next(iter(options)),
 )

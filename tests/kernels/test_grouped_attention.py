@@ -8,9 +8,10 @@ import torch
 from mmaccel.kernels.grouped_attention import grouped_attention
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("rows", [1, 6])  # with 3 heads: a batch whose windows are packed
+@pytest.mark.parametrize(
+    ("dtype", "heads", "rows"),  # six rows of three heads: a batch whose windows are packed
+    [(torch.float32, 3, 6), (torch.float32, 1, 1), (torch.bfloat16, 3, 1)],
+)
 @pytest.mark.parametrize("width", [1, 4, 20])
 @pytest.mark.parametrize("form", ["none", "bool", "numbers", "by head"])
 def test_each_query_head_weighs_the_values_of_its_own_keys(

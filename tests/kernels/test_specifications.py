@@ -53,7 +53,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_samplers_own_path(options: dict[str, Any], dtype: torch.dtype) -> None:
     """The same bits as filters, noise and argmax one after the other."""
     logits = torch.randn(4, 3, 100, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -83,15 +83,6 @@ def test_mask_and_forced_tokens() -> None:
     made = sampled(logits, mask=torch.zeros(1, 1, 4, dtype=torch.bool))
     assert made.peak.tolist() == made.lse.tolist() == [[-math.inf] * 3]
     assert ((made.tokens >= 0) & (made.tokens < 4)).all()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.nan])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_invalid_logits_show_in_the_peak(bad: float, options: dict[str, Any]) -> None:
-    logits = torch.zeros(1, 2, 50)
-    logits[0, 1, 33] = bad
-    peak = sampled(logits, settings=Settings(**options)).peak[0]
-    assert peak.isfinite().tolist() == [True, False]
 
 
 def fill(logits: Tensor, masked: Tensor | None = None, temperature: float = 0.0) -> Unmasked:

@@ -25,6 +25,7 @@ from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.layers.test_eviction import draw_rows
 from tests.layers.test_sparse import QUEST, SELECTORS
+from tests.matrix.cells import every
 from tests.matrix.examples import Target, make
 
 CALLS = ((26, 18, 30), (19, 31, 8), (26, 18, 30))  # lengths of prompts of one key
@@ -87,7 +88,9 @@ def assert_captured(policy: Any, n_captures: list[int], plain: Any = None, **giv
     assert [stats.captures for _, stats in made] == n_captures
 
 
-@pytest.mark.parametrize(("number", "method"), [*enumerate(method for _, method in SELECTORS)])
+@pytest.mark.parametrize(
+    ("number", "method"), [*every(5, enumerate(method for _, method in SELECTORS))]
+)
 def test_selectors_replay_the_graphs_of_earlier_runs(number: int, method: Any) -> None:
     """And no list is longer than its method says."""
     policy, seen = POLICIES[number % 2], list[bool]()
@@ -109,7 +112,7 @@ def test_selectors_replay_the_graphs_of_earlier_runs(number: int, method: Any) -
     assert_captured(policy, [1, 0, 0], plain, attention=method)
 
 
-@pytest.mark.parametrize(("number", "method"), [*enumerate(EVICTING)])
+@pytest.mark.parametrize(("number", "method"), [*every(5, enumerate(EVICTING))])
 def test_evicting_runs_capture_graphs_of_their_own(number: int, method: Any) -> None:
     policy = POLICIES[number % 2]
     in_rounds = (getattr(method, "every", None) or N_NEW) < N_NEW
@@ -117,8 +120,7 @@ def test_evicting_runs_capture_graphs_of_their_own(number: int, method: Any) -> 
     assert_captured(policy, [n_captures] * 3, kv_cache=method)
 
 
-@pytest.mark.parametrize("method", [ROUNDS[0], RAAS], ids=lambda method: method.name)
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(("method", "late"), [(RAAS, 0), (ROUNDS[0], 1)])
 def test_rounds_begin_before_the_next_boundary_at_the_latest(
     method: CacheMethod, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,29 +141,30 @@ def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.Monke
     assert_captured(policy, [1, 1, 1], kv_cache=method)
 
 
-@pytest.mark.parametrize("given", [{}, {"attention": QUEST}], ids=str)
-def test_behind_a_prompt_that_the_model_processes(given: dict[str, Any]) -> None:
-    """Its logits are the first pass's, which is no graph."""
-    assert_captured(POLICIES[1], [1, 0, 0], embeds=True, **given)
+TREE = mmaccel.Jacobi(window=5, drafts="token-recycling", tree=mmaccel.Comb(branches=2, length=3))
+SNAPKV = mmaccel.SnapKV(budget=12, window=4)
+BESIDE: dict[str, tuple[Any, list[int], dict[str, Any]]] = {  # policy, captures, options
+    # whose logits are the first pass's, which is no graph
+    "a prompt that the model processes": (POLICIES[1], [1, 0, 0], {"embeds": True}),
+    "such a prompt, and blocks": (POLICIES[1], [1, 0, 0], {"embeds": True, "attention": QUEST}),
+    "eviction and blocks": (
+        POLICIES[1], [1, 1, 1],
+        {"kv_cache": SNAPKV, "attention": mmaccel.Quest(budget=0.4, block=4, first_layer=0)},
+    ),
+    "eviction and trees": (TREE, [1, 1, 1], {"kv_cache": SNAPKV}),
+}  # fmt: skip
 
 
-def test_eviction_and_blocks_together() -> None:
-    quest = mmaccel.Quest(budget=0.4, block=4, first_layer=0)
-    assert_captured(
-        POLICIES[1], [1, 1, 1], kv_cache=mmaccel.SnapKV(budget=12, window=4), attention=quest
-    )
+@pytest.mark.parametrize("case", BESIDE)
+def test_several_together(case: str) -> None:
+    policy, n_captures, options = BESIDE[case]
+    assert_captured(policy, n_captures, **options)
 
 
 def test_rows_that_read_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     twice = [[rows[0], rows[1], rows[0]] for rows in prompts()]
     monkeypatch.setattr("tests.layers.test_captured.prompts", lambda: twice)
     assert_captured(POLICIES[1], [1, 1, 1], share_prefix=True)
-
-
-def test_trees_behind_an_evicted_prompt() -> None:
-    tree = mmaccel.Comb(branches=2, length=3)
-    policy = mmaccel.Jacobi(window=5, drafts="token-recycling", tree=tree)
-    assert_captured(policy, [1, 1, 1], kv_cache=mmaccel.SnapKV(budget=12, window=4))
 
 
 @pytest.mark.parametrize("left", ["summaries", "choices"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -31,6 +31,7 @@ from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.layers.masked_model import greedy_rows, list_full
 from tests.layers.planted import EVICTION
+from tests.matrix.cells import every, fast_first
 
 N_NEW = 14
 LENGTHS = (33, 12, 21)
@@ -626,14 +627,18 @@ def takes_rounds(method: Any) -> bool:
     return not method.repeated and not method.merges
 
 
+# those that evict a prompt alone; what goes on is compared by `check_rounds`
 ONCE = [name for name, (method, _) in REFERENCES.items() if method.every is None]
 IN_ROUNDS = [name for name, (method, _) in REFERENCES.items() if takes_rounds(method)]
-"""Those that evict a prompt alone; what goes on is compared by `check_rounds`."""
 
 
-# all keys of Gemma 3 are equally long
-MASKED = [("qwen2", name) for name in ONCE]
-MASKED += [("gemma3, deep", name) for name in ONCE if name != "knorm"]
+def first_of_each(names: Sequence[str]) -> list[Any]:
+    """The first form of each method is fast."""
+    return [*fast_first(names, lambda name: [name.split(",")[0]])]
+
+
+# layers between those that slide; all keys of Gemma 3 are equally long
+DEEP = [("gemma3, deep", name) for name in ONCE if name != "knorm"]
 
 
 def under_masks(
@@ -662,10 +667,16 @@ def under_a_mask(name: str, reference: str) -> tuple[list[list[int]], float]:
     return tokens, sum(hides.n_kept for hides in every)
 
 
-@pytest.mark.parametrize(("number", "case"), [*enumerate(MASKED)])
-def test_eviction_is_a_mask_over_the_full_cache(number: int, case: tuple[str, str]) -> None:
+@pytest.mark.parametrize("reference", first_of_each(ONCE))
+def test_eviction_is_a_mask_over_the_full_cache(reference: str) -> None:
     """Windows are narrower and wider than a prompt, and every other case is fused."""
-    check_masked(*case, width=(1, 5, 16)[number % 3], fused=number % 2 == 0)
+    number = ONCE.index(reference)
+    check_masked("qwen2", reference, width=(1, 5, 16)[number % 3], fused=number % 2 == 0)
+
+
+@pytest.mark.parametrize(("model_name", "reference"), [*every(6, DEEP)])
+def test_eviction_of_layers_between_those_that_slide(model_name: str, reference: str) -> None:
+    check_masked(model_name, reference, fused=ONCE.index(reference) % 2 == 1)
 
 
 def check_masked(name: str, reference: str, *, width: int = 5, fused: bool = True) -> None:
@@ -725,24 +736,23 @@ def test_planted_bugs_of_pooling_are_seen(bug: str, monkeypatch: pytest.MonkeyPa
         check_masked("qwen2", "bilevelkv")
 
 
+# of every kind one; under all policies every method is run in `tests/matrix/test_layers.py`
 SPECULATED = [
     "snapkv", "h2o, few recent", "chunkkv, layers share", "raas", "kvzap", "duo-attention",
     "chelsea",
 ]  # fmt: skip
-"""Of every kind one; under all policies every method is run in `tests/matrix/test_layers.py`."""
+# plans of one head need to know its number, or queries of entries that went
 BY_POSITION = ("random-eviction", "expected-attention")
-"""Whose plans of one head need to know its number, or queries of entries that went."""
+GROWING = [name for name in IN_ROUNDS if name.split(",")[0] not in BY_POSITION]
 
 
-@pytest.mark.parametrize(
-    ("number", "reference"),
-    [*enumerate(name for name in IN_ROUNDS if name.split(",")[0] not in BY_POSITION)],
-)
-def test_rounds_are_a_mask_that_grows(number: int, reference: str) -> None:
-    check_rounds((mmaccel.Jacobi(window=6), mmaccel.Autoregressive())[number % 2], reference)
+@pytest.mark.parametrize("reference", [*every(3, GROWING)])
+def test_rounds_are_a_mask_that_grows(reference: str) -> None:
+    policies = mmaccel.Jacobi(window=6), mmaccel.Autoregressive()
+    check_rounds(policies[GROWING.index(reference) % 2], reference)
 
 
-@pytest.mark.parametrize("reference", ["snapkv", "tova", "chunkkv, layers share", "duo-attention"])
+@pytest.mark.parametrize("reference", ["chunkkv, layers share", "duo-attention"])
 def test_rounds_of_layers_between_those_that_slide(reference: str) -> None:
     check_rounds(mmaccel.Jacobi(window=6), reference, "gemma3, deep")
 
@@ -810,10 +820,9 @@ def feed(method: Any, branches: int, most: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("reference", SPECULATED)
-def test_speculate_reject_and_go_on(reference: str, branches: int) -> None:
-    check_speculation(reference, branches)
+def test_speculate_reject_and_go_on(reference: str) -> None:
+    check_speculation(reference, 1 + SPECULATED.index(reference) % 2)
 
 
 def check_speculation(reference: str, branches: int) -> None:

@@ -25,14 +25,11 @@ from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers import test_eviction
 from tests.layers.test_eviction import (
-    REFERENCES,
     check_speculation,
     draw_rows,
     fill,
-    generate,
 )
 
-METHODS = [method for method, _ in REFERENCES.values() if method.is_headwise]
 PLAIN = mmaccel.Autoregressive()
 
 
@@ -114,15 +111,6 @@ def test_bytes_are_what_is_allocated(method: Any, fused: bool) -> None:
         assert size == exact
     window.forward(Pass(torch.tensor(rows)[:, -1:], torch.tensor([63, 63])))
     assert [layer.n_bytes for layer in split] == sizes
-
-
-@pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_a_tree_has_the_tokens_of_the_plain_loop(method: Any) -> None:
-    model, rows = build_lm("qwen2"), draw_rows(33, 12, 21)
-    plain, _ = generate(model, PLAIN, rows, kv_cache=method)
-    tree = mmaccel.Jacobi(window=4, tree=mmaccel.Comb(branches=2, length=3))
-    made, _ = generate(model, tree, rows, kv_cache=method)
-    assert torch.equal(made, plain)
 
 
 def _heads_come_back_as_parts(patch: pytest.MonkeyPatch) -> None:

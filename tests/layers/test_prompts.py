@@ -20,7 +20,7 @@ from tests.layers.block_references import PROMPT_PLANS
 from tests.layers.masked_model import greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 from tests.layers.test_sparse import GROUPS, HEADS, WIDTH, draw
-from tests.matrix.cells import covering
+from tests.matrix.cells import every, pairwise
 
 FORMS: dict[str, list[dict[str, Any]]] = {
     "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
@@ -132,7 +132,14 @@ def check_model(
     )
 
 
-@covering(method=METHODS_FOR_PROMPTS, model_name=["qwen2", "gemma3, deep"], fused=ROUTES)
+CELLS = pairwise(
+    {"method": METHODS_FOR_PROMPTS, "model_name": ["qwen2", "gemma3, deep"], "fused": ROUTES}
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
+)
 def test_a_prompt_is_processed_under_a_mask_of_blocks(
     method: tuple[str, PromptMethod], model_name: str, fused: bool
 ) -> None:
@@ -170,7 +177,7 @@ def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama")
     )
 
 
-@pytest.mark.parametrize(("number", "case"), [*enumerate(METHODS_FOR_PROMPTS)])
+@pytest.mark.parametrize(("number", "case"), [*every(5, enumerate(METHODS_FOR_PROMPTS))])
 def test_a_prompt_that_transformers_processes_has_the_same_tiles(number: int, case: Any) -> None:
     check_own_prompt(*case, ("llama", "gemma3, deep")[number % 2])
 

@@ -22,6 +22,7 @@ from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
+from tests.matrix.cells import every
 
 QUEST = mmaccel.Quest(budget=0.25, block=4, first_layer=0)
 SOURCES = {
@@ -66,12 +67,19 @@ def decode(
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        *((name, {"fused": True}) for name in SOURCES),
-        ("vegas", {"fused": True, "name": "gemma3, deep"}),
-        ("triforce", {"branches": 2, "n_rows": 4}),
-        ("quest", {"temperature": 0.0}),
-        ("vegas", {"batching": ContinuousBatching(2), "n_rows": 5}),
-        ("triforce", {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=12, window=4))}),
+        *every(
+            2,
+            [
+                ("vegas", {"batching": ContinuousBatching(2), "n_rows": 5}),
+                ("vegas", {"fused": True, "name": "gemma3, deep"}),
+                ("triforce", {"branches": 2, "n_rows": 4}),
+                (
+                    "triforce",
+                    {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=12, window=4))},
+                ),
+                ("quest", {"fused": True, "temperature": 0.0}),
+            ],
+        )
     ],
 )
 def test_jacobi_has_the_plain_loops_tokens(name: str, given: dict[str, Any]) -> None:
@@ -125,16 +133,19 @@ def measure(source: Any) -> float:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vegas", "triforce"])
 def test_speculative_has_the_whole_caches_distribution(name: str) -> None:
     assert measure(SOURCES[name]) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_wrong_distribution_of_drafts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_turn, "draw", lambda chances, coins: chances.argmax(-1))
     assert measure(SOURCES["vegas"]) < 1e-4
 
 
+@pytest.mark.slow
 def test_keys_of_drafts_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that writes where no verifying pass writes spoils the cache."""
     own = CausalLMWindow.forward_draft
@@ -234,6 +245,7 @@ def test_planted_bugs_of_held_blocks_are_seen(bug: str, monkeypatch: pytest.Monk
     assert any(read != wanted for read, wanted in rounds(DraftBlocks(Verified())))
 
 
+@pytest.mark.slow
 def test_triforce_chooses_once_a_window_and_quest_for_every_draft(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from tests.fixtures.tiny_lms import build_lm
 from tests.layers.block_references import PLANS, PROMPT_PLANS, Held, choose_by_hand
 from tests.layers.masked_model import Hides, greedy_rows
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate, whole
-from tests.matrix.cells import covering
+from tests.matrix.cells import every, pairwise
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
 FIELDS: dict[str, Any] = {"budget": 0.34, "block": 4, "first_layer": 0}
@@ -282,7 +282,12 @@ def under_a_mask(name: str, method: Any, model_name: str) -> list[list[int]]:
     return greedy_rows(model, draw_rows(40, 31), hides_of, N_NEW)
 
 
-@covering(selector=SELECTORS, model_name=["qwen2", "gemma3, deep"], fused=ROUTES)
+CELLS = pairwise({"selector": SELECTORS, "model_name": ["qwen2", "gemma3, deep"], "fused": ROUTES})
+
+
+@pytest.mark.parametrize(
+    ("selector", "model_name", "fused"), [*every(5, [tuple(cell.values()) for cell in CELLS])]
+)
 def test_the_plain_loop_is_a_mask_over_the_full_cache(
     selector: tuple[str, Any], model_name: str, fused: bool
 ) -> None:

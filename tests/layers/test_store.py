@@ -13,17 +13,6 @@ def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.
     return base + torch.arange(n, dtype=torch.float32).view(rows, heads, width, size)
 
 
-def test_surplus_writes_go_to_the_last_index_of_their_own_row() -> None:
-    layout = KVCacheLayout(rows=2, max_length=4)
-    layer = WindowLayer(layout)
-    layout.prepare(torch.tensor([[2, 3, 4], [0, 1, 2]]), visible_length=99)
-    keys = _states(2, 1, 3, 1, 1.0)
-    seen, _ = layer.update(keys, keys)
-    assert seen.shape == (2, 1, 4, 1)
-    assert seen[0, 0, :3, 0].tolist() == [0.0, 0.0, 1.0]
-    assert seen[1, 0, :, 0].tolist() == [4.0, 5.0, 6.0, 0.0]
-
-
 def test_a_transformers_cache_writes_to_the_right_layer_and_reports_the_visible_length() -> None:
     layout = KVCacheLayout(rows=1, max_length=9)
     cache = make_cache(2, layout)

@@ -69,9 +69,7 @@ def check_tree(name: str, **options: Any) -> None:
         torch.testing.assert_close(logits[row], alone, rtol=0, atol=2e-5)
 
 
-@covering(
-    name=["llama", "qwen2", "gpt2", "gemma3", "olmo3"], fused=ROUTES, attention=["auto", "kernel"]
-)
+@covering(name=["llama", "gpt2", "gemma3"], fused=ROUTES, attention=["auto", "kernel"])
 def test_a_tree_is_every_branch_alone(name: str, fused: bool, attention: str) -> None:
     check_tree(name, fused=fused, attention=attention)
 

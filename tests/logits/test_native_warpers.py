@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     EtaLogitsWarper,
     LogitsProcessorList,
@@ -66,16 +68,22 @@ def test_greedy_calls_keep_their_warpers() -> None:
     assert take_warpers(flat(WARM, K), False) == (flat(WARM, K), {})
 
 
+def by_both(chosen: Sequence[Any], scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores `[N, V]` under `SamplingParams` and under transformers' list of processors."""
+    expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
+    _, options = take_warpers(flat(*chosen), True)
+    slots = torch.zeros(200, 1, dtype=torch.int64)
+    found = SamplingParams(**options).apply(scores[:, None], 1, slots, slots + 1, slots, None)
+    return found[:, 0], expected
+
+
 @pytest.mark.parametrize("n_of", range(1, 16))
 def test_sampling_params_give_the_same_distribution(n_of: int) -> None:
     """Every selection of the four, on random scores and on scores with ties at the k-th."""
     chosen = [w for bit, w in enumerate((WARM, K, P, M)) if n_of >> bit & 1]
     scores = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(n_of)) * 3
     scores[:50] = scores[:50].round()
-    expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
-    _, options = take_warpers(flat(*chosen), True)
-    slots = torch.zeros(200, 1, dtype=torch.int64)
-    found = SamplingParams(**options).apply(scores[:, None], 1, slots, slots + 1, slots, None)[:, 0]
+    found, expected = by_both(chosen, scores)
     if P not in chosen:
         torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)
         return
@@ -86,6 +94,14 @@ def test_sampling_params_give_the_same_distribution(n_of: int) -> None:
         s.masked_fill(~k, torch.inf).sort(-1).values for s, k in ((found, kept), (expected, theirs))
     ]
     assert torch.equal(*lowest)
+
+
+@pytest.mark.parametrize("chosen", [(H,), (E,), (WARM, H, K, P, E)], ids=len)
+def test_rules_of_entropy_give_the_same_distribution(chosen: Any) -> None:
+    scores = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    found, expected = by_both(chosen, scores)
+    assert 1 < int(expected.isfinite().sum(-1).max()) < VOCAB
+    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)
 
 
 def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +123,3 @@ def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.Monk
     assert (seen[0].temperature, seen[0].top_k, seen[0].top_p) == (0.8, 7, 0.9)
     assert seen[0].processor is None
     assert seen[1].processor is not None and seen[1].top_k == 7
-
-
-@pytest.mark.parametrize("chosen", [(H,), (E,), (WARM, H, K, P, E)], ids=len)
-def test_rules_of_entropy_give_the_same_distribution(chosen: Any) -> None:
-    scores = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
-    expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
-    _, options = take_warpers(flat(*chosen), True)
-    slots = torch.zeros(200, 1, dtype=torch.int64)
-    found = SamplingParams(**options).apply(scores[:, None], 1, slots, slots + 1, slots, None)[:, 0]
-    assert 1 < int(expected.isfinite().sum(-1).max()) < VOCAB
-    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)

@@ -13,6 +13,7 @@ import mmaccel
 from mmaccel.pipelines.hosts.logits.processor_chain import LogitsChain
 from mmaccel.pipelines.hosts.logits.processor_support import find_kind, find_window_form
 from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
+from tests.matrix.cells import every
 
 ROWS = [[5, 6], [4, 5, 6, 7, 7], [9, 8, 7]]
 PROMPTS = left_padded(ROWS)
@@ -55,8 +56,8 @@ def _run(model: Any, policy: Any, processor: Any, seed: Any = None, **options: A
         return model.generate(**PROMPTS, logits_processor=[processor], **options)
 
 
-@pytest.mark.parametrize("name", list(_processors()))
-@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("name", _processors())
+@pytest.mark.parametrize("width", [1, 8])
 def test_a_window_gives_the_bits_of_its_positions(name: str, width: int) -> None:
     processor = _processors()[name]
     scores, line, columns, origin = _scene(width, seed=width)
@@ -68,7 +69,7 @@ def test_a_window_gives_the_bits_of_its_positions(name: str, width: int) -> None
     assert torch.equal(found, expected) and not torch.equal(found, scores)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 11, 12, 500])
+@pytest.mark.parametrize("window", [1, 11, 12, 500])
 def test_the_windowed_penalty_is_transformers_on_the_last_tokens(window: int) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -93,7 +94,7 @@ def test_ids_outside_the_vocabulary_do_not_count() -> None:
         assert not torch.equal(found, processor(torch.tensor([[7, -1, 2]]), scores))
 
 
-@pytest.mark.parametrize("name", list(_processors()))
+@pytest.mark.parametrize("name", [*every(4, _processors())])
 def test_greedy_is_plain_greedy(name: str) -> None:
     model, processor = build_lm("llama"), _processors()[name]
     options: dict[str, Any] = dict(do_sample=False, max_new_tokens=LENGTH, eos_token_id=ENDS)
@@ -104,7 +105,7 @@ def test_greedy_is_plain_greedy(name: str) -> None:
         assert torch.equal(ours, plain), window
 
 
-@pytest.mark.parametrize("name", list(_processors()))
+@pytest.mark.parametrize("name", [*every(3, _processors())])
 def test_sampled_jacobi_is_the_reference(name: str) -> None:
     model, processor = build_lm("llama"), _processors()[name]
     options: dict[str, Any] = dict(do_sample=True, top_k=0, seed=5)
@@ -116,7 +117,7 @@ def test_sampled_jacobi_is_the_reference(name: str) -> None:
         assert torch.equal(ours, reference), window
 
 
-@pytest.mark.parametrize("name", list(_processors()))
+@pytest.mark.parametrize("name", _processors())
 def test_window_forms_never_synchronise(name: str) -> None:
     """Tensors without data raise as soon as their values are read."""
     form = find_window_form(_processors()[name])
@@ -152,7 +153,7 @@ def test_other_classes_are_called_position_by_position() -> None:
         assert find_kind(processor, assume_stateless=True) == "prefix"
 
 
-@pytest.mark.parametrize("gap", [60.0, 88.0, 95.0, 103.0, 120.0])
+@pytest.mark.parametrize("gap", [60.0, 95.0, 120.0])
 @pytest.mark.parametrize("redraw", ["all", "others"])
 def test_a_token_far_ahead_of_the_others_leaves_a_distribution(gap: float, redraw: Any) -> None:
     """Token 0 is repeated; another is drawn as long as its probability does not underflow."""

@@ -16,6 +16,7 @@ from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, sa
 from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
 from tests.fixtures.media import MEDIA, SECONDS, TEXTS, build_media, image, open_media
 from tests.fixtures.tiny_lms import build_lm
+from tests.text_to_image.families import each
 
 WINDOW = 8
 
@@ -59,6 +60,7 @@ def check_states(window, call) -> None:
     assert found and max(found) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_path):
     source, size = build_checkpoint(family, tmp_path / family), SIZES.get(family)
@@ -77,13 +79,13 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
     for fused in (False, "auto"):
         other = mmaccel.TextToImage.from_pretrained(source, size=size, fused=fused)
         check_states(other.model, lambda: draw(own, other))  # noqa: B023
-    for drafts in ("auto", "coarse", own):
+    for drafts in ("auto", own):
         drawn = draw(drafts)
         assert torch.equal(drawn.tokens, plain.tokens)
         assert not drawn.stats.notes and coarse.opened_for(found.model)
 
 
-@pytest.mark.parametrize("kind", MEDIA)
+@pytest.mark.parametrize("kind", each(MEDIA, ["llasa"]))
 def test_media_models_draft_with_the_coarse_model_in_their_folder(kind, tmp_path):
     folders = build_media(kind, tmp_path)
     pipe = open_media(kind, folders)
@@ -128,6 +130,7 @@ def test_attached_models_open_the_coarse_model_of_their_folder_once(tmp_path, mo
     assert n_auto == generate(own)[1] != n_plain
 
 
+@pytest.mark.slow
 def test_a_coarse_model_of_another_grid_is_not_used_by_auto(tmp_path):
     larger = open_llamagen(tmp_path).resize((128, 128))
     made = larger("1", policy=mmaccel.Jacobi(WINDOW), seed=2)

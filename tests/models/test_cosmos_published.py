@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,12 @@ from mmaccel.pipelines.models.cosmos.token_model import (
     Yarn,
     _Settings,
     _yarn_of,
-    clip_angles,
     load_cosmos_window,
 )
 from mmaccel.pipelines.models.cosmos.video import CosmosVideo, JitCodec
 from tests.fixtures.media import image
-from tests.fixtures.shared import media_folders, media_pipe
-from tests.fixtures.video import SHAPE, VOCAB, YARN, Transformer, build_video
+from tests.fixtures.shared import media_folders
+from tests.fixtures.video import VOCAB, YARN, Transformer, build_video
 
 
 class _Codec:
@@ -78,13 +75,6 @@ def test_what_the_files_do_not_say(tmp_path: Path) -> None:
     assert CosmosVideo(window, (2, 40, 64), video.codec).starts == (1,)  # nine would be all
 
 
-def test_columns_are_stretched_by_the_rows_of_the_first_clips() -> None:
-    """As published, whatever the number of columns then."""
-    angles = [clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 4, n))) for n in (8, 64)]
-    assert torch.equal(*angles)
-    assert not torch.equal(angles[0], clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 40, 8))))
-
-
 def test_what_goes_to_the_codec_and_comes_from_it(tmp_path: Path) -> None:
     window: Any = load_cosmos_window(build_video(tmp_path)[0], LoadConfig())[0]
     codec: Any = _Codec(torch.tensor([-2.0, -1, 0, 1, 1.5])[:, None, None, None].expand(5, 3, 1, 1))
@@ -130,14 +120,3 @@ def test_the_codec_runs_without_an_optimiser_that_changes_it(
         monkeypatch.setattr(codec, name, watched(getattr(codec, name)))
     pipe(image())
     assert seen == [False, False] and torch._C._get_graph_executor_optimize()
-
-
-def test_null_is_what_a_configuration_does_not_say(tmp_path: Path) -> None:
-    model, codec = media_folders("cosmos")
-    folder = shutil.copytree(model, tmp_path / "model")
-    names = ("rope_theta", "norm_eps", *YARN)
-    config = {"video_latent_shape": SHAPE} | dict.fromkeys(names)
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    rotary: Any = ImageToVideo.from_pretrained(folder, codec=codec).model
-    own: Any = media_pipe("cosmos").model
-    assert torch.equal(rotary.model.model.rotary_emb.cos, own.model.model.rotary_emb.cos)

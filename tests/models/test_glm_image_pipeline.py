@@ -21,6 +21,7 @@ def paint(pipe: Any, prompts: Any) -> torch.Tensor:
     ).images  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_pipelines_call_is_served() -> None:
     pipe = build_pipeline()
     assert mmaccel.supports(pipe).family == "glm_image"

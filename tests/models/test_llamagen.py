@@ -87,19 +87,6 @@ def test_logits_are_those_of_the_published_network(kind: str, width: int) -> Non
         torch.testing.assert_close(logits, expected[:, slot : slot + width], atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_policies_windows_and_batches_do_not_change_the_tokens(kind: str) -> None:
-    window, prompt = open_llamagen(kind, True)
-    options: dict[str, Any] = dict(guidance_scale=2.0, top_k=8)
-    plain = sample(window, prompt, mmaccel.Autoregressive(), [4, 5, 6], **options)
-    for width in (2, 7, 40):
-        made = sample(window, prompt, mmaccel.Jacobi(width), [4, 5, 6], **options)
-        assert torch.equal(made.tokens, plain.tokens) and made.stats.passes <= plain.stats.passes
-    if kind == "classes":
-        made = sample(window, label(window, [4], True), mmaccel.Jacobi(6), [5], **options)
-        assert torch.equal(made.tokens[0], plain.tokens[1])
-
-
 def test_padding_of_a_text_may_hold_anything() -> None:
     """A query that sees it would be NaN, and NaN spreads through zero weights."""
     window, prompt = open_llamagen("text", True)
@@ -111,12 +98,12 @@ def test_padding_of_a_text_may_hold_anything() -> None:
     assert torch.equal(sample(window, prompt, mmaccel.Jacobi(5)).tokens, expected)
 
 
-@pytest.mark.parametrize("coupling", ["maximal", "gumbel"])
-def test_samples_follow_the_models_own_distribution(coupling: Any) -> None:
+@pytest.mark.slow
+def test_samples_follow_the_models_own_distribution() -> None:
     model, n_samples = build(CLASSES), 5000
     window = LlamaGenWindow(load(model), 4)
     prompt = label(window, [2] * n_samples, False)
-    policy = mmaccel.SpeculativeJacobi(window=4, coupling=coupling)
+    policy = mmaccel.SpeculativeJacobi(window=4, coupling="maximal")
     noise, params = mmaccel.Noise.from_seed(1, n_samples), mmaccel.SamplingParams()
     made = policy.sample(window, prompt, 2, params=params, noise=noise)
     sequences = torch.tensor(list(itertools.product(range(12), repeat=2)))

@@ -24,7 +24,6 @@ from mmaccel.samplers.compare_logits import compare_logits
 from mmaccel.samplers.tuner import Tuner
 from tests.fixtures.fused_lms import build_decoder, lay_out_all
 
-OPT = pytest.param("opt, norms after and projections", marks=pytest.mark.slow)
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
 
@@ -76,8 +75,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("name", ["llama", "gemma2, capped", OPT])
+@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "opt, norms after and projections"])
 def test_compiled_passes_give_the_same_logits(name: str) -> None:
     plain, compiled = open_windows(name)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):
@@ -93,6 +93,7 @@ def test_compiled_passes_give_the_same_logits(name: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_faster")
 def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is faster; not from weights that changed since."""
@@ -129,6 +130,7 @@ def test_products_are_tried_before_a_pass_is_compiled(monkeypatch: pytest.Monkey
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_faster")
 def test_numbers_of_tokens_and_keys_may_change_without_compiling_again(
     monkeypatch: pytest.MonkeyPatch,
@@ -298,6 +300,7 @@ def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.usefixtures("always_faster")
 def test_tokens_of_compiled_passes_are_those_of_the_fused_decoder_and_of_the_plain_loop() -> None:
     model, ids = build_decoder("llama"), torch.tensor([[5, 9, 2], [7, 3, 8]])

@@ -79,6 +79,7 @@ def test_other_types_urls_and_methods(idle: Running) -> None:
     assert_error(idle.post(model="dall-e-3"), 404, "model", "model_not_found")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
 def test_who_still_writes_reads_the_answer(idle: Running, connection: str) -> None:
     """A client that writes all of its body before it reads is refused, and not reset."""
@@ -89,6 +90,7 @@ def test_who_still_writes_reads_the_answer(idle: Running, connection: str) -> No
         assert client.recv(65_536).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.slow
 def test_what_is_slow_is_ended(idle: Running) -> None:
     """It has half a second here; a client that sends a byte now and then has no more."""
     began = time.monotonic()
@@ -119,6 +121,7 @@ def test_keys(start: Start) -> None:
     assert server.http.get("/health").status_code == server.http.get("/metrics").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_the_log_has_no_prompts_unless_asked(
     start: Start, caplog: pytest.LogCaptureFixture, log_prompts: bool

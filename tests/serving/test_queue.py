@@ -156,6 +156,7 @@ def test_a_full_queue_answers_429_and_takes_requests_again(start: Start) -> None
     assert_error(server.post(n=4), 400, "n", "invalid_value")  # never fits
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_frees_its_row(start: Start) -> None:
     """Of a plain request, of a stream, and of one that still waits."""
     server = start(rows=2)
@@ -180,6 +181,7 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
     assert server.metric("mmaccel_running_rows") == len(server.engine.waiting) == 0
 
 
+@pytest.mark.slow
 def test_time_is_over(start: Start) -> None:
     """Before an answer has begun, of a row that runs and one that waits, and after that."""
     server = start(rows=1, timeout=0.3)
@@ -217,6 +219,7 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -
         httpx.get(f"{server.url}/health")
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_answered_when_a_server_ends_at_once(start: Start) -> None:
     """A row that runs, one that waits, a stream, and a body that has not arrived."""
     server = start(rows=1)
@@ -263,6 +266,7 @@ CausalLMWindow.forward = slowly
 """
 
 
+@pytest.mark.slow
 def test_a_signal_drains_the_process(forker: Forker, tiny_folder: Path) -> None:
     with command(forker, tiny_folder, SLOW) as (child, url):
         call = later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))

@@ -33,7 +33,12 @@ Folders = dict[str, tuple[Path, Path]]
 Say = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+FIRST, *REST = FAMILIES
+
+
+@pytest.fixture(
+    scope="module", params=[FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+)
 def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, TextToSpeech]]:
     """A server of a family's tiny model, and the model once more, which no server runs."""
     model, codec = speech_folders[request.param]

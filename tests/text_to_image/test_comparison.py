@@ -31,11 +31,9 @@ def test_an_image_is_identical_only_if_every_token_is() -> None:
 @pytest.mark.parametrize(
     ("same", "count", "exactness", "said"),
     [
-        (8, 8, "bitwise", "The same images, token for token"),
         (1, 1, "relaxed", "The same image, token for token"),
         (7, 8, "bitwise", "7 of 8 images identical: bitwise was guaranteed: please report this"),
         (0, 8, "distribution", "0 of 8 images identical: other samples of the same dist"),
-        (2, 8, "relaxed", "2 of 8 images identical: a relaxed policy: another distribution"),
     ],
 )
 def test_verdict(same: int, count: int, exactness: Exactness, said: str) -> None:
@@ -67,15 +65,7 @@ def test_the_guarantee_of_a_run_is_described() -> None:
     assert describe_guarantee(other, "float16") == describe_guarantee(other, "float32")
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [
-        ((64, 64), (240, 240)),
-        ((64, 32), (240, 120)),
-        ((20, 60), (80, 240)),
-        ((960, 480), (240, 120)),
-    ],
-)
+@pytest.mark.parametrize(("size", "shown"), [((20, 60), (80, 240)), ((960, 480), (240, 120))])
 def test_an_image_keeps_its_shape(size: tuple[int, int], shown: tuple[int, int]) -> None:
     """Nothing stretched, nothing cut, nothing over its neighbour."""
     red = Image.new("RGB", size, (255, 0, 0))

@@ -12,6 +12,7 @@ import mmaccel
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.layers.test_llamagen import LargestValues
+from tests.text_to_image.families import each
 
 METHODS = {
     "llamagen-t2i": {"kv_cache": LargestValues(3), "attention": mmaccel.Quest(0.5, 4, 0)},
@@ -20,7 +21,7 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=list(METHODS))
+@pytest.fixture(scope="module", params=each(METHODS, ["llamagen-t2i"]))
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[str, TextToImage]:
     name: str = request.param
     folder: Path = tmp_path_factory.mktemp(name)
@@ -45,12 +46,11 @@ def test_images_under_methods(family: tuple[str, TextToImage], slot: str) -> Non
     reduced = draw(family, mmaccel.Autoregressive(), **method)
     assert reduced.stats.exactness == "relaxed" and repr(method[slot]) in reduced.stats.reference
     assert not torch.equal(reduced.tokens, whole.tokens)
-    if slot == "kv_cache":  # what a pass reads does not depend on its window
-        assert torch.equal(draw(family, jacobi, **method).tokens, reduced.tokens)
     after = draw(family, jacobi)
     assert torch.equal(after.tokens, whole.tokens) and after.stats.exactness == "bitwise"
 
 
+@pytest.mark.slow
 def test_methods_that_cover_everything(family: tuple[str, TextToImage]) -> None:
     kv_cache = mmaccel.SnapKV(500) if family[0] == "emu3" else None
     covered = draw(family, "jacobi", kv_cache=kv_cache, attention={"name": "quest", "budget": 1})

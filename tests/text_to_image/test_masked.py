@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 import mmaccel
 from mmaccel import TextToImage
@@ -44,9 +42,7 @@ def test_images_of_a_batch_are_those_made_alone(pipe: TextToImage) -> None:
     assert plain.stats.passes == N_TOKENS and plain.stats.branches == 2
     default = pipe(CAPTIONS, seed=[5, 6, 7])
     assert default.stats.policy.startswith("LosslessUnmask(")
-    fast = pipe(CAPTIONS, seed=[5, 6, 7], policy=mmaccel.LosslessUnmask(4, "halton"))
-    assert fast.stats.passes < N_TOKENS
-    assert torch.equal(default.tokens, plain.tokens) and torch.equal(fast.tokens, plain.tokens)
+    assert default.stats.passes < N_TOKENS and torch.equal(default.tokens, plain.tokens)
     alone = pipe(CAPTIONS[2], seed=[7], policy=mmaccel.LosslessUnmask(5, "halton", cache="none"))
     assert torch.equal(alone.tokens[0], plain.tokens[2])
     again = pipe(CAPTIONS, seed=[5, 6, 7], batch_size=2)
@@ -70,20 +66,4 @@ def test_generate_compares_with_one_slot_per_pass(
     assert main(["generate", CAPTIONS[0], "--compare", *fixed]) == 0
     said = capsys.readouterr().out
     assert "The same image, token for token" in said and "lossless-unmask" in said
-    (file,) = tmp_path.glob("0*.png")
-    with Image.open(file) as image:
-        facts = json.loads(image.text["mmaccel"])
-    assert facts["policy"] == "lossless-unmask" and facts["exactness"] == "bitwise"
-    assert facts["policy_options"]["order"] == "auto"
-    assert facts["policy_options"]["cache"]["kind"] == "none"
     assert len(list(tmp_path.glob("compare-*.png"))) == 1
-
-
-def test_generate_notes_a_budget_without_effect(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fixed = ["--model", str(folders / "masked"), "--out", str(tmp_path), "--seed", "0"]
-    for budget, n in (("0", 1), ("30", 0)):
-        options = ["--policy", "entropy-bounded", "--set", f"budget_nats={budget}"]
-        assert main(["generate", CAPTIONS[0], *fixed, *options]) == 0
-        assert capsys.readouterr().out.count("note: budget_nats: 0 bought no second slot") == n

@@ -21,6 +21,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, LLAMAGEN_TEXTS, NUMBERS, SIZES, WORDS, captions
 from tests.fixtures.llamagen import Transformer
 from tests.fixtures.tiny_lms import PassCounter
+from tests.text_to_image.families import each
 
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
@@ -47,7 +48,7 @@ def opened(built: Callable[[str], Path]) -> Opener:
     return open_family
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", each(FAMILIES))
 def test_pixels_of_a_batch_are_those_of_its_images(opened: Opener, family: str) -> None:
     pipe, seeds = opened(family), [5, 6, 7]
     made = pipe(captions(family), seed=seeds, policy=mmaccel.Jacobi(window=40))
@@ -59,19 +60,16 @@ def test_pixels_of_a_batch_are_those_of_its_images(opened: Opener, family: str) 
     assert len({tuple(row) for row in made.tokens.tolist()}) == 3
 
 
-@pytest.mark.parametrize("family", GUIDED)
+@pytest.mark.parametrize("family", each(GUIDED))
 def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> None:
     pipe = opened(family)
     guided = pipe(captions(family), seed=2)
     free = pipe(captions(family), seed=2, guidance_scale=1.0)
-    reference = pipe(captions(family), seed=2, guidance_scale=1.0, policy=mmaccel.Autoregressive())
     assert (guided.stats.branches, free.stats.branches) == (2, 1)
-    assert torch.equal(free.tokens, reference.tokens) and not torch.equal(
-        free.tokens, guided.tokens
-    )
+    assert not torch.equal(free.tokens, guided.tokens)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "emu3"])
+@pytest.mark.parametrize("family", each(f for f in FAMILIES if f != "emu3"))
 def test_negative_prompts_are_refused_where_the_authors_have_none(
     opened: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,31 +81,24 @@ def test_negative_prompts_are_refused_where_the_authors_have_none(
     assert pipe(text, negative_prompt="", seed=3).tokens.equal(pipe(text, seed=3).tokens)
 
 
-@pytest.mark.parametrize("policy", ["sjd", "gsd", "prompt-lookup"])
 @pytest.mark.parametrize("family", ["imagegpt", "janus"])
-def test_a_window_may_be_wider_than_the_model(opened: Opener, family: str, policy: str) -> None:
+def test_a_window_may_be_wider_than_the_model(opened: Opener, family: str) -> None:
     pipe = opened(family)
-    for window in (65, 200):
-        made = pipe(captions(family)[:1], seed=3, policy=make_policy(policy, window=window))
-        assert made.stats.tokens == WANTED[family][0]
     greedy = pipe(captions(family)[0], temperature=0.0, policy=make_policy("sjd", window=200))
     assert torch.equal(greedy.tokens, pipe(captions(family)[0], temperature=0.0).tokens)
 
 
-@pytest.mark.parametrize("policy", ["sjd", "mc-sjd", "gumbel-sjd"])
 @pytest.mark.parametrize("family", ["emu3", "lumina-mgpt"])
-def test_row_ends_stand_where_they_belong(opened: Opener, family: str, policy: str) -> None:
+def test_row_ends_stand_where_they_belong(opened: Opener, family: str) -> None:
     pipe = opened(family)
     grid = pipe.image_model.layout
-    made = pipe(captions(family), seed=3, policy=make_policy(policy, window=7))
+    made = pipe(captions(family), seed=3, policy=make_policy("mc-sjd", window=7))
     tokens = made.tokens.view(3, grid.rows, grid.columns)
     ends = pipe.image_model.window.ids[tokens[..., -1]]  # type: ignore[attr-defined]
     assert (ends == {"emu3": 5, "lumina-mgpt": 8}[family]).all() and (tokens[..., :-1] < 16).all()
 
 
-def test_prompts_are_what_the_authors_wrote(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_are_what_the_authors_wrote(opened: Opener) -> None:
     """Ids by hand; 32 x 24 pixels are 3 rows of 4 tokens, 64 x 32 one step high and two wide."""
     emu3: Any = opened("emu3").image_model
     words = {word: 27 + k for k, word in enumerate([*WORDS, *NUMBERS])}
@@ -121,25 +112,8 @@ def test_prompts_are_what_the_authors_wrote(
     assert chameleon.unconditional() == [1, 5]
     lumina: Any = opened("lumina-mgpt").image_model
     assert lumina.unconditional() == [5, 28, 29] and lumina.encode("cat")[-4:] == [7, 5, 28, 29]
-    texts: list[str] = []
-    tokenizer = lumina.tokenizer
-    monkeypatch.setattr(lumina, "tokenizer", Recorder(tokenizer, texts))
-    lumina.encode(" a cat ")
-    assert texts == ["Generate an image of 64x32 according to the following prompt:\na cat"]
-
-
-class Recorder:
-    """A tokenizer that records its texts."""
-
-    def __init__(self, inner: Any, texts: list[str]) -> None:
-        self._inner, self._texts = inner, texts
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        self._texts.append(text)
-        return self._inner(text, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    said = "Generate an image of 64x32 according to the following prompt:\na cat"
+    assert lumina.message("a cat") == said
 
 
 @pytest.mark.parametrize("negative", [None, "blue cat on grass"])
@@ -180,8 +154,8 @@ def test_emu3_is_the_librarys_own(opened: Opener, negative: str | None) -> None:
         height=grid.rows,
         width=grid.width,
     )
-    wanted = source.processor.postprocess(list(pixels), return_tensors="PIL.Image.Image")
-    assert abs(_pixels(made)[0] - _array(wanted["pixel_values"][0])).max() <= 1  # they cut off
+    theirs = source.processor.postprocess(list(pixels), return_tensors="PIL.Image.Image")
+    assert abs(_pixels(made)[0] - _array(theirs["pixel_values"][0])).max() <= 1  # they cut off
 
 
 def test_janus_is_the_librarys_own(opened: Opener) -> None:
@@ -267,6 +241,7 @@ def test_imagegpt_is_the_librarys_own(opened: Opener) -> None:
     assert list(made.images[0].getpixel((1, 1))) == [round(float(c + 1) * 127.5) for c in colour]
 
 
+@pytest.mark.slow
 def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
     """Greedy, against `generate` as in the pipeline; then the input of the diffusion model."""
     pipe = opened("glm-image")

@@ -12,8 +12,7 @@ import torch
 import mmaccel
 from mmaccel import Jacobi, Request, TextToImage
 from mmaccel.catalog import make_policy
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.text_to_image.model import ImageModel, spread_negatives
+from mmaccel.pipelines.text_to_image.model import spread_negatives
 from tests.fixtures.checkpoints import SIZES, captions
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
@@ -52,7 +51,7 @@ def guide(logits: list[Any]) -> int:
     return int((unconditional + SCALE * (conditional - unconditional)).argmax())
 
 
-@pytest.mark.parametrize("negative", ["blue square on grass", "red", None])
+@pytest.mark.parametrize("negative", ["blue square on grass", None])
 def test_tokens_are_those_of_a_plain_loop_over_the_raw_model(
     pipe: TextToImage, negative: str | None
 ) -> None:
@@ -81,7 +80,7 @@ def test_a_batch_is_its_images_one_by_one(
     """Rows with and without negative prompts, in fixed batches and with continuous batching."""
     own: TextToImage = request.getfixturevalue(name)
     texts, negatives = (captions("emu3"), EMU3) if name == "emu3" else (CAPTIONS, NEGATIVES)
-    texts, negatives, seeds = texts * 2, [*negatives, *negatives[::-1]], [3, 4, 5, 6, 7, 8]
+    seeds = [3, 4, 5]
     alone = [
         own(t, negative_prompt=n, seed=[s], policy=policy)
         for t, n, s in zip(texts, negatives, seeds)
@@ -89,18 +88,16 @@ def test_a_batch_is_its_images_one_by_one(
     plain = [own(t, seed=[s], policy=policy) for t, s in zip(texts, seeds)]
     for made, other, negative in zip(alone, plain, negatives):
         assert made.tokens.equal(other.tokens) is (negative is None)
-    for size in (6, 4):
-        made = own(texts, negative_prompt=negatives, seed=seeds, policy=policy, batch_size=size)
-        assert made.tokens.tolist() == [one.tokens[0].tolist() for one in alone]
+    made = own(texts, negative_prompt=negatives, seed=seeds, policy=policy, batch_size=2)
+    assert made.tokens.tolist() == [one.tokens[0].tolist() for one in alone]
     requests = [Request(t, s, k, n) for k, (t, s, n) in enumerate(zip(texts, seeds, negatives))]
-    for order in (requests, requests[::-1]):
-        served: dict[int, Any] = {}
-        own.serve(
-            order, own.image_model.params, policy=policy, rows=2,
-            deliver=lambda one, served=served: served.update({one.request.tag: one}),
-        )  # fmt: skip
-        for k, one in enumerate(alone):
-            assert served[k].tokens.equal(one.tokens[0])
+    served: dict[int, Any] = {}
+    own.serve(
+        requests[::-1], own.image_model.params, policy=policy, rows=2,
+        deliver=lambda one: served.update({one.request.tag: one}),
+    )  # fmt: skip
+    for k, one in enumerate(alone):
+        assert served[k].tokens.equal(one.tokens[0])
 
 
 def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToImage) -> None:
@@ -119,28 +116,3 @@ def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToIma
 def test_texts_are_spread_over_prompts() -> None:
     assert spread_negatives(None, 2) == [None, None] and spread_negatives("a", 2) == ["a", "a"]
     assert spread_negatives(["a", ""], 2) == ["a", None]
-
-
-def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
-    """The methods that a class with guidance must define."""
-    inner: Any = pipe.image_model
-
-    class Own(ImageModel):
-        params, pad = inner.params, inner.pad
-
-        def encode(self, text: str) -> Any:
-            return inner.encode(text)
-
-        def unconditional(self) -> list[int]:
-            return inner.unconditional()
-
-        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-            return inner.decode(tokens)
-
-    own = TextToImage(Own(inner.window, inner.layout, inner.size))
-    made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
-    assert made.tokens.equal(wanted.tokens)
-    assert made.images[0].tobytes() == wanted.images[0].tobytes()
-    for refused in (lambda: own(CAPTIONS[0], negative_prompt="red"), lambda: own.resize((32, 32))):
-        with pytest.raises(OptionError, match="expected"):
-            refused()

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 import mmaccel
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
-
-
-@pytest.fixture(scope="module")
-def pipe(tiny_folder: Path) -> TextToImage:
-    return TextToImage.from_pretrained(tiny_folder)
 
 
 def test_image_is_the_decoded_tokens(pipe: TextToImage) -> None:
@@ -55,10 +48,7 @@ def test_the_longest_prompt_fits(pipe: TextToImage) -> None:
     assert pipe(caption, policy=mmaccel.Jacobi(window=32)).tokens.shape == (1, N_TOKENS)
 
 
-@pytest.mark.parametrize(("fused", "route"), [("auto", "fused"), (False, "model")])
-def test_warming_up_runs_the_forward_that_is_measured(
-    fused: Any, route: str, tiny_folder: Path
-) -> None:
-    pipe = TextToImage.from_pretrained(tiny_folder, fused=fused)
+def test_warming_up_runs_the_forward_that_is_measured(tiny_folder: Path) -> None:
+    pipe = TextToImage.from_pretrained(tiny_folder)
     pipe.warm_up(mmaccel.Jacobi(window=4), pipe.image_model.params, CAPTIONS[0], 1)
-    assert pipe.model.route.name == route
+    assert pipe.model.route.name == "fused"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Autoregressive, Jacobi, TextToSpeech
+from mmaccel import Jacobi, TextToSpeech
 from mmaccel.contracts import FinishedRow
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.hosts.loading.checkpoint import check_prompt
@@ -65,15 +65,11 @@ def generated(pipe: TextToSpeech, family: str, text: str, penalty: float) -> lis
     return made[:-1] if made[-1] == END[family] else made
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_greedy_tokens_are_those_of_transformers(
-    pipe: TextToSpeech, family: str, penalty: float
-) -> None:
-    options: dict[str, Any] = dict(temperature=0.0, top_p=1.0, repetition_penalty=penalty)
-    for policy in (Autoregressive(), Jacobi(window=6)):
-        speech = pipe(TEXTS, policy=policy, max_seconds=SECONDS[family], **options)
-        for text, made in zip(TEXTS, speech.utterances, strict=True):
-            assert made.tokens.tolist() == generated(pipe, family, text, penalty)
+def test_greedy_tokens_are_those_of_transformers(pipe: TextToSpeech, family: str) -> None:
+    options: dict[str, Any] = dict(temperature=0.0, top_p=1.0, repetition_penalty=1.3)
+    speech = pipe(TEXTS, policy=Jacobi(window=6), max_seconds=SECONDS[family], **options)
+    for text, made in zip(TEXTS, speech.utterances, strict=True):
+        assert made.tokens.tolist() == generated(pipe, family, text, 1.3)
     usual = pipe(TEXTS[0], temperature=0.0, max_seconds=SECONDS[family])
     assert usual[0].tokens.tolist() == generated(
         pipe, family, TEXTS[0], {"llasa": 1.0, "orpheus": 1.3}[family]
@@ -89,14 +85,11 @@ def test_what_the_authors_recommend(pipe: TextToSpeech, family: str) -> None:
     recommended = pipe.speech.params
     assert recommended.top_k == {"llasa": 50, "orpheus": None}[family]
     options: dict[str, Any] = dict(seed=SEEDS, max_seconds=SECONDS[family])
-    plain, said = pipe(TEXTS, **options), pipe(TEXTS, **options, **own)
-    other = pipe(TEXTS, **options, **{**own, "temperature": 1.5})
-    assert [u.tokens.tolist() for u in plain.utterances] == [
-        u.tokens.tolist() for u in said.utterances
-    ]
-    assert [u.tokens.tolist() for u in plain.utterances] != [
-        u.tokens.tolist() for u in other.utterances
-    ]
+    plain, said, other = (
+        [one.tokens.tolist() for one in pipe(TEXTS, **options, **asked).utterances]
+        for asked in ({}, own, {**own, "temperature": 1.5})
+    )
+    assert plain == said != other
 
 
 def test_codes_stay_in_their_ranges_and_an_end_is_no_code(pipe: TextToSpeech, family: str) -> None:
@@ -309,7 +302,7 @@ def test_nan_of_the_model_names_its_text(family: str) -> None:
     odd = speech.tokenizer("cat")["input_ids"][-1]
     with torch.no_grad():
         words.weight[odd] = float("nan")
-    for rows, named in ((1, (1,)), (2, (1,)), (None, (1, 3))):
+    for rows, named in ((1, (1,)), (None, (1, 3))):
         with pytest.raises(NumericsError) as error:
             own_pipe(["fox", "cat", "fox", "cat"], max_seconds=SECONDS[family], batch_size=rows)
         assert error.value.rows == named

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import _thread
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from mmaccel.pipelines.text_to_speech.types import (
     Utterance,
 )
 from tests.fixtures.shared import media_pipe
-from tests.fixtures.voices import build_codec, build_voices, endless
+from tests.fixtures.voices import build_codec, endless
 
 CHUNK = 10  # frames
 REACH = 18  # frames that the tiny codec reads to each side
@@ -35,21 +35,16 @@ POLICIES = (Autoregressive(), Jacobi(window=6))
 PARTS = "A red fox. Blue cat, a red fox a blue cat; seven"  # four
 
 
-@pytest.fixture(scope="module")
-def pipe(tmp_path_factory: pytest.TempPathFactory) -> TextToSpeech:
-    return TextToSpeech.from_pretrained(build_voices(tmp_path_factory.mktemp("voices")))
-
-
 @pytest.fixture(name="endless")
-def _endless(pipe: TextToSpeech) -> Iterator[TextToSpeech]:
+def _endless(voices: TextToSpeech) -> Iterator[TextToSpeech]:
     """The same, which goes on until it is cut."""
-    with endless(pipe):
-        yield pipe
+    with endless(voices):
+        yield voices
 
 
-def stream(pipe: TextToSpeech, text: str = "a red fox", **options: Any) -> tuple[Any, list[Any]]:
+def stream(voices: TextToSpeech, text: str = "a red fox", **options: Any) -> tuple[Any, list[Any]]:
     """A stream that has ended, and its chunks."""
-    made = pipe.stream(text, **{"chunk_seconds": CHUNK / 50, **options})
+    made = voices.stream(text, **{"chunk_seconds": CHUNK / 50, **options})
     return made, list(made)
 
 
@@ -76,11 +71,11 @@ def assert_like(chunks: list[SpeechChunk], whole: Utterance, most: float) -> Non
     assert 10 * (error / whole.waveform.square().mean()).log10() < most
 
 
-@pytest.mark.parametrize("seed", [3, 4, 7])
-def test_tokens_are_those_of_the_whole(pipe: TextToSpeech, seed: int) -> None:
+@pytest.mark.parametrize("seed", [3, 4])
+def test_tokens_are_those_of_the_whole(voices: TextToSpeech, seed: int) -> None:
     """Utterances that the model ends, after a few frames or before a chunk is whole."""
-    whole = pipe("a red fox", seed=seed, **LONG)[0]
-    made = [stream(pipe, seed=seed, policy=policy, **LONG) for policy in POLICIES]
+    whole = voices("a red fox", seed=seed, **LONG)[0]
+    made = [stream(voices, seed=seed, policy=policy, **LONG) for policy in POLICIES]
     for each, chunks in made:
         said = each.utterance
         assert torch.equal(said.tokens, whole.tokens) and said.is_finished == whole.is_finished
@@ -109,17 +104,9 @@ def test_a_chunk_comes_when_its_surroundings_are_there(endless: TextToSpeech, po
         assert came[0] < needed[0]
 
 
-def test_when_chunks_come_does_not_change_them(endless: TextToSpeech) -> None:
-    sounds = [
-        stream(endless, seed=5, policy=policy, **LONG)[0].utterance.waveform
-        for policy in (*POLICIES, Jacobi(window=25))
-    ]
-    assert all(torch.equal(sounds[0], other) for other in sounds[1:])
-
-
 def test_chunks_are_whole_steps_and_may_be_longer_than_the_utterance(endless: TextToSpeech) -> None:
     whole = endless("a red fox", seed=5, max_seconds=0.3)[0]
-    for seconds, frames in ((0.05, 4), (0.06, 4), (0.061, 4), (0.3, 16), (9.0, 450)):
+    for seconds, frames in ((0.061, 4), (9.0, 450)):
         chunks = stream(endless, seed=5, max_seconds=0.3, chunk_seconds=seconds)[1]
         assert_follow(chunks, whole, frames)
         assert len(chunks) == -(-15 // frames)
@@ -166,6 +153,7 @@ def test_snac_reads_no_more_than_is_declared(monkeypatch: pytest.MonkeyPatch) ->
     assert not torch.allclose(narrow, whole[10:12], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_families_of_the_hub() -> None:
     """Llasa's codec attends to all frames: one chunk, the whole's sound. Orpheus' has noise."""
     options: dict[str, Any] = dict(seed=5, temperature=0.9, chunk_seconds=0.002)
@@ -200,11 +188,11 @@ def test_a_codecs_noise_and_the_listeners_draws_do_not_meet() -> None:
     assert torch.equal(torch.cat(drawn), wanted)
 
 
-def test_parts_of_a_long_text_follow_each_other(pipe: TextToSpeech) -> None:
+def test_parts_of_a_long_text_follow_each_other(voices: TextToSpeech) -> None:
     text = PARTS
-    whole = pipe(text, seed=[3], max_seconds=0.3)[0]
-    made, chunks = stream(pipe, text, seed=3, max_seconds=0.3)
-    assert len(pipe.speech.split(text)) == 4 <= len(chunks)
+    whole = voices(text, seed=[3], max_seconds=0.3)[0]
+    made, chunks = stream(voices, text, seed=3, max_seconds=0.3)
+    assert len(voices.speech.split(text)) == 4 <= len(chunks)
     assert torch.equal(made.utterance.tokens, whole.tokens)
     assert_follow(chunks, whole, frames=None)
     passes = [chunk.passes for chunk in chunks]
@@ -227,31 +215,21 @@ def test_one_seed_one_sound_and_stats(endless: TextToSpeech) -> None:
     assert whole.real_time_factor > 0
 
 
-def drop_sample(sound: Tensor) -> Tensor:
-    return sound[:-1]
-
-
-def repeat_sample(sound: Tensor) -> Tensor:
-    return torch.cat([sound, sound[-1:]])
-
-
-@pytest.mark.parametrize("spoil", [drop_sample, repeat_sample])
-def test_a_sample_too_few_or_too_many_is_found(
-    endless: TextToSpeech, spoil: Callable[[Tensor], Tensor]
-) -> None:
+def test_a_sample_too_few_or_too_many_is_found(endless: TextToSpeech) -> None:
     whole = endless("a red fox", seed=5, **LONG)[0]
     chunks = stream(endless, seed=5, **LONG)[1]
-    own = chunks[2]
-    chunks[2] = SpeechChunk(spoil(own.waveform), own.sample_rate, own.start, own.passes)
-    with pytest.raises(AssertionError):
-        assert_follow(chunks, whole)
+    third = chunks[2]
+    for sound in (third.waveform[:-1], torch.cat([third.waveform, third.waveform[-1:]])):
+        chunks[2] = SpeechChunk(sound, third.sample_rate, third.start, third.passes)
+        with pytest.raises(AssertionError):
+            assert_follow(chunks, whole)
 
 
 def test_a_tail_that_is_not_sent_is_found(
-    pipe: TextToSpeech, monkeypatch: pytest.MonkeyPatch
+    voices: TextToSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an utterance that the model ends."""
-    whole = pipe("a red fox", seed=4, **LONG)[0]
+    whole = voices("a red fox", seed=4, **LONG)[0]
     assert whole.is_finished and len(whole.tokens) > CHUNK
     take = RowSound.take
 
@@ -263,7 +241,7 @@ def test_a_tail_that_is_not_sent_is_found(
 
     for planted in (forget, cut):
         monkeypatch.setattr(RowSound, "take", planted)
-        chunks = stream(pipe, seed=4, **LONG)[1]
+        chunks = stream(voices, seed=4, **LONG)[1]
         with pytest.raises(AssertionError):
             assert_follow(chunks, whole)
 
@@ -321,7 +299,7 @@ def test_on_step_may_close_its_stream(endless: TextToSpeech) -> None:
     assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
 
 
-@pytest.mark.parametrize(("last", "n_frames"), [(33, 33), (12, 12), (4, 10)])
+@pytest.mark.parametrize(("last", "n_frames"), [(33, 33), (4, 10)])
 def test_on_step_ends_the_sound_too(endless: TextToSpeech, last: int, n_frames: int) -> None:
     """At 38 tokens the second chunk was due. The first one, of 10 frames, was sent before."""
 
@@ -368,9 +346,9 @@ def test_errors_of_the_run_reach_the_loop(
 
 
 def test_the_text_of_bad_sound_is_named_not_its_part(
-    pipe: TextToSpeech, monkeypatch: pytest.MonkeyPatch
+    voices: TextToSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    render = pipe.speech.render
+    render = voices.speech.render
     n_calls = 0
 
     def spoil(tokens: Tensor, seed: int) -> Tensor:
@@ -378,9 +356,9 @@ def test_the_text_of_bad_sound_is_named_not_its_part(
         n_calls += 1
         return render(tokens, seed) * (float("nan") if n_calls == 3 else 1)
 
-    with endless(pipe):
-        monkeypatch.setattr(pipe.speech, "render", spoil)
-        made = pipe.stream(PARTS, seed=5, max_seconds=0.1)
+    with endless(voices):
+        monkeypatch.setattr(voices.speech, "render", spoil)
+        made = voices.stream(PARTS, seed=5, max_seconds=0.1)
         with pytest.raises(NumericsError) as caught:
             list(made)
     assert caught.value.rows == (0,)
@@ -410,6 +388,7 @@ def test_serving_counts_the_time_of_chunks_as_sound(
     assert (stats.seconds, stats.pixel_seconds) == (0.0, 6.0)
 
 
+@pytest.mark.slow
 def test_requests_in_chunks_among_others(endless: TextToSpeech) -> None:
     """Chunks of a request are those of a stream, whatever is decoded beside it."""
     chunks: dict[int, list[SpeechChunk]] = {}

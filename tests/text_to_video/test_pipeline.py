@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToVideo
+from mmaccel import Autoregressive, Jacobi, TextToVideo
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from tests.fixtures.tiny_model import FPS, N_CODES, N_FRAMES, N_TOKENS, build_tiny_clips
 
@@ -61,7 +61,7 @@ def test_a_clip_is_drafted_from_its_previous_frames(pipe: TextToVideo) -> None:
     assert made["auto"].passes == made["previous-frame"].passes != made["neighbour"].passes
 
 
-@pytest.mark.parametrize("drafts", ["left", "above", "previous-frame", "moved-frame"])
+@pytest.mark.parametrize("drafts", ["previous-frame", "moved-frame"])
 def test_windows_are_the_plain_loop_bit_for_bit(pipe: TextToVideo, drafts: str) -> None:
     texts = [PROMPT, "blue square"]
     plain = pipe(texts, seed=[4, 9], policy=Autoregressive())
@@ -74,6 +74,7 @@ def test_windows_are_the_plain_loop_bit_for_bit(pipe: TextToVideo, drafts: str) 
 def test_a_clip_depends_on_its_seed_and_prompt_alone(pipe: TextToVideo) -> None:
     many = pipe([PROMPT, "blue square"], seed=2**64 - 1, num_videos_per_prompt=2, batch_size=2)
     assert [clip.seed for clip in many.clips] == [2**64 - 1, 0, 1, 2]
+    assert many.stats.seed == 2**64 - 1
     assert [clip.prompt for clip in many.clips] == [PROMPT] * 2 + ["blue square"] * 2
     assert [clip.index for clip in many.clips] == [0, 1, 2, 3]
     alone = pipe("blue square", seed=1)[0]
@@ -112,11 +113,6 @@ def test_guidance_and_negatives_change_a_clip(pipe: TextToVideo) -> None:
     assert not torch.equal(named.tokens, pipe(PROMPT, seed=5, start=picture())[0].tokens)
 
 
-def test_other_policies_keep_the_distribution(pipe: TextToVideo) -> None:
-    made = pipe(PROMPT, seed=[1], policy=SpeculativeJacobi(window=8))
-    assert made.stats.exactness == "distribution" and made[0].tokens.shape == SHAPE
-
-
 def test_clips_are_delivered_as_they_end(pipe: TextToVideo) -> None:
     got: list[Any] = []
     made = pipe([PROMPT] * 3, seed=[1, 2, 3], batch_size=2, deliver=got.append)
@@ -124,12 +120,6 @@ def test_clips_are_delivered_as_they_end(pipe: TextToVideo) -> None:
     assert all(clip is made[clip.index] for clip in got)
     (frames,) = pipe(PROMPT, seed=1, return_dict=False)
     assert torch.equal(frames[0], made[0].frames)
-
-
-def test_a_drawn_seed_is_said(pipe: TextToVideo) -> None:
-    torch.manual_seed(0)
-    made = pipe(PROMPT)
-    assert torch.equal(made[0].tokens, pipe(PROMPT, seed=made.stats.seed)[0].tokens)
 
 
 def test_one_run_at_a_time_also_of_a_copy(pipe: TextToVideo) -> None:

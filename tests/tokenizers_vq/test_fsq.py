@@ -8,10 +8,6 @@ import torch
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 
 
-def test_vocabulary_is_the_product_of_the_levels() -> None:
-    assert FiniteScalarQuantizer([8, 5, 5, 5]).vocab_size == 1000
-
-
 def test_codes_count_the_first_channel_fastest() -> None:
     quantizer = FiniteScalarQuantizer([5, 3])
     large = 50.0

@@ -24,8 +24,7 @@ def test_a_model_without_a_coarse_model_says_so_once() -> None:
         assert len(notes) == n_notes
 
 
-@pytest.mark.parametrize("window", [1, 6, "adaptive"])
-@pytest.mark.parametrize("length", [1, 14])
+@pytest.mark.parametrize(("window", "length"), [(1, 14), (6, 1), ("adaptive", 14)])
 def test_a_prompt_that_the_models_own_prefill_processed(
     window: int | str, length: int, tmp_path: Path
 ) -> None:

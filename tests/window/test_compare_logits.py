@@ -34,30 +34,21 @@ def test_differences_are_counted_in_standard_deviations() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype, agrees, differs",
+    "tolerance, agrees, differs",
     [
-        (torch.float64, 1e-12, 1e-7),
-        (torch.float32, 1e-6, 1e-3),
-        (torch.bfloat16, 1e-3, 1e-1),
+        (Tolerance.strict(torch.float64), 1e-12, 1e-7),
+        (Tolerance.strict(torch.float32), 1e-6, 1e-3),
+        (Tolerance.strict(torch.bfloat16), 1e-3, 1e-1),
+        (Tolerance.of(torch.float32), 8e-4, 2e-3),
+        (Tolerance.of(torch.float16), 0.04, 0.06),
+        (Tolerance.of(torch.bfloat16), 0.06, 0.09),
     ],
 )
-def test_strict_tolerance_rejects_a_leak(dtype: torch.dtype, agrees: float, differs: float) -> None:
-    assert compare_logits(LOGITS, LOGITS + agrees).within(Tolerance.strict(dtype))
-    assert not compare_logits(LOGITS, LOGITS + differs).within(Tolerance.strict(dtype))
-
-
-@pytest.mark.parametrize(
-    "dtype, agrees, differs",
-    [
-        (torch.float32, 8e-4, 2e-3),
-        (torch.float64, 8e-4, 2e-3),
-        (torch.float16, 0.04, 0.06),
-        (torch.bfloat16, 0.06, 0.09),
-    ],
-)
-def test_tolerance_rejects_another_mask(dtype: torch.dtype, agrees: float, differs: float) -> None:
-    assert compare_logits(LOGITS, LOGITS + agrees).within(Tolerance.of(dtype))
-    assert not compare_logits(LOGITS, LOGITS + differs).within(Tolerance.of(dtype))
+def test_a_tolerance_rejects_what_is_not_rounding(
+    tolerance: Tolerance, agrees: float, differs: float
+) -> None:
+    assert compare_logits(LOGITS, LOGITS + agrees).within(tolerance)
+    assert not compare_logits(LOGITS, LOGITS + differs).within(tolerance)
 
 
 def test_only_positions_that_are_asked_for_are_compared() -> None:

@@ -164,7 +164,7 @@ def cost_of(source: BanditSpec) -> tuple[float, Generation]:
 LOAN = 4  # plain passes that a model may lose once
 
 
-@pytest.mark.parametrize("token_cost", [0.0, 0.01, 0.03, 0.2])
+@pytest.mark.parametrize("token_cost", [0.0, 0.03])
 def test_drafts_that_are_wrong_cost_three_percent_at_most(token_cost: float) -> None:
     cost, _ = cost_of(BanditSpec((wrong_by(1),), token_cost=token_cost))
     assert cost <= 1.03 * LENGTH + LOAN + 1e-6
@@ -198,9 +198,10 @@ class Timed(ToyLanguage):
         return super().forward(entries)
 
 
-@pytest.mark.parametrize("each", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("by", [0, 1])
-@pytest.mark.parametrize("stops", [None, [0]])
+@pytest.mark.parametrize(
+    ("each", "by", "stops"),
+    [(0.0, 0, None), (0.1, 0, None), (1.0, 0, None), (0.1, 1, None), (0.1, 1, [0])],
+)
 def test_measured_costs_bound_what_is_lost_and_find_what_is_gained(
     each: float, by: int, stops: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,8 +256,7 @@ class TimedText(Timed):
     is_text = True
 
 
-@pytest.mark.parametrize("each", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("temperature", [0.0, 30.0])
+@pytest.mark.parametrize(("each", "temperature"), [(0.1, 0.0), (0.1, 30.0), (1.0, 30.0)])
 def test_texts_that_repeat_gain_and_others_lose_little(
     each: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,8 +301,3 @@ def test_wide_windows_that_gain_nothing_are_named() -> None:
 
     assert "tokens a pass; give a narrower one" in notes(Jacobi(8, wrong_by(1)))[0]
     assert notes(Jacobi(8, wrong_by(0))) == notes(Autoregressive()) == []
-
-
-def test_a_policy_says_that_its_model_drafts() -> None:
-    """And not the source that it would take without one."""
-    assert "drafts=DraftModel(length=None)" in repr(Speculative(draft_model=ToyLanguage(5, seed=4)))

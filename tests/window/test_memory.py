@@ -26,6 +26,8 @@ import mmaccel
 from tests.fixtures.live_memory import PeakMemory
 from tests.fixtures.tiny_lms import build_lm
 
+pytestmark = pytest.mark.slow
+
 BATCH, VOCAB, WINDOW = 4, 2000, 16
 UNIT = 4 * BATCH * WINDOW * VOCAB
 NOISE = 4 * BATCH * (1 + 16) * VOCAB + 16 * 2**16

@@ -81,7 +81,7 @@ def test_ends_of_the_uniforms() -> None:
     assert extremes[1] == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)  # -2.81
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63])
+@pytest.mark.parametrize("size", [1, 4, 5, 63])
 def test_a_larger_vocabulary_begins_the_same(size: int) -> None:
     noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
     assert noise.gumbel(slots, size).shape == (2, 2, size)
@@ -102,12 +102,6 @@ def test_seed_item_slot_stream_and_step_all_matter() -> None:
     variants += [made(0, 0, stream, 1) for stream in Stream if stream != Stream.FROZEN]
     numbers = [number for variant in variants for number in variant]
     assert len(set(numbers)) == len(numbers)
-
-
-def test_greedy_needs_no_noise() -> None:
-    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
-    assert noise.frozen(slots, 7, 0.5).equal(noise.gumbel(slots, 7))
-    assert noise.frozen(slots, 7, 0.0).equal(torch.zeros(2, 2, 1))
 
 
 def test_none_and_minus_one_draw_a_seed_below_32_bits() -> None:
@@ -143,15 +137,6 @@ def kolmogorov(values: Tensor) -> float:
     ordered, n = values.sort().values, values.numel()
     rank = torch.arange(n + 1).double() / n
     return max(float((ordered - rank[:-1]).max()), float((rank[1:] - ordered).max()))
-
-
-def test_argmax_with_gumbel_noise_draws_the_distribution() -> None:
-    distribution = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    frozen = Noise.from_seed(9, 1).gumbel(torch.arange(50_000)[None], 5)[0]
-    counts = torch.bincount((distribution.log() + frozen).argmax(-1), minlength=5)
-    error = (distribution * (1 - distribution) / 50_000).sqrt()
-    assert ((counts / 50_000 - distribution).abs() <= 4 * error).all()
-    assert counts[4] == 0
 
 
 @pytest.mark.parametrize("step", [3, torch.tensor(3), torch.tensor([3, 0, 2**24 - 1])])

@@ -50,12 +50,10 @@ def test_jacobi_has_the_plain_loops_tokens(case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("gpt2", {}),
-        ("llama", {"branches": 2}),
         ("gpt2", {"chunk": 3}),
-        ("llama", {"batching": ContinuousBatching(2), "n_rows": 5}),
+        ("llama", {"batching": ContinuousBatching(2), "n_rows": 6, "branches": 2}),
     ],
-    ids=["", "guidance", "chunks", "continuous batching"],
+    ids=["chunks", "continuous batching"],
 )
 def test_drafts_end_where_the_draft_models_positions_do(name: str, given: dict[str, Any]) -> None:
     """Nowhere, behind all prompts, and within some of them."""
@@ -127,10 +125,3 @@ def test_right_drafts_are_accepted_and_each_window_costs_one_draft_pass() -> Non
             assert made.tokens.eq(9).all()
             n_prompt = int(isinstance(source, Pard))  # its own
             assert (made.stats.passes, made.stats.draft_passes) == (4, 4 + n_prompt)
-
-
-def test_the_mask_is_that_of_the_configuration() -> None:
-    for name in ("pard_token", "ptd_token_id"):
-        model = build_lm("qwen2")
-        setattr(model.config, name, 17)
-        assert Pard(model).mask_token == 17

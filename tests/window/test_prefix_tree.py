@@ -68,7 +68,7 @@ def find(tree: PrefixTree, tokens: list[int]) -> list[int]:
     return own.flatten().long().tolist()
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 4, 64])
+@pytest.mark.parametrize("chunk_size", [1, 4])
 def test_the_longest_beginning_is_found(chunk_size: int) -> None:
     """Of several prompts, whatever a chunk has; and each token is held once a path."""
     tree = open_tree(chunk_size=chunk_size)
@@ -107,19 +107,9 @@ def test_what_was_used_last_stays() -> None:
     assert find(tree, one) == []
 
 
-def test_another_model_finds_nothing() -> None:
-    tree = open_tree()
-    tree.open("one")
-    hold(tree, SYSTEM)
-    tree.open("one")
-    assert find(tree, SYSTEM) == SYSTEM
-    tree.open("another")
-    assert find(tree, SYSTEM) == [] and tree.n_bytes == 0
-
-
 @pytest.mark.parametrize(
     ("first", "size", "scale"),
-    [(1, None, 2.0), (1, 7, 1.0), (3, 3, 2.0), (3, 64, 1.0), (5, None, 1.0), (5, 3, 2.0)],
+    [(1, None, 2.0), (3, 3, 2.0), (5, 3, 1.0)],
 )
 def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: float) -> None:
     """That begin together, wait for a batch slot, or join; ragged, guided and in chunks."""
@@ -153,8 +143,7 @@ def test_what_was_found_is_not_processed(name: str) -> None:
     assert (private.prefix_tokens, private.prefill_passes) == (0, 1)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "gemma3", "mistral"])
+@pytest.mark.parametrize(("name", "fused"), [("gpt2", True), ("gemma3", False)])
 def test_entries_are_those_of_private_prompts(name: str, fused: bool) -> None:
     """Also in layers that slide."""
     window, tree = Watched(name, dtype=F64, fused=fused), open_tree()
@@ -166,14 +155,6 @@ def test_entries_are_those_of_private_prompts(name: str, fused: bool) -> None:
     for pair, own in zip(made, private.run_caches().copy_row(0, 0, 32), strict=True):
         for entries, wanted in zip(pair, own, strict=True):
             torch.testing.assert_close(entries, wanted, rtol=0, atol=1e-12)
-
-
-def test_prompts_go_where_there_is_no_room_for_all() -> None:
-    window, tree = Watched(), open_tree(max_tokens=16)
-    made, given = ALIKE.decode_joined(window, ALL, [], 2, tree)
-    ALIKE.assert_alone(given, ALL)
-    assert tree.n_tokens == 16 and tree.n_evicted > 0
-    assert 0 < made.stats.prefix_tokens < 24 + 28 + 16
 
 
 def test_a_row_that_leaves_takes_nothing_from_others() -> None:
@@ -237,11 +218,10 @@ def test_other_weights_find_nothing() -> None:
                 window.model.get_input_embeddings().weight.mul_(0.5)
 
 
-@pytest.mark.parametrize("shared_from", [None, 4])
-def test_image_tokens_after_a_prompt_are_no_part_of_it(shared_from: int | None) -> None:
+def test_image_tokens_after_a_prompt_are_no_part_of_it() -> None:
     """Prompts of image vocabularies follow from their ids alone, whatever their lengths."""
     window = ImageTokenWindow(build_lm("llama"), range(8, 24))
-    tree = PrefixTree(1000, chunk_size=4, least=2, shared_from=shared_from)
+    tree = PrefixTree(1000, chunk_size=4, least=2, shared_from=4)
     made = []
     for chosen in (None, tree, tree):
         given: list[FinishedRow] = []

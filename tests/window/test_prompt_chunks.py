@@ -6,9 +6,7 @@ rows come, is proved in `tests/matrix/test_batching.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,17 +20,16 @@ from mmaccel import (
     Jacobi,
     Speculative,
 )
-from mmaccel.contracts import FinishedRow, Pass, Prompt, TokenModel
+from mmaccel.contracts import FinishedRow, Pass, Prompt
 from mmaccel.pipelines.hosts.layers import attention
 from mmaccel.pipelines.hosts.layers.mixed_pass import MixedPass
 from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
 from mmaccel.results import Progress
 from mmaccel.samplers.drafting.triforce import TriForce
-from mmaccel.samplers.prompt_chunks import Cursor, Part, PromptFeed, prefill_together
+from mmaccel.samplers.prompt_chunks import PromptFeed, prefill_together
 from mmaccel.samplers.window.rows import RunRows
 from tests.fixtures.arriving import Arriving
 from tests.fixtures.graph_replay import Replay
-from tests.fixtures.tiny_lms import build_lm
 from tests.window.prefix_runs import Patch, Texts, Watched, alone, ids
 
 SIZE = 6
@@ -73,14 +70,13 @@ def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "scale", "apart"),
-    [(1, 1.0, False), (2, 2.0, False), (5, 2.0, False), (5, 2.0, True), (64, 1.0, False)],
+    ("size", "scale", "apart"), [(3, 1.0, False), (5, 2.0, False), (5, 2.0, True)]
 )
 def test_no_pass_feeds_more_than_the_budget(size: int, scale: float, apart: bool) -> None:
     """Nor do those between two windows together; newcomers and their branches are ragged."""
     window, others = Watched(size=size, apart=apart), [1, 2, 3, 4]
-    _, given = decode_joined(window, [0], others, scale=scale, length=70)
-    assert_alone(given, [0, *others], scale, length=70)
+    _, given = decode_joined(window, [0], others, scale=scale, length=40)
+    assert_alone(given, [0, *others], scale, length=40)
     kinds = [kind for kind, *_ in window.seen]
     first = min(kinds.index(kind) for kind in ("window", "mixed") if kind in kinds)
     assert all(rows * width <= size for _, rows, width in window.seen[:first])
@@ -119,28 +115,11 @@ def test_rows_with_which_a_run_begins_decode_as_soon_as_they_can() -> None:
     assert shown[0] == [1, 0, 0] and [1, 1, 0] in shown and [1, 1, 1] in shown
 
 
-def test_the_first_prompt_has_the_budget_and_others_get_what_it_leaves() -> None:
-    feed = PromptFeed(12)
-    feed.cursors = {7: Cursor([10, 3]), 8: Cursor([4, 0]), 9: Cursor([30, 30])}
-    assert not feed.has_room
-    seen = []
-    while parts := feed.plan():
-        feed.advance(parts)
-        seen.append([(part.row, *part[2:]) for part in parts])
-    assert seen[:3] == [
-        [(7, 0, 0, 10), (7, 1, 0, 2)],
-        [(7, 1, 2, 1), (8, 0, 0, 4), (9, 0, 0, 7)],
-        [(9, 0, 7, 12)],
-    ]
-    assert [sum(n for *_, n in parts) for parts in seen] == [12] * 6 + [5]
-    assert feed.take_whole() == [7, 8, 9] and feed.plan() == [] and feed.has_room
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral", "gpt2", "olmo3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_chunks_leave_what_whole_prompts_leave(name: str) -> None:
     """Logits after ragged prompts, also of layers that slide."""
     made = []
-    for size in (None, 1, 4, 9, 64):
+    for size in (None, 1, 9):
         window = Watched(name, dtype=torch.float64)
         given = TEXTS.read([1, 0, 2])
         window.reserve(3, 40)
@@ -191,13 +170,6 @@ def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
         assert row.tokens.tolist() == own.tokens[0].tolist()
 
 
-def test_a_short_prompt_is_captured_as_before() -> None:
-    window = Watched(size=64)
-    window.setup.runner = Replay()
-    made = decode(window, [0], policy=Jacobi(4))
-    assert made.stats.notes == [] and made.stats.prefill_passes == 1
-
-
 def test_a_row_that_nobody_waits_for_leaves_before_its_prompt_is_whole() -> None:
     window, given, shown = Watched(size=2), [], []
 
@@ -234,27 +206,14 @@ def _restart_positions(patch: Patch) -> None:
     patch.setattr(CausalLMWindow, "run_forward", wrong)
 
 
-def _shift_masks(patch: Patch, by: int) -> None:
-    """Entries of a piece see one behind them, too, or not themselves."""
+def _shift_masks(patch: Patch) -> None:
+    """Entries of a piece see one behind them, too."""
     make_mask = attention.make_mask
 
     def wrong(positions: Tensor, *others: Any) -> Any:
-        is_piece = positions.shape[1] > 1
-        return make_mask((positions + by * is_piece).clamp(min=0), *others)
+        return make_mask(positions + (positions.shape[1] > 1), *others)
 
     patch.setattr(attention, "make_mask", wrong)
-
-
-def _swap(patch: Patch) -> None:
-    """Each layer takes the first entries for those of the piece, and the last for windows."""
-    attend = MixedPass.attend
-
-    def wrong(this: MixedPass, layer: int, query: Tensor, *others: Any, **options: Any) -> Tensor:
-        n_windows = this.whole.start.numel()
-        made = attend(this, layer, query.roll(n_windows, 2), *others, **options)
-        return made.roll(-n_windows, 2)
-
-    patch.setattr(MixedPass, "attend", wrong)
 
 
 def _write_elsewhere(patch: Patch) -> None:
@@ -267,17 +226,6 @@ def _write_elsewhere(patch: Patch) -> None:
     patch.setattr(KVCacheLayout, "add_row", wrong)
 
 
-def _read_elsewhere(patch: Patch) -> None:
-    """A piece attends to the row before its own."""
-    attend = MixedPass.attend
-
-    def wrong(this: MixedPass, *others: Any, **options: Any) -> Tensor:
-        pieces = [(replace(each, row=max(each.row - 1, 0)), own) for each, own in this.pieces]
-        return attend(replace(this, pieces=pieces), *others, **options)
-
-    patch.setattr(MixedPass, "attend", wrong)
-
-
 def _begin_early(patch: Patch) -> None:
     """Rows decode, and cache what they draw, before their prompts are whole."""
 
@@ -287,16 +235,6 @@ def _begin_early(patch: Patch) -> None:
         return rows
 
     patch.setattr(PromptFeed, "take_whole", wrong)
-
-
-def _skip_a_token(patch: Patch) -> None:
-    """Cursors move one token too far."""
-    advance = PromptFeed.advance
-
-    def wrong(feed: PromptFeed, parts: Sequence[Part]) -> None:
-        advance(feed, [part._replace(n=part.n + 1) for part in parts])
-
-    patch.setattr(PromptFeed, "advance", wrong)
 
 
 def _write_over_prompts(patch: Patch) -> None:
@@ -312,13 +250,9 @@ def _write_over_prompts(patch: Patch) -> None:
 
 PLANTED: dict[str, Callable[[Patch], None]] = {
     "positions restart": _restart_positions,
-    "a piece that sees what is behind": partial(_shift_masks, by=1),
-    "a piece that does not see itself": partial(_shift_masks, by=-1),
-    "a piece and a window swapped": _swap,
+    "a piece that sees what is behind": _shift_masks,
     "a piece that is written to another row": _write_elsewhere,
-    "a piece that reads another row": _read_elsewhere,
     "drafts before the prompt is whole": _begin_early,
-    "a token is skipped": _skip_a_token,
     "windows write over a prompt": _write_over_prompts,
 }
 
@@ -337,32 +271,3 @@ def test_planted_bugs_change_logits(plant: Callable[[Patch], None], monkeypatch:
         difference = (window.last_logits[-1] - whole.last_logits[-1]).abs().max()
         is_same = tokens == wanted and bool(difference < 1e-5)
         assert is_same == (bug is None)
-
-
-class AllRows(TokenModel):
-    """Processes all rows in every pass, as a model without `SelectedRows` does."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.inner = CausalLMWindow(build_lm("llama"))
-        self.vocab_size = self.inner.vocab_size
-        self.max_positions = self.inner.max_positions
-        self.setup.prefill_chunk_size = SIZE
-
-    def reserve(self, rows: int, positions: int) -> None:
-        self.inner.reserve(rows, positions)
-
-    def forward(self, entries: Pass) -> Tensor:
-        return self.inner.forward(entries)
-
-    def prefill(self, entries: Pass) -> None:
-        self.inner.prefill(entries)
-
-
-@pytest.mark.parametrize("rows", [[1, 4], [0, 1, 2, 3, 4]])
-def test_parts_of_two_sizes_leave_each_other_alone(rows: list[int]) -> None:
-    made = decode(AllRows(), rows, ContinuousBatching(len(rows)))
-    for row, tokens in zip(rows, made.tokens, strict=True):
-        alone = decode(CausalLMWindow(build_lm("llama")), [row])
-        assert tokens.tolist() == alone.tokens[0].tolist()

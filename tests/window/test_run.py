@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from torch import Tensor
 
-import mmaccel
 from mmaccel import (
-    CausalLMWindow,
-    Grid,
     Jacobi,
     Noise,
     Prompt,
     SamplingParams,
     Speculative,
 )
-from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
-from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt, sample
 
 ROWS = [[1, 2, 3], [4]]
@@ -73,23 +66,6 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     assert made.lengths.tolist() == [6, 6]
 
 
-def test_a_prompt_of_one_token_needs_no_pass_of_its_own() -> None:
-    model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt([[4], [5]]))
-    assert model.calls == [] and run.stats.prefill_passes == 0
-    assert begin(model, make_prompt(ROWS)).stats.prefill_passes == 1
-
-
-def test_forced_tokens_are_drafted_as_themselves() -> None:
-    grid = Grid(rows=2, width=1, vocab_size=10, row_end=9)
-    model = Recorder([0.0] * 10)
-    run = begin(model, make_prompt(ROWS, layout=grid), policy=Jacobi(4))
-    drafts = run.write_drafts(torch.tensor([[5, 6, 7], [5, 6, 7]]))
-    assert drafts.tolist() == [[5, 9, 7], [5, 9, 7]]
-    run.forward()
-    assert model.calls[1][0] == [[3, 5, 9, 7], [4, 5, 9, 7]]
-
-
 def test_counting() -> None:
     """accepted[k] counts row-passes of k + 1 tokens; ended rows and stops are left out."""
     model = Recorder([0.0] * 10)
@@ -108,20 +84,6 @@ def test_counting() -> None:
     assert 0 <= stats.forward_seconds <= stats.seconds
 
 
-@pytest.mark.parametrize("drafter", [None, ToyLanguage(3, seed=5)], ids=["lookup", "drafter"])
-def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None:
-    """A limit of 0 empties a row; the others are not disturbed."""
-
-    def on_step(progress: Progress) -> Tensor:
-        return torch.tensor([0, 99, 99])
-
-    policy = Speculative(3, drafter)
-    made = sample(policy, ToyLanguage(3), [[1], [2], [0]], 9, on_step=on_step)
-    assert made.lengths.tolist() == [0, 9, 9]
-    assert made.tokens[0].tolist() == [0] * 9
-    assert made.stats.tokens == 18
-
-
 def test_passes_of_a_draft_model_are_counted() -> None:
     target, drafter = ToyLanguage(3), ToyLanguage(3)
     made = sample(Speculative(4, drafter), target, [[1, 2]], 8)
@@ -130,15 +92,3 @@ def test_passes_of_a_draft_model_are_counted() -> None:
     assert made.stats.draft_passes == drafter.passes == 7
     assert drafter.widths == [1, 1, 1, 1, 2, 1, 1]
     assert target.widths == [1, 4, 4]
-
-
-def test_a_draft_model_of_transformers_is_taken_as_it_is() -> None:
-    small, model = build_lm("llama", num_hidden_layers=1), build_lm("llama")
-    wrapped = Speculative(4, CausalLMWindow(small))
-    assert isinstance(Speculative(4, small).draft_model, CausalLMWindow)
-    made = []
-    for policy in (Speculative(4, small), wrapped):
-        with mmaccel.attach(model, policy, seed=3, strict=True) as run:
-            made.append(model.generate(torch.tensor([[5, 6]]), max_new_tokens=12, do_sample=True))
-        assert run.stats is not None and run.stats.draft_passes > 0
-    assert torch.equal(*made)

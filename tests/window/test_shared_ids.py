@@ -111,12 +111,14 @@ def drafter(vocab_size: int) -> Any:
     return mmaccel.share_ids(build_lm("llama", vocab_size=len(ids)), vocab_size, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "guided", "structural tokens", "hot, top-n-sigma, eta"])
 def test_the_distribution_is_the_targets(name: str) -> None:
     setting = SETTINGS[name]
     assert_exact(Speculative(3, drafter(setting.vocab_size)), setting)
 
 
+@pytest.mark.slow
 def test_a_residual_without_what_the_drafter_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = fresh_drafts.residual
 
@@ -151,6 +153,7 @@ def test_ids_come_from_a_file(name: str, tmp_path: Path) -> None:
     assert shared_ids.read_ids(tmp_path / name, 40).tolist() == [4, 9, 30]
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_ids_drafts_most_of_what_all_do() -> None:
     model, tokenizer = open_stdlib()
     texts = make_prompts(tokenizer, 24, 512)

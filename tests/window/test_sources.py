@@ -169,22 +169,6 @@ def test_uniform_distribution(source: str) -> None:
     assert scores.softmax(-1).expand(4, WIDTH, 4).equal(wanted)
 
 
-def test_mask_that_differs_by_slot() -> None:
-    class OddOrEven:
-        columns = frame = 0
-
-        def forced(self, slots: torch.Tensor) -> None:
-            return None
-
-        def allowed(self, slots: torch.Tensor) -> torch.Tensor:
-            return (torch.arange(VOCAB) + slots[..., None]) % 2 == 0
-
-    _, scores, *_ = propose("random", make_frontier(ROWS, MADE, WIDTH, layout=OddOrEven()))
-    assert scores is not None and scores.shape == (4, WIDTH, VOCAB)
-    assert scores[0, 0].softmax(-1).tolist() == [0, 0.5, 0, 0.5]  # slot 5
-    assert scores[0, 1].softmax(-1).tolist() == [0.5, 0, 0.5, 0]
-
-
 def test_nothing_is_drafted_that_no_slot_can_have() -> None:
     plain = make_frontier(ROWS, MADE, WIDTH, layout=None)
     distribution = propose("random", replace(plain, impossible=torch.tensor([1, 3]))).scores

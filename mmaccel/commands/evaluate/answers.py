@@ -74,17 +74,7 @@ class Answers:
         draw: Callable[[], list[Question]],
         **facts: Any,
     ) -> None:
-        """Ask every side what the file lacks, write after every round, and print.
-
-        Args:
-            open_model: on a device, of a dtype.
-            draw: questions where no file has any.
-            **facts: further ones of the report.
-
-        Raises:
-            OptionError: a wrong option; a file of other questions, settings or weights.
-            Stopped: by a signal; what was measured is in the file.
-        """
+        """Ask every side what the file lacks, write after every round, and print."""
         from mmaccel.commands.files import check_file, new_report, write_json
         from mmaccel.evaluation.answers import (
             digest_weights,
@@ -182,19 +172,15 @@ class Answers:
 def _read_records(
     file: Path | None, kind: type[AskedModel], report: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The records and runs of an earlier report; empty where there is no file.
-
-    Raises:
-        OptionError: a report of other questions, settings or weights, or no report.
-    """
+    """The records and runs of an earlier report, of the same questions, settings and weights."""
     from mmaccel.checks import show
     from mmaccel.limits import parse_json, read_whole
 
     if file is None or not file.exists():
         return {}, []
     try:
-        found = parse_json(read_whole(file, "--json"))
-        records, sessions = dict(found["records"]), list(found["sessions"])
+        before = parse_json(read_whole(file, "--json"))
+        records, sessions = dict(before["records"]), list(before["sessions"])
         for record in records.values():
             lengths = {len(record[name]) for name in (*kind.figures(), "sessions")}
             if len(lengths) > 1:
@@ -205,10 +191,10 @@ def _read_records(
             f"{str(file)!r}; choose another name"
         ) from None
     for name in kind.same:
-        if found.get(name) != report[name]:
+        if before.get(name) != report[name]:
             raise OptionError(
                 f"--json: expected a report with the same {name} ({show(report[name])}) to go "
-                f"on from, received {show(found.get(name))} in {str(file)!r}; choose another name"
+                f"on from, received {show(before.get(name))} in {str(file)!r}; choose another name"
             )
     return records, sessions
 
@@ -245,7 +231,6 @@ class VisualTokens(Answers):
     seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0  # type: ignore[misc]
 
     def run(self) -> None:
-        """Ask every side."""
         from mmaccel.evaluation import visual_tokens as topic
 
         open_model = partial(topic.open_model, self.model)
@@ -272,7 +257,6 @@ class Cache(Answers):
     revision: str | None = option(None, "of a download")
 
     def run(self) -> None:
-        """Ask every side."""
         from mmaccel.checks import check_int
         from mmaccel.demo.recall.documents import SHORTEST
         from mmaccel.evaluation import cache as topic

@@ -35,7 +35,6 @@ class Export:
     ] = False
 
     def run(self) -> None:
-        """Match, and write all files or none."""
         from mmaccel.commands.files import check_folder, open_folder
         from mmaccel.evaluation.export import SUITES, match_items, read_prompts, write_suite
         from mmaccel.evaluation.quality.image_folder import list_items

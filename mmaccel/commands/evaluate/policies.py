@@ -70,20 +70,12 @@ class TextFlags:
     method: PolicyFlags
 
     def check_texts(self) -> None:
-        """Look at all that can be checked without a model.
-
-        Raises:
-            OptionError: a number outside its domain, a file without prompts, or an unknown policy.
-        """
+        """Look at all that can be checked without a model."""
         self.read_prompts()
         self.method.read()
 
     def read_prompts(self) -> list[str]:
-        """The lines of the file that are not empty; none without a file.
-
-        Raises:
-            OptionError: no text file within the limits, or no such line.
-        """
+        """The lines of the file that are not empty; none without a file."""
         if self.prompts is None:
             return []
         lines = [line.strip() for line in read_lines(self.prompts, "--prompts") if line.strip()]
@@ -98,14 +90,8 @@ class TextFlags:
         self, load: LoadOptions, count: int | None
     ) -> tuple[TextToImage, SamplingParams, list[str], bool]:
         """A model of images, or a causal LM, whose `image_model` is a `ContinuedTexts`; how it
-        draws; the prompts of a run; and whether these are texts that it continues.
-
-        Args:
-            count: prompts, in turn; None takes each once.
-
-        Raises:
-            OptionError: a prompt that it does not take.
-            UnsupportedModelError: see `find_causal_lm` and `open_texts`.
+        draws; the prompts of a run, `count` in turn or each once; and whether these are texts that
+        it continues.
         """
         from transformers.utils import logging
 
@@ -146,7 +132,6 @@ class Exactness(TextFlags):
     load: Annotated[LoadOptions, Without("compile")]
 
     def run(self) -> None:
-        """Check, write after each check, and print."""
         from mmaccel.commands.files import check_file, new_report
         from mmaccel.loading import place
 
@@ -177,7 +162,6 @@ class Exactness(TextFlags):
             raise typer.Exit(_BROKEN)
 
     def report_loop(self, report: dict[str, Any], load: LoadOptions, name: str) -> None:
-        """Report on a caller's loop."""
         from mmaccel.evaluation.exactness.own_loop import compare_loops, draw_by, draw_plain
         from mmaccel.evaluation.quality.features import load_callable
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
@@ -218,7 +202,6 @@ class Exactness(TextFlags):
         return replace(params, temperature=1.0) if is_greedy else params
 
     def report_policies(self, report: dict[str, Any], load: LoadOptions) -> None:
-        """Report on policies of this library."""
         from mmaccel.evaluation.exactness.report import Plan, check_all
         from mmaccel.evaluation.quality.features import open_extractor
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding
@@ -312,26 +295,21 @@ class Speed(TextFlags):
     compile: shared.CompileFirst = False
 
     def check(self) -> list[int]:
-        """The batch sizes, after a look at all that can be checked without a model.
-
-        Raises:
-            OptionError: a value outside its domain.
-        """
+        """The batch sizes, after a look at all that can be checked without a model."""
         from mmaccel.evaluation.speed import LEAST_RUNS
         from mmaccel.evaluation.transformers_baseline import BASELINES
 
         check_int("--runs", self.runs, LEAST_RUNS, hint="p90 needs as many")
         sizes = shared.split_values("--batch-sizes", self.batch_sizes)
-        found = [read_text("--batch-sizes", text, int) for text in sizes or [""]]
-        for size in found:
+        batch_sizes = [read_text("--batch-sizes", text, int) for text in sizes or [""]]
+        for size in batch_sizes:
             check_int("--batch-sizes", size, 1, MAX_BATCH, hint="write 1,2,4,8")
         for name in self.baseline or []:
             check_choice("--baseline", name, BASELINES)
         self.check_texts()
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(batch_sizes))
 
     def run(self) -> None:
-        """Measure size by size, write and print."""
         from mmaccel.commands.files import new_report, open_folder, write_lines
         from mmaccel.evaluation.speed import PLAIN, POLICY, Side
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle

@@ -41,7 +41,6 @@ class Compared:
     """Of `mmaccel.evaluation.quality.report`."""
 
     def run(self) -> None:
-        """Measure, write and print."""
         from mmaccel.commands.files import check_file, new_report, write_json, write_lines
         from mmaccel.demo.features import draw_reference
         from mmaccel.evaluation.quality import report as reports

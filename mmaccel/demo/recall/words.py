@@ -1,7 +1,4 @@
-"""Words of `recall`, as ids and as a tokenizer of transformers' own classes.
-
-A text is words with blanks between them. Each word is one token.
-"""
+"""Words of `recall`, one token each with blanks between them, as ids and as a tokenizer."""
 
 from __future__ import annotations
 

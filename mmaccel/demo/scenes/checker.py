@@ -63,7 +63,6 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """The whole caption is true."""
         return all(vars(self).values())
 
 
@@ -182,12 +181,8 @@ def _templates() -> tuple[list[tuple[str, float]], Tensor, Tensor]:
 
 
 def fit_shape(image: Tensor, mask: np.ndarray, hidden: np.ndarray) -> Fit:
-    """The best fit of a shape to a piece of an image.
-
-    Args:
-        image: [3, h, w] float in 0..1.
-        mask: [h, w] bool, of the piece; at least one pixel.
-        hidden: [h, w] bool, pixels that show another object; they count neither way.
+    """The best fit of a shape to a piece of an image [3, h, w] float in 0..1: to a mask [h, w] of
+    one pixel at least. Pixels that show another object are hidden, and count neither way.
     """
     labels, hard, soft = _templates()
     rows, columns = np.nonzero(mask)

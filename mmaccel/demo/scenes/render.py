@@ -74,21 +74,21 @@ class Picture:
         self.frames = ground[:, None].repeat(1, n_frames, 1, 1, 1)
 
     def paint(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Paints object number `slot` of every scene and frame that shows one, with its shadow.
-
-        Returns:
-            N numbers of frames, among B times F, and how much of their pixels the object covers,
-            [N, side, side] in 0..1.
+        """Paints object number `slot` of every scene and frame that shows one, with its shadow: N
+        numbers of frames, among B times F, and how much of their pixels it covers, [N, side,
+        side] in 0..1.
         """
         n_frames = self.frames.shape[1]
         numbers, things, places = [], [], []
         for b, scene in enumerate(self.scenes):
-            for thing in scene.objects[slot : slot + 1]:
-                for frame in range(n_frames):
-                    if thing.seen[frame]:
-                        numbers.append(b * n_frames + frame)
-                        things.append(thing)
-                        places.append(thing.track[frame])
+            if slot >= len(scene.objects):
+                continue
+            thing = scene.objects[slot]
+            for frame in range(n_frames):
+                if thing.seen[frame]:
+                    numbers.append(b * n_frames + frame)
+                    things.append(thing)
+                    places.append(thing.track[frame])
         rows = torch.tensor(numbers, dtype=torch.int64)
         dx = self.xs - _column([x for x, _ in places])
         dy = self.ys - _column([y for _, y in places])
@@ -119,7 +119,6 @@ class Picture:
 
 
 def _column(values: Sequence[float]) -> Tensor:
-    """Numbers as [B, 1, 1] float32."""
     return torch.tensor(values, dtype=torch.float32)[:, None, None]
 
 
@@ -157,9 +156,7 @@ def _draw_ground(
 
 
 def _cover(things: Sequence[Thing], dx: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], `dx`, `dy` from the
-    objects' centres.
-    """
+    """Coverage 0..1 and depth under the edge in pixels, [N, side, side], of objects at (0, 0)."""
     radius = _column([thing.radius for thing in things])
     angle = _column([thing.angle for thing in things])
     u = dx * angle.cos() + dy * angle.sin()

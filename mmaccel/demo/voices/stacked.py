@@ -30,18 +30,12 @@ FOLDER = "depth"
 
 @dataclass(frozen=True)
 class Spoken:
-    """An utterance.
+    """An utterance."""
 
-    Attributes:
-        codes: `[F, Q]` int64, without the frame that ends them.
-        waveform: `[samples]` float32 in -1..1.
-        is_finished: whether the model ended it.
-    """
-
-    codes: Tensor
-    waveform: Tensor
+    codes: Tensor  # [F, Q] int64, without the frame that ends them
+    waveform: Tensor  # [samples] float32 in -1..1
     sample_rate: int
-    is_finished: bool
+    is_finished: bool  # whether the model ended it
 
 
 class StackedVoices:
@@ -73,14 +67,8 @@ class StackedVoices:
         max_seconds: float = 6.0,
         temperature: float = 1.0,
     ) -> Tensor:
-        """The frames of a text by the model's own `generate`: codes `[F, Q]` int64, the frame that
-        ends them included.
-
-        Args:
-            text: of at most 8 words of `voices.json`.
-            seed: of the first book's draws, and of the other books' where no policy is attached;
-                torch's own generator stays as it was.
-            temperature: of all books; 0 takes the likeliest codes.
+        """The frames of a text, at most 8 words, by the model's own `generate`: codes `[F, Q]`
+        int64, the frame that ends them included. Torch's own generator stays as it was.
         """
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
         prompt = torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
@@ -113,9 +101,7 @@ class StackedVoices:
 
 
 def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:
-    """Opens the embedded model, float32: of "voices", or of a folder that `python -m
-    scripts.training voices` wrote.
-    """
+    """Opens the embedded model, float32, or that of a folder of `scripts.training voices`."""
     from transformers import CsmForConditionalGeneration
 
     pipe = TextToSpeech.from_pretrained(folder, device=device)

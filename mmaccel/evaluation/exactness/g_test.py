@@ -60,16 +60,10 @@ def count_sequences(tokens: Tensor, vocab_size: int) -> Tensor:
 
 
 def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest:
-    """Compare counts with a distribution (Sokal and Rohlf, chapter 17).
+    """Compare counts with a distribution (Sokal and Rohlf, chapter 17), `[K]` both.
 
     Cells are taken from the least likely on and pooled until a pool expects `smallest` counts.
-
-    Args:
-        counts: `[K]` int64.
-        distribution: `[K]` float, summing to 1.
-
-    Returns:
-        The test; `p_value` is 0 if a cell of probability 0 was hit.
+    `p_value` is 0 if a cell of probability 0 was hit.
     """
     distribution, n = distribution.double(), int(counts.sum())
     distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
@@ -81,18 +75,15 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
     zeros = torch.zeros(n_pools, dtype=torch.float64)
     observed = zeros.index_add(0, pool, counts.double())
     expected = zeros.index_add(0, pool, expected)
-    found = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
-    statistic = max(0.0, float(found.statistic))
+    test = import_stats().power_divergence(observed, expected, lambda_="log-likelihood")
+    statistic = max(0.0, float(test.statistic))
     correction = williams_correction(expected / n, n)
     return _finish(statistic, n_pools - 1, n, distance, floor, correction)
 
 
 def compare_counts(first: Tensor, second: Tensor) -> GTest:
-    """Compare two samplers by how often each came into every cell (Sokal and Rohlf, section 17.4,
-    with Williams' correction for tables).
-
-    Args:
-        first, second: `[K]` int64, no cell empty in both.
+    """Compare two samplers by how often each came into every cell, `[K]`, no cell empty in both
+    (Sokal and Rohlf, section 17.4, with Williams' correction for tables).
     """
     table = torch.stack([first, second]).double()  # [2, K]
     rows, columns, n = table.sum(1), table.sum(0), float(table.sum())
@@ -103,12 +94,12 @@ def compare_counts(first: Tensor, second: Tensor) -> GTest:
     degrees = table.shape[1] - 1
     if not degrees:
         return _finish(0.0, 0, int(n), distance, floor, 1.0)
-    found = import_stats().chi2_contingency(
+    test = import_stats().chi2_contingency(
         table.numpy(), correction=False, lambda_="log-likelihood"
     )
     spread = (n * float((1 / rows).sum()) - 1) * (n * float((1 / columns).sum()) - 1)
     correction = 1 + spread / (6 * n * degrees)
-    return _finish(float(found.statistic), degrees, int(n), distance, floor, correction)
+    return _finish(float(test.statistic), degrees, int(n), distance, floor, correction)
 
 
 def _finish(
@@ -159,7 +150,6 @@ def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
 
 
 def total_variation(first: Tensor, second: Tensor) -> float:
-    """Half the sum of absolute differences of two distributions of the same shape, in 0..1."""
     return float((first.double() - second.double()).abs().sum() / 2)
 
 
@@ -200,11 +190,6 @@ def power(total_variation: float, n_samples: float, degrees: int, level: float) 
 
 
 def import_stats() -> Any:
-    """`scipy.stats`.
-
-    Raises:
-        MissingBackendError: scipy is not installed.
-    """
     with importing(
         "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
         "or leave the test out with --samples 0"

@@ -43,7 +43,6 @@ class PermutationTest:
         statistic: squared discrepancy of the observed labels.
         p_value: share of labellings, the observed one included, with one as large.
         n_first, n_second: items.
-        permutations: labellings drawn.
         least: below which no p-value of these sizes and groups can be; a test at a level under it
             cannot reject.
     """
@@ -64,16 +63,8 @@ def permutation_test(
     permutations: int = 999,
     seed: int = 0,
 ) -> PermutationTest:
-    """Test whether two sets have one distribution.
-
-    Args:
-        first, second: `[N, D]` and `[M, D]`, at least 2 items each, all independent.
-        groups: see `Groups`; None: one group.
-        permutations: labellings to draw; fewer than 19 cannot reject at 5 %.
-
-    Raises:
-        ShapeError, NumericsError: as `check_pair`.
-        OptionError: groups that leave nothing to permute.
+    """Test whether two sets `[N, D]` and `[M, D]` have one distribution, of at least 2 items each,
+    all independent. Fewer than 19 permutations cannot reject at 5 %.
 
     Cost: O((N + M)^2 (D + permutations)).
     """
@@ -92,21 +83,22 @@ def permutation_test(
     drawn = np.tile(labels, (permutations + 1, 1))  # [P + 1, N + M]; the first stays as observed
     for own in members:
         drawn[1:, own] = rng.permuted(drawn[1:, own], axis=1)
-    found = _statistics(kernel, drawn)
-    p_value = float((found >= found[0] - 1e-12 * abs(found[0])).mean())
+    drawn_statistics = _statistics(kernel, drawn)
+    p_value = float(
+        (drawn_statistics >= drawn_statistics[0] - 1e-12 * abs(drawn_statistics[0])).mean()
+    )
     # of all labellings one is as extreme as any, or two where all labels may be swapped
     extreme = 1 + all(n == 2 * n_first for n, n_first in sizes)
     least = min(1.0, extreme / math.prod(math.comb(*size) for size in sizes))
     least = max(1 / (permutations + 1), least)
-    return PermutationTest(float(found[0]), p_value, len(one), len(other), permutations, least)
+    return PermutationTest(
+        float(drawn_statistics[0]), p_value, len(one), len(other), permutations, least
+    )
 
 
 def gaussian_kernel(items: Array) -> Array:
     """exp(-|x - y|^2 / (2 m^2)) of all pairs of `[N, D]`, `[N, N]`; m is the median distance of
     different items (1 where that is 0).
-
-    Raises:
-        NumericsError: features so large that their distances are not finite.
     """
     items = items - items.mean(0)  # distances stay, and keep their digits far from 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -133,8 +125,10 @@ def _statistics(kernel: Array, labels: npt.NDArray[np.bool_]) -> Array:
     within = (sums * one).sum(1)
     across = (sums * (1 - one)).sum(1)
     rest = kernel.sum() - within - 2 * across
-    found: Array = (within - n) / (n * (n - 1)) + (rest - m) / (m * (m - 1)) - 2 * across / (n * m)
-    return found
+    squared: Array = (
+        (within - n) / (n * (n - 1)) + (rest - m) / (m * (m - 1)) - 2 * across / (n * m)
+    )
+    return squared
 
 
 @dataclass(frozen=True)
@@ -168,12 +162,8 @@ def measure_power(
     """How often a test of these sizes rejects, were one set shifted.
 
     Both sets of every trial are drawn from `features` `[K, D]` with replacement; the second is
-    moved along their first principal direction. Shifts are tested in rising order up to one that is
-    seen.
-
-    Args:
-        level: p-value at which the test rejects; 1 / (permutations + 1) or more.
-        shifts: in standard deviations of that direction, rising.
+    moved along their first principal direction, by rising shifts in its standard deviations up to
+    one that is seen. A `level` is 1 / (permutations + 1) or more.
     """
     pool, rng = check_features(features), np.random.default_rng(seed)
     _, spread, axes = np.linalg.svd(pool - pool.mean(0), full_matrices=False)

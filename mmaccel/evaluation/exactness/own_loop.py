@@ -32,14 +32,8 @@ SMALLEST = 10  # sequences of a cell, of both samples together
 def compare_loops(
     loop: Draw, reference: Draw, n_prompts: int, samples: int, seed: int
 ) -> Iterator[Check]:
-    """Whether a loop has the reference's distribution: one check.
-
-    Args:
-        samples: sequences of each, at least; prompts have equally many.
-        seed: of the first sequence; all others, of all prompts, have the next ones.
-
-    Raises:
-        OptionError: too few samples for so many prompts.
+    """Whether a loop has the reference's distribution: one check, of at least so many sequences of
+    each, equally many of each prompt. Sequences have the seeds from `seed` on.
     """
     each = -(-samples // n_prompts)
     if each < SMALLEST:
@@ -98,9 +92,6 @@ def draw_by(
 ) -> Draw:
     """Sequences of a caller's loop, which `option` named, up to `length` tokens and to the first of
     `ends`.
-
-    Raises:
-        OptionError: a loop that returns no integers, or its prompt with the new tokens.
     """
 
     def draw(number: int, seeds: Sequence[int]) -> list[list[int]]:

@@ -24,11 +24,7 @@ LENGTH, VOCAB = 5, 3
 
 
 class ReferenceDenoiser(Denoiser):
-    """A joint distribution over L slots of V tokens; id V is the mask token.
-
-    Args:
-        joint: `[V] * L`, non-negative, float64.
-    """
+    """A joint distribution `[V] * L`, float64, over L slots of V tokens; id V is the mask token."""
 
     any_rows = True
     device = torch.device("cpu")
@@ -77,8 +73,7 @@ class ToyLanguage(TokenModel, StateModel):
             joint = (joint[:, None] * logits.double().softmax(-1)).flatten()
         self.joint = joint.view((VOCAB,) * LENGTH)
 
-    def keep_states(self, wanted: bool) -> None:
-        """They always are kept."""
+    def keep_states(self, wanted: bool) -> None: ...
 
     def output_matrix(self) -> Tensor:
         return torch.eye(VOCAB, dtype=torch.float32)
@@ -117,10 +112,8 @@ class ToyLanguage(TokenModel, StateModel):
 
 
 def sample_distribution(policy: Any, kind: str, samples: int, seed: int = 0) -> GTest:
-    """Sample a toy under a policy and compare the counts with its distribution.
-
-    Args:
-        samples: rows of one batch, so that rows advance differently.
+    """Sample a toy under a policy and compare the counts with its distribution; all rows are one
+    batch, so that they advance differently.
     """
     language = ToyLanguage()
     model = language if kind == "window" else ReferenceDenoiser(language.joint)

@@ -43,17 +43,11 @@ _MAX_GAP = 4  # a gap of so many times the largest difference seen still counts 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """What to run. Prompt k has seed + k; sampled checks have the `params`.
 
     Attributes:
         pipe: a `TextToImage`, of images or of `ContinuedTexts`.
-        policy: to be reported on.
-        plain: what it is compared with.
-        captions: B prompts.
-        seed: of the first; prompt k has seed + k.
-        params: of the sampled checks.
-        batch_size: rows decoded together.
-        dtype: of the generator, as on the command line.
+        plain: what the policy is compared with.
         samples: sequences of the toy; 0 leaves the test out.
         extract: features of images; None leaves the permutation test out.
         library: a `BaselineDecoding` to compare with; None leaves the comparison out.
@@ -73,7 +67,6 @@ class Plan:
 
     @property
     def width(self) -> int:
-        """Of a window's pass."""
         window = getattr(self.policy, "window", None)
         return window if isinstance(window, int) and window > 1 else 16
 
@@ -86,7 +79,6 @@ class Plan:
         return self.policy.exactness == "bitwise" and is_decidable
 
     def seeds(self, shift: int = 0) -> list[int]:
-        """One per prompt, of 64 bits."""
         return [(seed + shift) % 2**64 for seed in spread_seeds(self.seed, len(self.captions))]
 
     def run(self, policy: Any, batch_size: int, shift: int = 0) -> ImageOutput:
@@ -101,14 +93,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """One guarantee, or a measurement without one.
-
-    Attributes:
-        name: of the check.
-        guaranteed: whether the policy guarantees that it holds.
-        holds: whether it does.
-        said: in words.
-        figures: what was measured, ready for JSON.
+    """One guarantee, or a measurement without one; `said` is in words, `figures` are ready for
+    JSON.
     """
 
     name: str
@@ -119,11 +105,9 @@ class Check:
 
     @property
     def is_broken(self) -> bool:
-        """A guarantee that does not hold."""
         return self.guaranteed and not self.holds
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and `is_broken`, ready for JSON."""
         return {**asdict(self), "is_broken": self.is_broken}
 
 
@@ -139,28 +123,25 @@ def compare_rows(
     """Tokens of two runs of the same prompts and seeds.
 
     A row that diverges where rounding explains it (`explain_divergence`) keeps the guarantee; on a
-    canvas, where there is no next slot, nothing explains one.
-
-    Args:
-        explain: whether the draws of both come from the plain loop's noise, so that rounding can
-            explain a divergence.
+    canvas, where there is no next slot, nothing explains one, nor where the two runs have other
+    noise.
     """
     total, length = plain.tokens.shape
-    parts = first_divergence(made.tokens, plain.tokens)
-    rows = (parts < length).nonzero()[:, 0].tolist()
+    divergences = first_divergence(made.tokens, plain.tokens)
+    rows = (divergences < length).nonzero()[:, 0].tolist()
     can_explain = explain and plan.pipe.model.kind == "window" and plan.params.processor is None
-    found = []
+    partings = []
     for row in rows if can_explain else []:
-        slot, seed = int(parts[row]), plan.seeds()[row]
+        slot, seed = int(divergences[row]), plan.seeds()[row]
         caption, other = plain.prompts[row], int(made.tokens[row, slot])
         parting = explain_divergence(plan, caption, plain.tokens[row], slot, other=other, seed=seed)
-        found.append({"row": row, "caption": caption, "seed": seed, **parting})
-    is_rounding = bool(found) and all(parting["is_rounding"] for parting in found)
+        partings.append({"row": row, "caption": caption, "seed": seed, **parting})
+    is_rounding = bool(partings) and all(parting["is_rounding"] for parting in partings)
     said = f"{total - len(rows)} of {total} rows the same"
     if rows:
-        said += f", the others up to token {int(parts[rows].min())}"
-    if found:  # the row that rounding explains least
-        worst = next((parting for parting in found if not parting["is_rounding"]), found[0])
+        said += f", the others up to token {int(divergences[rows].min())}"
+    if partings:  # the row that rounding explains least
+        worst = next((parting for parting in partings if not parting["is_rounding"]), partings[0])
         gap = "a token of probability 0" if worst["gap"] is None else f"gap {worst['gap']:.2g}"
         is_wide = worst["rounding"] > worst["limit"]
         over = f", more than {worst['limit']:.2g}: no rounding" if is_wide else ""
@@ -170,8 +151,8 @@ def compare_rows(
         "rows": total,
         "same": total - len(rows),
         "length": length,
-        "first_divergence": [None if p == length else p for p in parts.tolist()],
-        "partings": found,
+        "first_divergence": [None if p == length else p for p in divergences.tolist()],
+        "partings": partings,
         "passes": float(made.passes.double().mean()),
         "tokens_per_pass": made.stats.tokens_per_pass,
     }
@@ -183,10 +164,6 @@ def explain_divergence(
 ) -> dict[str, Any]:
     """Where a row of a run over a window, without a processor, diverges from the plain loop, and
     whether rounding explains it.
-
-    Args:
-        tokens: `[L]` int64, of the plain loop.
-        other: the run's token at `slot`.
 
     Returns:
         `slot`; `gap`, by which the worse of both tokens was below the best there, in the units of
@@ -212,19 +189,16 @@ def explain_divergence(
 
 @torch.no_grad()
 def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: int) -> Tensor:
-    """Scores plus frozen noise at every slot of tokens `[L]`, the last of which is not processed,
-    in passes of `width` tokens.
-
-    Returns:
-        `[L, V]` float32; the argmax is the token that a run draws there. At temperature 0, where
-        the params leave one token, before truncation.
+    """Scores plus frozen noise `[L, V]` float32 at every slot of tokens `[L]`, the last of which is
+    not processed, in passes of `width` tokens. The argmax is the token that a run draws there. At
+    temperature 0, where the params leave one token, before truncation.
     """
     params, model, images = plan.params, plan.pipe.model, plan.pipe.image_model
     noise = Noise.from_seed([seed], 1, model.device)
     temperature = params.temperature  # 0 draws no noise
     if temperature == 0:
         params = SamplingParams(params.guidance_scale)
-    found = []
+    scores_by_pass = []
     with alone(model):
         prompt = images.prompt([images.encode(caption)], params.guidance_scale != 1)
         rows, longest = prompt.tokens.shape
@@ -232,17 +206,17 @@ def forced_scores(plan: Plan, caption: str, tokens: Tensor, seed: int, width: in
         if longest > 1:
             model.prefill(Pass(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths)))
         last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
-        own = tokens.to(last.device)
-        entered = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
+        on_device = tokens.to(last.device)
+        entered = torch.cat([last, on_device[:-1].expand(rows, -1)], 1)  # [R, L]
         for first in range(0, len(tokens), width):
             part = entered[:, first : first + width].contiguous()
             logits = model.forward(Pass(part, prompt.lengths - 1 + first))
-            slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
+            slots = torch.arange(first, first + part.shape[1], device=on_device.device)[None]
             none = torch.zeros_like(slots[:, :0])  # which no processor reads
             scores = params.apply(logits, prompt.branches, none, slots, slots, prompt.layout)
             drawn = noise.frozen(slots, scores.shape[-1], temperature)
-            found.append((scores + drawn)[0].cpu())  # [W, V]
-    return torch.cat(found)
+            scores_by_pass.append((scores + drawn)[0].cpu())  # [W, V]
+    return torch.cat(scores_by_pass)
 
 
 LEVEL = 1e-4  # of the G-test; wrong once in 10 000 reports of right samplers
@@ -252,15 +226,7 @@ _VISIBLE = 0.03  # total variation whose power is stated
 
 
 def check_all(plan: Plan) -> Iterator[Check]:
-    """All checks that the model and the policy allow, in order, each as soon as it is known.
-
-    Raises:
-        MissingBackendError: the G-test is wanted, and scipy is not installed.
-
-    Cost: a run of all prompts by each of both, of the different ones at temperature 0, and of a
-    batch row by row; for features a further one by the policy, unless its tokens are the plain
-    loop's, whose distribution is then no question.
-    """
+    """All checks that the model and the policy allow, in order, each as soon as it is known."""
     if plan.samples:
         import_stats()  # a missing package is reported before anything is decoded
     yield from _greedy(plan)
@@ -325,11 +291,7 @@ def check_distribution(policy: Any, kind: str, samples: int) -> Iterator[Check]:
 
 
 def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bool) -> Check:
-    """A G-test as a check, with what it would have seen.
-
-    Args:
-        effective: N of `mmaccel.evaluation.exactness.g_test.power`.
-    """
+    """A G-test as a check, with what it would have seen of `effective` samples, see `power`."""
     sees = power(_VISIBLE, effective, test.degrees, LEVEL)
     said = (
         f"G-test p = {test.p_value:.3g} ({test.degrees} degrees, {samples} sequences); a total "
@@ -341,17 +303,13 @@ def judge(name: str, test: GTest, samples: int, effective: float, guaranteed: bo
 
 
 def check_features(policy: Any, first: Array, second: Array, captions: Sequence[str]) -> Check:
-    """Features of images of the same prompts and of independent seeds.
-
-    Args:
-        first: `[N, D]`, of the plain loop's images.
-        second: `[N, D]`.
-        captions: N prompts; labels are permuted within a prompt alone.
+    """Features `[N, D]` of images of the same N prompts and of independent seeds; labels are
+    permuted within a prompt alone.
     """
     name = "features of images"
     numbers = {caption: k for k, caption in enumerate(dict.fromkeys(captions))}
-    own = [numbers[caption] for caption in captions]
-    test = permutation_test(first, second, groups=(own, own))
+    prompt_numbers = [numbers[caption] for caption in captions]
+    test = permutation_test(first, second, groups=(prompt_numbers, prompt_numbers))
     said = (
         f"permutation test p = {test.p_value:.3g} ({len(first)} and {len(second)} images of "
         f"{len(numbers)} prompts); "
@@ -359,7 +317,9 @@ def check_features(policy: Any, first: Array, second: Array, captions: Sequence[
     if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
         said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more images"
         return Check(name, False, True, said, {**asdict(test), "power": None})
-    sees = measure_power(first, (len(first), len(second)), groups=(own, own), level=MMD_LEVEL)
+    sees = measure_power(
+        first, (len(first), len(second)), groups=(prompt_numbers, prompt_numbers), level=MMD_LEVEL
+    )
     visible = "none tested" if sees.visible is None else f"{sees.visible:g} standard deviations"
     said += f"smallest shift seen four times out of five: {visible}"
     figures = {**asdict(test), "power": {**asdict(sees), "chances": list(sees.chances.items())}}

@@ -45,12 +45,7 @@ _BLOCK = 2048  # rows of a block of the kernel's matrix
 
 
 def check_features(features: npt.ArrayLike, name: str = "features", least: int = 2) -> Array:
-    """Features as `[N, D]` float64, of at least `least` items.
-
-    Raises:
-        ShapeError: other dimensions, or too few items.
-        NumericsError: NaN or infinity.
-    """
+    """Features as `[N, D]` float64, of at least `least` items; ShapeError or NumericsError."""
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] < least or array.shape[1] < 1:
         raise ShapeError(
@@ -67,11 +62,7 @@ def check_features(features: npt.ArrayLike, name: str = "features", least: int =
 
 
 def check_pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Array]:
-    """Two sets of features, `[N, D]` and `[M, D]` float64, of at least 2 items each.
-
-    Raises:
-        ShapeError, NumericsError: as `check_features`, or unlike widths.
-    """
+    """Two sets of features, `[N, D]` and `[M, D]` float64, of at least 2 items each."""
     one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ShapeError(
@@ -89,9 +80,6 @@ def measure_distances(
 
     Cost: two symmetric eigenvalue problems and one singular value problem of D by D, six times; and
     O((N + M)^2 D), in blocks of 2048 rows.
-
-    Raises:
-        ShapeError, NumericsError: as `check_pair`, or features too large to be cubed.
     """
     one, other = check_pair(first, second)
     width = one.shape[1]
@@ -104,7 +92,6 @@ def measure_distances(
 
 
 def frechet_distance(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Of `[N, D]` and `[M, D]`."""
     one, other = check_pair(first, second)
     apart = one.mean(0) - other.mean(0)
     covariances = [np.atleast_2d(np.cov(items, rowvar=False)) for items in (one, other)]
@@ -129,8 +116,8 @@ def frechet_floor(one: Array, other: Array, splits: int = 5, seed: int = 0) -> f
     pool = np.concatenate([one, other])
     rng = np.random.default_rng(seed)
     mixed = [pool[rng.permutation(len(pool))] for _ in range(splits)]
-    found = [frechet_distance(each[: len(one)], each[len(one) :]) for each in mixed]
-    return float(np.mean(found))
+    distances = [frechet_distance(each[: len(one)], each[len(one) :]) for each in mixed]
+    return float(np.mean(distances))
 
 
 def measure_kid(
@@ -139,21 +126,16 @@ def measure_kid(
     """`value` over all pairs; `mean` and `std` (the number of subsets in its denominator) over
     random `subsets` of `subset_size` items, cut to the smaller set."""
     size, rng = min(subset_size, len(one), len(other)), np.random.default_rng(seed)
-    found = []
+    values = []
     for _ in range(subsets):
         parts = (side[rng.choice(len(side), size, replace=False)] for side in (one, other))
-        found.append(squared_mmd(*parts))
-    drawn = {"mean": float(np.mean(found)), "std": float(np.std(found))}
+        values.append(squared_mmd(*parts))
+    drawn = {"mean": float(np.mean(values)), "std": float(np.std(values))}
     value = squared_mmd(one, other)
     return {"value": value, **drawn, "subsets": subsets, "subset_size": size}
 
 
 def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Unbiased estimate over all pairs.
-
-    Raises:
-        NumericsError: features too large to be cubed.
-    """
     one, other = check_pair(first, second)
     n, m = len(one), len(other)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -27,15 +27,7 @@ Extract = Callable[..., Tensor]
 
 
 def open_extractor(name: str, own: str = "scenes") -> Extract:
-    """An extractor by name.
-
-    Args:
-        name: `own` or "module:function".
-        own: the network that ships: "scenes", "moving-scenes" or "voices".
-
-    Raises:
-        OptionError: another name.
-    """
+    """An extractor by name: `own`, a network that ships, or "module:function"."""
     if name == own:
         return hear if own == "voices" else load_features(own).extract
     return load_callable(name, "features", f"{own} or module:function")
@@ -44,26 +36,16 @@ def open_extractor(name: str, own: str = "scenes") -> Extract:
 def load_callable(
     name: str, option: str, wanted: str = "module:function", items: str = "items"
 ) -> Callable[..., Any]:
-    """Import a callable of the user's; see `mmaccel.own_code.import_named`.
-
-    Args:
-        option: begins the messages.
-        wanted: what is expected, in messages.
-        items: what the first argument has, in messages.
-
-    Returns:
-        A function that calls it, and raises OptionError where it raises anything.
-
-    Raises:
-        OptionError: no such module or name, no callable, or a module that raises when imported.
+    """A function of the user's, which raises OptionError where it raises anything. `items` is what
+    its first argument has, in messages.
     """
-    found = import_named(name, option, wanted)
-    if not callable(found):
+    function = import_named(name, option, wanted)
+    if not callable(function):
         raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")
 
     def call(*args: Any) -> Any:
         try:
-            return found(*args)
+            return function(*args)
         except (Exception, SystemExit) as error:
             raise OptionError(
                 f"{option}: expected {show(name)} to return for {len(args[0])} {items}, received "
@@ -75,14 +57,9 @@ def load_callable(
 
 @torch.no_grad()
 def extract_all(batches: Iterable[Any], extract: Extract) -> Array:
-    """Features `[N, D]` float64 of all images, clips or windows of sound.
-
-    Raises:
-        ShapeError: what the extractor returns is not `[B, D]`.
-        NumericsError: features that are not finite.
-    """
+    """Features `[N, D]` float64 of all images, clips or windows of sound."""
     parts = []
     for batch in batches:
-        found = extract(*batch) if isinstance(batch, tuple) else extract(batch)
-        parts.append(check_features(torch.as_tensor(found).detach().cpu().double(), least=1))
+        features = extract(*batch) if isinstance(batch, tuple) else extract(batch)
+        parts.append(check_features(torch.as_tensor(features).detach().cpu().double(), least=1))
     return np.concatenate(parts)

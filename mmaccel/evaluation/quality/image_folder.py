@@ -34,14 +34,7 @@ _MOST_FRAMES = 256  # of a clip
 
 @dataclass(frozen=True)
 class Item:
-    """A file that counts.
-
-    Attributes:
-        file: where it is.
-        prompt: its prompt, or None where nothing says it.
-        seed: what it was made with, or None.
-        facts: all that it carries.
-    """
+    """A file that counts, and what it carries; prompt and seed are None where nothing says them."""
 
     file: Path
     prompt: str | None = None
@@ -50,12 +43,7 @@ class Item:
 
 
 def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
-    """The files of a folder that count, by name.
-
-    Raises:
-        OptionError: no such folder, none of these files in it, a file that is no image, or a
-            `prompts.jsonl` that cannot be read or names a file that is not there.
-    """
+    """The files of a folder that count, by name, with the facts of its `prompts.jsonl`."""
     if not folder.is_dir():
         raise OptionError(f"folder: expected a folder, received {str(folder)!r}; check the path")
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() in kinds and f.is_file())
@@ -79,9 +67,6 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
 def read_facts(file: Path) -> dict[str, Any]:
     """What a PNG carries of `mmaccel generate`, and what stands next to any other file in a JSON
     file of the same name; empty where there is nothing.
-
-    Raises:
-        OptionError: no image, or a JSON file that cannot be read.
     """
     text: str | bytes | None = None
     if file.suffix.lower() == ".png":
@@ -102,22 +87,14 @@ def _parse(text: str | bytes | None) -> dict[str, Any]:
 
 
 def open_image(file: Path) -> Any:
-    """A PIL image, decoded.
-
-    Raises:
-        OptionError: it cannot be; with the file's name.
-    """
     with open_picture(file) as image:
         image.load()
         return image
 
 
 def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:
-    """Pixels of images in order, `[B, 3, H, W]` uint8, B at most `batch_size`.
-
-    Raises:
-        OptionError: a file that is no image, or one of more than 8 bits a channel.
-        ShapeError: images of unlike sizes; with two of them.
+    """Pixels of images in order, `[B, 3, H, W]` uint8, B at most `batch_size`; ShapeError for
+    unlike sizes.
     """
     first: tuple[Path, tuple[int, int]] | None = None
     for k in range(0, len(items), batch_size):
@@ -149,10 +126,6 @@ def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
 
     A clip whose frames are all equal is one image in some formats; where its facts say how many
     `frames` it has, it has them.
-
-    Raises:
-        OptionError: a file that is no clip, or one of more than 256 frames.
-        ShapeError: clips of unlike sizes or lengths; with two of them.
     """
     first: tuple[Path, list[int]] | None = None
     for k in range(0, len(items), batch_size):
@@ -181,12 +154,7 @@ def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
 
 
 def read_list(file: Path) -> dict[str, dict[str, Any]]:
-    """`prompts.jsonl` by file name; empty where there is none.
-
-    Raises:
-        OptionError: a line that is no object with `prompt` and the `file` of its folder, each once;
-            with the line's number.
-    """
+    """`prompts.jsonl` by file name; each line has a `prompt` and the `file` of its folder, once."""
     listed: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(read_lines(file, "text") if file.is_file() else (), 1):
         facts = _parse(line)

@@ -33,17 +33,9 @@ def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a folder holds.
-
-    Attributes:
-        unit: of its items, plural.
-        suffixes: of their files.
-        distance: name of the Fréchet distance over `own` features.
-        own: features of the network that ships, and items that are drawn.
-        read: batches of items, of a size.
-        judge: from items in 0..1 and prompts to verdicts; None: prompts are not read back, and no
-            items are drawn.
-        read_prompt: refuses prompts that `judge` does not read.
+    """What a folder holds. `judge` makes verdicts of items in 0..1 and prompts, `read_prompt`
+    refuses those that it does not read; without it prompts are not read back, and no items are
+    drawn.
     """
 
     unit: str
@@ -76,8 +68,8 @@ def judge_items(kind: Kind, items: Sequence[Item], batch_size: int) -> list[Verd
         (pixels,) = kind.read([items[i] for i in part], len(part))
         if pixels.shape[-2:] != (64, 64):
             return verdicts
-        found = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
-        for i, verdict in zip(part, found, strict=True):
+        judged = kind.judge(pixels.float() / 255, [str(items[i].prompt) for i in part])
+        for i, verdict in zip(part, judged, strict=True):
             verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
     return verdicts
 

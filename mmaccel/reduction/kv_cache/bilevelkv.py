@@ -6,11 +6,9 @@ video that is relevant to the question is read with all its keys and values, ano
 of a pooled copy.
 
 Departures: the paper is told which chunks are relevant, and processes the video twice; here the
-attention of the prompt's last entries decides, in each layer for all heads together, and keys and
-values of neighbouring entries are averaged as they are cached: keys with their rotation. Chunks are
-counted from the beginning of the prompt. The budget decides how many chunks stay whole; the least
-relevant of these may do so in part. A mean of n entries receives the attention of one. All this
-happens once, when the prompt is processed.
+attention of the prompt's last entries decides, in each layer for all heads together, and
+neighbouring entries are averaged as they are cached. The budget decides how many chunks stay whole.
+A mean of n entries receives the attention of one. All this happens once.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class BiLevelKV(MergingMethod):
         question: the last entries, which decide and stay.
 
     Loses: where a prompt does not end with the question.
-    Figures: SmolLM2-135M, documents: 67, 21 and 1 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 67, 21, 1 % right at 1/2, 1/4, 1/10.
     """
 
     chunk: int = within(256, 2, hint="give the tokens of a few frames", multiple_of="pool")

@@ -6,11 +6,10 @@ sets, one after the other by turns; an entry of the first set is matched with th
 second whose key is most similar, and of all matches the most similar ones are merged, keys and
 values, into their mean. That is repeated until few enough are left.
 
-Departures: written from the paper's abstract and overviews; its code is not public. Who is in which
-set is fixed by the place in a chunk: odd places first, then every second of the even ones, and so
-on; similarities are those of the keys before any merge, and what goes joins the most similar entry
-of its chunk that stays. Keys are averaged as they are rotated. A mean of n entries receives the
-attention of one. All this happens once, when the prompt is processed.
+Departures: written from the paper's abstract and overviews. Odd places of a chunk are one set, then
+every second of the even ones, and so on; similarities are those of the keys before any merge, and
+what goes joins the most similar entry that stays. Keys are averaged as they are rotated. A mean of
+n entries receives the attention of one. All this happens once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Chelsea(MergingMethod):
         recent: how many of the last entries are not merged.
 
     Loses: what tells similar keys apart: it is the averaging itself, not counts or rotations.
-    Figures: SmolLM2-135M, documents: 24 and 14 % right at a half and a quarter.
+    Figures: SmolLM2-135M: 24, 14 % right at 1/2, 1/4.
     """
 
     budget: int = budget_above("sinks + recent")

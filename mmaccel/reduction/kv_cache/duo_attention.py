@@ -5,11 +5,10 @@ Heads", ICLR 2025 (arXiv:2410.10819), section 2. A few heads, the retrieval head
 in a text; the others, the streaming heads, attend to its first entries and the most recent ones,
 and need no more.
 
-Departures: the paper finds the retrieval heads of a model once, by training a gate for each head on
-made-up texts. Here a short calibration does, on each prompt: a key head is a retrieval head if the
-queries of the last `window` entries give more than `share` of their attention, in the mean, to what
-a streaming head would drop. So no file belongs to a model, and a head may be one in one row and not
-in another. Entries go once, when the prompt is processed.
+Departures: the paper finds a model's retrieval heads once, by training gates. Here each prompt
+calibrates: a key head is a retrieval head if the queries of the last `window` entries give more
+than `share` of their attention, in the mean, to what a streaming head would drop. So a head may be
+one in one row and not in another. Entries go once.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class DuoAttention(HeadwiseMethod):
 
     Loses: where one prompt's end looks nowhere; a smaller budget makes more heads look past it, and
     those keep all.
-    Figures: SmolLM2-135M, documents: 87 and 91 % right with 71 and 76 % of the entries.
+    Figures: SmolLM2-135M: 87 and 91 % right with 71 and 76 % of the entries.
     """
 
     budget: int = budget_above("sinks", 384)

@@ -10,10 +10,9 @@ queries, and stay.
 mu and S are those of queries before their rotation, rotated by the mean over the next 512
 positions; here queries are turned on to the prompt's end, and from there on.
 
-Departures: the last `window` queries count, in the paper all of the prompt: of what stays at half
-of the cache 98.8 % is what kvpress 0.5.5 keeps, and 99.9 % with a window of all (SmolLM2-135M, four
-prompts of 500 to 650 tokens). Where a model does not tell how its states turn, queries stay as they
-were rotated.
+Departures: the last `window` queries count, in the paper all: at half of the cache 98.8 % of what
+stays is what kvpress 0.5.5 keeps, 99.9 % with a window of all (SmolLM2-135M, four prompts of 500 to
+650 tokens). Where a model does not tell how its states turn, queries stay as they were rotated.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ExpectedAttention(CacheMethod):
 
     Loses: where answers ask differently from the end of the prompt. The covariance takes D times
     the memory of a mean.
-    Figures: SmolLM2-135M, documents: 49, 19 and 11 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 49, 19, 11 % right at 1/2, 1/4, 1/10.
     """
 
     budget: int = budget_above("sinks")

@@ -30,7 +30,7 @@ class H2O(CacheMethod):
 
     Cost: the prompt's attention a second time, 64 queries at a time.
     Loses: what the end asks for: early entries are seen by more queries.
-    Figures: SmolLM2-135M, documents: 46, 33 and 21 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 46, 33, 21 % right at 1/2, 1/4, 1/10.
     """
 
     recent: float = within(0.5, 0, 1, "0.5 is the paper's")

@@ -28,7 +28,7 @@ class KNorm(CacheMethod):
 
     Loses: in models whose keys are normalised (Qwen3, Gemma 3); the question has no say; the first
     layers do not shrink.
-    Figures: SmolLM2-135M, documents: 21 % right at a half.
+    Figures: SmolLM2-135M: 21 % right at 1/2.
     """
 
     first_layer: int = within(2, hint="2 suits most models")

@@ -30,7 +30,7 @@ class MorphKV(CacheMethod):
 
     Loses: what no recent entry attends to, though a later one would; in short answers. A window
     wider than `every` is refused.
-    Figures: SmolLM2-135M, documents: 49, 29 and 20 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 49, 29, 20 % right at 1/2, 1/4, 1/10.
     """
 
     every: int | None = field(default=64, kw_only=True)

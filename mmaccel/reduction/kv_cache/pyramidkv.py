@@ -33,7 +33,7 @@ class PyramidKV(SnapKV):
             all layers the same.
 
     Loses: where higher layers look for many things; the first layers hold nearly twice the mean.
-    Figures: SmolLM2-135M, documents: 96, 85 and 52 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 96, 85, 52 % right at 1/2, 1/4, 1/10.
     """
 
     slope: int = within(20, 1, hint="20 is the paper's")

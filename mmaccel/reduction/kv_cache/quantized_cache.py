@@ -7,10 +7,8 @@ spread to others. Values have no such channels: each entry has a scale of its ow
 asymmetric: `least + scale * code`. The newest entries stay whole.
 
 Departures: 8 or 4 bits. Where no kernel runs, a layer is unpacked for a pass, which saves memory
-and not time. A value's scale is that of a whole head and not of parts of it. The newest entries are
-at least `residual` and fewer than a group more; in the paper keys and values have different ones.
-Only accepted entries are packed, so that drafts may be rejected. `over` evicts entries first: fewer
-entries and fewer bits together.
+and not time. A value's scale is that of a whole head. The newest entries are at least `residual`
+and fewer than a group more. Only accepted entries are packed. `over` evicts entries first.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class QuantizedCache(CacheQuantizer):
     64), 8 bits 32 and 56 %.
     Loses: time on a CPU, where a layer is unpacked for every pass; short texts stay whole. Windows
     wider than `group` or `residual`, trees and `attention=` are refused.
-    Figures: SmolLM2-135M, documents: 8 bits lose nothing that was seen, 4 bits 5 %.
+    Figures: SmolLM2-135M: 8 bits lose nothing that was seen, 4 bits 5 %.
     """
 
     group: int = within(64, 1, 4096, "two codes share a byte", multiple_of=2)

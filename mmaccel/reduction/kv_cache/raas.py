@@ -6,11 +6,10 @@ for a while and then never again, and the prompt is attended to now and then. An
 stamp: when it last received more than a threshold of a query's attention. The entries with the
 oldest stamps go; those of the prompt never do.
 
-Departures: the paper evicts a page of entries as soon as the budget is full; here a round of
-`every` tokens evicts as many entries, one by one, and what goes is attended to for a round more.
-The threshold is the 0.0001 that a review of the paper names for its alpha.
-Query heads vote for their key head with their mean attention. Of equally old entries the later ones
-go. A prompt beyond the budget is kept whole, and the last entry with it.
+Departures: a round of `every` tokens evicts as many entries, where the paper evicts a page when the
+budget is full; what goes is attended to for a round more. The threshold is that of a review of the
+paper. Query heads vote with their mean attention. Of equally old entries the later ones go. A
+prompt beyond the budget is kept whole, and the last entry with it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class RandomEviction(CacheMethod):
     Args:
         seed: of the choice.
 
-    Figures: SmolLM2-135M, documents: 28 and 3 % right at a half and a quarter.
+    Figures: SmolLM2-135M: 28, 3 % right at 1/2, 1/4.
     """
 
     seed: int = within(0, 0, 2**32 - 1, "0 will do")

@@ -32,7 +32,7 @@ class SnapKV(CacheMethod):
 
     Loses: what the end of the prompt does not ask for; a smaller `kernel` cuts codes: 0 of 10 right
     with 5, 9 with 7.
-    Figures: SmolLM2-135M, documents: 98, 91 and 63 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 98, 91, 63 % right at 1/2, 1/4, 1/10.
     """
 
     budget: int = budget_above("window")

@@ -9,9 +9,8 @@ taken back and that of consecutive positions applied, as in Z. He et al., "Let t
 Itself When You Edit the Code", ICLR 2025 (arXiv:2407.03157, PIE); new entries go on behind them.
 
 Departures: the paper moves the window on with every token. Here entries go when the prompt is
-processed, and in rounds of `every` tokens where that is given; kept keys keep their positions
-unless `rerotate` is given, which has no rounds. So the model sees positions up to the length of the
-whole text, which it has to know; a stream without an end is out of reach.
+processed, and in rounds of `every` tokens; kept keys keep their positions unless `rerotate` is
+given, which has no rounds. So a stream without an end is out of reach.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class StreamingLLM(CacheMethod):
 
     Loses: the middle of the prompt, whatever is asked; without `rerotate` positions go on, so that
     a model must know texts of that length.
-    Figures: SmolLM2-135M, documents: the last entries alone have 54 % right at a half.
+    Figures: SmolLM2-135M: the last entries alone have 54 % right at 1/2.
     """
 
     budget: int = budget_above("sinks")

@@ -28,7 +28,7 @@ class VATP(H2O):
         sinks: how many of the first entries stay; the budget holds them beside the last ones.
 
     Loses: what `H2O` loses.
-    Figures: SmolLM2-135M, documents: 44, 33 and 13 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 44, 33, 13 % right at 1/2, 1/4, 1/10.
     """
 
     sinks: int = within(20, 0, "room", "give a larger budget or fewer sinks")

@@ -7,12 +7,11 @@ window's queries, weighted by it; blocks are ranked by the product of the probe 
 A layer whose scores are spread over many blocks, of high entropy, reads more of them than one whose
 scores single out a few (the dynamic cut-off).
 
-Departures: the paper ranks the blocks of single windows of a prompt; here the windows are those of
-decoding, and the prompt attends to everything. Each query head has a probe, and a block counts with
-the best of those that read its key head. Where all queries are alike, as in a window of one, the
-probe is their mean. A layer's share of the budget is its mean entropy in the run's passes so far
-over that of all layers, between a half and two, and not a share of what the layers below have left;
-in the first pass shares are equal. Windows that are rolled back count.
+Departures: the windows are those of decoding, not of a prompt, which attends to everything. Each
+query head has a probe, and a block counts with the best of those that read its key head; in a
+window of one the probe is its query. A layer's share of the budget is its mean entropy in the run's
+passes so far over that of all layers, between a half and two; in the first pass shares are equal.
+Windows that are rolled back count.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ActQKV(BlockScorer):
         by_layer: layers share the budget by the entropy of their scores.
 
     Loses: where tokens of a window look for different things; wrong drafts stand out, too.
-    Figures: SmolLM2-135M, documents: 92 and 75 % right at a quarter and a tenth.
+    Figures: SmolLM2-135M: 92, 75 % right at 1/4, 1/10.
     """
 
     by_layer: bool = False

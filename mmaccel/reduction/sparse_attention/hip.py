@@ -30,7 +30,7 @@ class HiP(AttentionMethod):
 
     Loses: keys whose neighbours are unlike them; at large budgets; on a GPU, where steps of a
     descent follow each other.
-    Figures: SmolLM2-135M, documents: 57 % right at a quarter.
+    Figures: SmolLM2-135M: 57 % right at 1/4.
     """
 
     def choose(self, blocks: LayerBlocks) -> Tensor:

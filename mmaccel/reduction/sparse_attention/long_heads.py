@@ -6,11 +6,10 @@ its own. A block's representative is not its mean: the entries of the block atte
 the mean of what they get is a query, and the representative is what this query gets of the block's
 keys. Keys that others attend to weigh more in it.
 
-Departures: the published code lets the mean of attended *values* query the keys, two spaces that
-have nothing to do with each other; here what is attended to are keys in both steps. The queries of
-cached tokens are not kept, so that keys attend in their place. Positions stay as they are: the
-paper renumbers them, to read texts that are longer than the model's. The list is that of a key
-head, and a block counts with the best query that reads it.
+Departures: the published code lets the mean of attended *values* query the keys; here what is
+attended to are keys in both steps, and keys attend in place of cached tokens' queries. Positions
+stay, where the paper renumbers them to read longer texts. The list is that of a key head, and a
+block counts with the best query that reads it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class LongHeads(BlockScorer):
     """Reads, for each head, the blocks whose representative key matches a query best.
 
     Loses: one key among others that point elsewhere; texts longer than the model's.
-    Figures: SmolLM2-135M, documents: 66 % right at a quarter.
+    Figures: SmolLM2-135M: 66 % right at 1/4.
     """
 
     summary = "given"

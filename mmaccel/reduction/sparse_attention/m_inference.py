@@ -6,10 +6,9 @@ Attention", NeurIPS 2024 (arXiv:2407.02490), section 3. Heads look at the beginn
 ("block"). The columns and distances are those that the last queries of the prompt attend to; the
 blocks are found with mean queries and mean keys.
 
-Departures: the paper searches each head's pattern once, on a text, under equal cost. Here every
-prompt calibrates its own heads: the last queries' attention is known in full, and a key head takes
-the pattern that keeps most of it, each with `budget` of the blocks. Columns and distances are
-counted in blocks, and a block has the sum of both.
+Departures: the paper searches each head's pattern once, on a text. Here every prompt calibrates: a
+key head takes the pattern that keeps most of the last queries' attention, each with `budget` of the
+blocks. Columns and distances are counted in blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class MInference(PromptMethod):
         window: the last queries of a prompt, by which heads are calibrated.
 
     Loses: in short prompts, and where a prompt's end looks for other things than its middle.
-    Figures: SmolLM2-135M, documents: 91, 79 and 48 % right at a half, a quarter, a tenth.
+    Figures: SmolLM2-135M: 91, 79, 48 % right at 1/2, 1/4, 1/10.
     """
 
     budget: float = 0.2

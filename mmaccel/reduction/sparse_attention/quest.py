@@ -27,8 +27,8 @@ class Quest(BlockScorer):
     """Reads the blocks with the largest bounds on a query's scores.
 
     Loses: in short caches, and in wide windows, whose queries want many blocks.
-    Figures: SmolLM2-135M, documents: 96 and 73 % right at a quarter and a tenth; at 4000 positions
-    on two cores 70 ms a token where all keys take 59.
+    Figures: SmolLM2-135M: 96, 73 % right at 1/4, 1/10; at 4000 positions on two cores 70 ms a token
+    where all keys take 59.
     """
 
     summary = "bounds"

@@ -5,12 +5,10 @@ C. Lin et al., "Twilight: Adaptive Attention Sparsity with Hierarchical Top-p Pr
 one place, and too few for one that looks everywhere. So the weights of a query are estimated, a
 base method leaves candidates, and of those the fewest are kept whose weights sum up to p.
 
-Departures: the paper estimates the weights of single tokens with 4-bit keys; here a block's weight
-is that of its entries at their mean score, or at the bound of `Quest`, which no entry exceeds. The
-candidates are the `budget` blocks with the largest weights, by default all. The threshold is found
-to the last bit, and of equal weights no more are kept than are needed. Blocks that are read in any
-case (the first, and the window's own) count first. Every query of a window has its own share; all
-of them read the union.
+Departures: the paper estimates the weights of tokens with 4-bit keys; here a block's weight is that
+of its entries at their mean score, or at the bound of `Quest`. Candidates are the `budget` blocks
+with the largest weights. Blocks that are read in any case count first. Every query of a window has
+its own share; all of them read the union.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class TopP(AttentionMethod):
 
     Loses: where attention is spread evenly, and in wide windows, which read a union; the share is
     of an estimate.
-    Figures: SmolLM2-135M, documents: 93 % right with half of the blocks.
+    Figures: SmolLM2-135M: 93 % right with half of the blocks.
     """
 
     budget: float = 1.0

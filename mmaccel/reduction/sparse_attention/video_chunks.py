@@ -5,11 +5,10 @@ Sparsification", 2025 (arXiv:2506.19225), section 3 (chunk-based pre-filling). N
 belong together: attention within a chunk is full, attention between chunks is sparse, and the
 question behind the video sees everything.
 
-Departures: chunks are counted in entries from the beginning of the prompt, text and time stamps
-included, since a selector does not know where frames begin. Between chunks a tile sees the blocks
-whose mean key matches its mean query best; the model of the paper was trained with marks of time
-for it. Later passes attend to everything that is cached; what the paper reloads, whole or pooled
-keys of a chunk, is a method of caches (`BiLevelKV`).
+Departures: chunks are counted in entries from the beginning of the prompt, text included. Between
+chunks a tile sees the blocks whose mean key matches its mean query best; the paper's model was
+trained with marks of time. Later passes attend to everything; what the paper reloads, whole or
+pooled keys of a chunk, is `BiLevelKV`.
 """
 
 from __future__ import annotations

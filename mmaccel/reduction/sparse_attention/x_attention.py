@@ -33,7 +33,7 @@ class XAttention(PromptMethod):
 
     Loses: in short prompts; one key among `stride` others. Layers whose mask is not causal are
     processed whole.
-    Figures: SmolLM2-135M, documents: 98 % right.
+    Figures: SmolLM2-135M: 98 % right.
     """
 
     budget: float = field(default=1.0, init=False, repr=False)  # the share is the budget

@@ -5,10 +5,10 @@ Matters More", EMNLP 2025 (arXiv:2502.11494), section 4.2: pivots are the visual
 with the largest keys by the L1 norm in an early layer. Kept are the visual pivots and, of each
 pivot, the visual tokens least similar to it by the cosine of hidden states.
 
-Departures: the pivots' lists are cut at a common depth such that their union fills the budget
-exactly; the code goes through pivots one by one, in the order of a Python set, divides the budget
-by their number without the remainder, and returns the tokens unsorted, which scrambles their
-positions. Text pivots are ranked by their hidden states where the model gives no text keys.
+Departures: the pivots' lists are cut at a common depth such that their union fills the budget; the
+code goes through pivots in the order of a Python set, drops the remainder of the budget, and
+returns tokens unsorted, which scrambles their positions. Text pivots are ranked by hidden states
+where the model gives no text keys.
 """
 
 from __future__ import annotations

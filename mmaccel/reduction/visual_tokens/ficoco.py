@@ -7,11 +7,10 @@ tokens and is attended to little, by the class token (V, in the encoder, weight 
 stay. *Compress*: it is merged into them. V has the paper's local penalty: in each 2 x 2 window the
 most redundant token counts as more so.
 
-Departures: attention between patches, a map, is replaced by the cosine of keys; the token goes into
-its one best match (the paper's 0.998 quantile of 576 correlations is one or two) by weighted mean,
-weighed by the correlation; only tokens that stay are matches. The released code adds to other
-tokens than it has chosen, because it uses indices of all tokens for those that stay in the order of
-their scores, and its L variant uses attention of visual tokens to later text, which is 0.
+Departures: attention between patches is replaced by the cosine of keys; a token goes into its one
+best match among those that stay, by a mean weighed by the correlation. The released code adds to
+other tokens than it has chosen (it uses indices of all tokens for those that stay), and its L
+variant uses attention of visual tokens to later text, which is 0.
 """
 
 from __future__ import annotations
@@ -90,6 +89,7 @@ class FiCoCoV(_FiCoCo):
         features: what the language model sees, see `ToMe`.
 
     Loses: as `ToMe`; each layer compares all pairs.
+    Figures: `scenes-vqa`, 22 % kept: 6.0 points lost of 97.0.
     """
 
     attended: float = 0.35
@@ -126,7 +126,7 @@ class FiCoCoL(_FiCoCo):
         attended: weight of the text's attention, against that of the resemblance.
 
     Loses: in shallow models, as it begins at layer 5; it is nearly the slowest, and the most
-    accurate on `scenes-vqa`.
+    accurate on `scenes-vqa`, where it loses nothing at 11 %.
     """
 
     attended: float = 0.4

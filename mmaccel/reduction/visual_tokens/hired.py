@@ -44,6 +44,7 @@ class HiRED(TokenReducer):
 
     Loses: small print in a tile that looks empty in the overview. For LLaVA-NeXT, and
     LLaVA-OneVision with `queries="all"`.
+    Figures: `scenes-vqa`, 22 % kept: 6.7 points lost of 97.0.
     """
 
     alpha: float = within(0.5, 0, 1, "0.5 is the paper's")

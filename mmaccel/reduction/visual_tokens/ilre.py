@@ -6,12 +6,11 @@ attention of the query there, and run the model again from its first layer with 
 scores are pooled with kernels of several widths, so that tokens are recalled with what is around
 them.
 
-Departures: of a prompt with images visual tokens alone are recalled, and all text asks and stays;
-of a text, all words but the first and the newest are, and the newest ask. The first run is one pass
-whose layers see everything; the paper streams the prompt in chunks through layers that see its
-beginning and a window. Recalled tokens keep their positions. The kernels' lists are cut at a common
-depth such that their union fills the budget exactly. The paper finds the layer offline; two fifths
-of the depth is our default. `restarts` says that the caller runs the model again.
+Departures: of a prompt with images visual tokens alone are recalled, and all text asks; of a text
+all words but the first and the newest, which ask. The first run is one pass, where the paper
+streams chunks. Recalled tokens keep their positions. The kernels' lists are cut at a common depth
+such that their union fills the budget. The paper finds the layer offline; two fifths of the depth
+is our default.
 """
 
 from __future__ import annotations

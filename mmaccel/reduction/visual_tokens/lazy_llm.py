@@ -6,10 +6,9 @@ that predicts are left out of this step's later layers. Their states at that lay
 auxiliary cache, from which a later step that wants them goes on.
 
 Departures: of a prompt with images, visual tokens alone are dropped; of a text, all words but the
-first and the newest. What was generated stays. The plan is made here for one layer of one step;
-`revives` says that the caller makes a context at every step, whose first layer has *all* tokens
-again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's: each layer leaves the
-same fraction of what the one before left; the paper tunes percentiles by task.
+first and the newest. What was generated stays. `revives` says that the caller asks at every step,
+with *all* tokens again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's, where
+the paper tunes percentiles by task.
 """
 
 from __future__ import annotations

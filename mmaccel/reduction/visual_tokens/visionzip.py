@@ -37,6 +37,7 @@ class VisionZip(TokenReducer):
 
     Loses: where late layers store global facts in plain background; means are states that the
     language model never saw. For LLaVA and LLaVA-NeXT, LLaVA-OneVision with `queries="all"`.
+    Figures: `scenes-vqa`, 22 % kept: 3.3 points lost of 97.0.
     """
 
     contextual: float = within(10 / 64, 0, 1, "10/64 is the paper's")

@@ -157,8 +157,8 @@ def find_layer_sizes(config: Any) -> LayerSizes:
 
 
 def find_device(model: Any) -> torch.device:
-    """Where a model takes its tokens and gives its logits: where accelerate's hook runs it, whose
-    parameters may be on the "meta" device between two passes, else where its first parameter is.
+    """Where a model takes its tokens and gives its logits: where accelerate's hook runs it, else
+    where its first parameter is.
     """
     hook = vars(model).get("_hf_hook")
     for each in getattr(hook, "hooks", (hook,)):
@@ -196,7 +196,7 @@ def read_weight(head: Any) -> Tensor:
 
 
 def name_head(model: Any, n_rows: int, n_ids: int) -> str:
-    """The full name of a head of which some rows alone can be computed; empty where all are."""
+    """The name of a head of which some rows alone can be computed; empty where all are."""
     head = model.get_output_embeddings()
     has_hook = getattr(head, "_hf_hook", None) is not None  # which brings the whole head
     if n_rows >= n_ids or not isinstance(head, nn.Linear) or has_hook:
@@ -308,14 +308,13 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _windows(layers: list[Any]) -> list[int | None]:
-    """Sliding window of every layer, None where it sees everything."""
     return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
 @cache
 def _source_has(decoder: Any, words: str) -> bool:
-    """Whether the source of a decoder's forward has these words: no signature says which masks a
-    decoder makes and takes, and transformers' own sources say it alike.
+    """Whether the source of a decoder's forward has these words: no signature tells which masks it
+    takes.
     """
     try:
         return words in inspect.getsource(decoder.forward)

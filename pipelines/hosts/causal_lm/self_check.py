@@ -57,20 +57,15 @@ def has_passed(model: Any) -> bool:
 
 @in_turn
 def check_windows(model: Any, window: Any) -> None:
-    """Refuse a model whose windows do not give the model's own logits.
-
-    Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
-
-    Args:
-        model: one that `find_facts` accepts, in evaluation mode.
+    """Refuse a model that `find_facts` accepts, whose windows do not give its own logits; where
+    nothing can be compared (NaN, no spread, too few positions) it passes this time.
 
     Raises:
         UnsupportedModelError: with the difference.
         MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
         RuntimeError: the device failed.
 
-    Cost: three short passes, four where activations are quantised, until the model has passed once
-    with its attention implementation.
+    Cost: three short passes, four where activations are quantised, once with an attention.
     """
     if has_passed(model):
         return
@@ -102,7 +97,6 @@ def _refuse(model: Any, received: str) -> NoReturn:
 
 
 def _process_whole(window: Any) -> list[Tensor]:
-    """Logits `[2, W, V]` of the passes of `PASSES`, by one call of the model."""
     window.reserve(2, LENGTH)  # position ids need it
     ids = _make_ids(window)
     positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
@@ -218,14 +212,11 @@ def find_reason(window: Any) -> str:
 
 
 def find_layer_obstacle(window: Any) -> str:
-    """Why a model's layers cannot attend by a function of ours; empty where they can. Cost: as
-    `find_reason`.
-    """
+    """Why a model's layers cannot attend by a function of ours; empty where they can."""
     return _remember(window.model, window, "layers", wants_triton=False)
 
 
 def refuse_own_attention(model: Any, reason: str) -> None:
-    """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
     if reason and dispatch.mode() == "triton":
         raise MissingBackendError(
             f"{dispatch.VARIABLE}=triton: expected a model that attends by window_attention, "

@@ -85,11 +85,7 @@ def trim_vocabulary(model: Any, ids: Any) -> SharedIdsWindow:
 
     Args:
         model: a causal LM of transformers with the target's vocabulary.
-        ids: which ones: numbers, or a file of them.
-
-    Raises:
-        OptionError: ids outside the vocabulary, or an id twice.
-        UnsupportedModelError: no causal LM, or a file that cannot be read.
+        ids: which ones, no id twice: numbers, or a file of them.
     """
     n_ids = CausalLMWindow(model).vocab_size
     kept = read_ids(ids, n_ids)

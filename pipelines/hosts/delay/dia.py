@@ -125,9 +125,8 @@ class DiaRules:
         return kept.masked_fill(ends != (index == self.end), -math.inf)
 
     def find_ends(self, tokens: Tensor, slots: Tensor) -> Tensor:
-        """The step at which the first book has ended before each of slots `[B, W]`, int64.
-
-        `tokens` `[B, N]` are the prompt's column, generated tokens and drafts.
+        """The step at which the first book has ended before each of slots `[B, W]`, of tokens `[B,
+        N]`.
         """
         first_book = self._first_book
         n_before = torch.searchsorted(first_book, slots.contiguous())
@@ -137,9 +136,7 @@ class DiaRules:
 
 
 class DiaSteps(StepDecoder):
-    """`DiaForConditionalGeneration` over states `[R, T, D]` and a mask `[R, T]`, 1 where one is
-    seen.
-    """
+    """`DiaForConditionalGeneration` over states `[R, T, D]`, seen where the mask `[R, T]` is 1."""
 
     def __init__(self, model: Any, states: Tensor, mask: Tensor | None) -> None:
         self.vocab_size = int(model.vocab_size)

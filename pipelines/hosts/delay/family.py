@@ -89,16 +89,12 @@ class CodeDecoder(OwnPasses):
     def pattern(self, call: GenerateCall, mask: Tensor, empty: int) -> tuple[Tensor, Cells | None]:
         """Codes of all cells `[B, S, K]` as far as they are given, and the free cells of every row,
         None where rows have different patterns.
-
-        Args:
-            call: whose ids `[B * K, T]` are rows of single books.
-            mask: `[B, S', K]`, codes of the pattern.
-            empty: its value in cells that it does not give.
         """
         assert call.length is not None
         prompt = call.ids.unflatten(0, (-1, self.n_books(call.model))).mT  # [B, T, K]
         n_prompt = prompt.shape[1]
         prompt = pad(prompt, (0, 0, 0, call.length), value=empty)  # [B, S, K]
+        # [B, S', K], codes of the pattern; `empty` in cells that it does not give
         mask = mask[:, : prompt.shape[1]]
         mask = pad(mask, (0, 0, 0, prompt.shape[1] - mask.shape[1]), value=empty)
         free = mask == empty

@@ -113,10 +113,7 @@ class DelayWindow(TokenModel):
 
     @torch.no_grad()
     def forward(self, entries: Pass) -> Tensor:
-        """One pass over the steps in front of the slots that are scored.
-
-        Cost: a pass over as many steps as `W` slots lie in at most, and one.
-        """
+        """Cost: a pass over as many steps as `W` slots lie in at most, and one."""
         indices = entries.indices
         self._write(indices, entries.tokens)
         slot = indices.clamp(max=self._n_slots - 1)  # [R, W], scored by the entries

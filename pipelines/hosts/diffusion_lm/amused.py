@@ -152,19 +152,14 @@ class GridDenoiser(Denoiser):
 
     The prompt is a condition of the model and not part of the canvas: a row's prompt is one column
     that the model never sees.
-
-    Args:
-        call: the model, `[R, h, w]` int64 to logits `[R, V, h, w]`.
-        conditions: its other arguments; tensors are `[G * B, ...]`, with G = 2 those of the
-            unconditional rows first; other values hold for all rows.
-        grid: (h, w).
     """
 
     def __init__(
         self,
-        call: Callable[..., Tensor],
+        call: Callable[..., Tensor],  # the model, [R, h, w] int64 to logits [R, V, h, w]
+        # its other arguments; tensors [G * B, ...], unconditional rows first
         conditions: Mapping[str, Any],
-        grid: tuple[int, int],
+        grid: tuple[int, int],  # (h, w)
         mask_token: int,
         vocab_size: int,
         branches: int,

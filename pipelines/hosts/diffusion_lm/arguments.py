@@ -82,8 +82,8 @@ _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_
 
 
 def pipeline_table(read: str, refused: Sequence[str]) -> Table:
-    """The table of a diffusers pipeline: arguments that mean under a policy what they mean
-    without, and refused ones of its own scheduler, by their rows in `DENOISER`.
+    """The table of a diffusers pipeline: arguments that are read, and refused ones, as in
+    `DENOISER`.
     """
     return dict.fromkeys(read.split(), READ) | {name: DENOISER[name] for name in refused}
 

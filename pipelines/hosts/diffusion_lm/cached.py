@@ -39,8 +39,9 @@ from mmaccel.pipelines.hosts.diffusion_lm.self_check import check_denoiser, scra
 from mmaccel.pipelines.hosts.layers.attention_function import window_attention_in
 from mmaccel.pipelines.hosts.layers.attention_inputs import find_attending
 from mmaccel.pipelines.hosts.layers.attention_name import find_configs
+from mmaccel.pipelines.hosts.layers.masks import mask_reads
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
-from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache, mask_reads
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.hosts.layers.stores import LayerStores
 from mmaccel.pipelines.hosts.runner.own_products import (
     find_own_products,
@@ -149,11 +150,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
         self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
 
     def check(self) -> None:
-        """Run the self-check: over the cache, and without where the model fails it there.
-
-        Raises:
-            UnsupportedModelError: a model that fails it without a cache, too.
-        """
+        """Run the self-check: over the cache, and without where the model fails it there."""
         check_mode(self.model)
         try:
             check_denoiser(self)
@@ -297,9 +294,8 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self._run_plain(entries, reads)
 
     def run(self, entries: CanvasPass) -> Tensor:
-        """One pass over the cache; logits `[R, Q, V]` of the queries.
-
-        An entry that reads nothing reads itself, so that its logits are no NaN.
+        """Logits `[R, Q, V]` of the queries of a pass over the cache. An entry that reads nothing
+        reads itself, so that its logits are no NaN.
         """
         assert self.stores is not None, "reserve comes first"
         return self._run(entries, by_pass=bool(self._methods), sparse=self.stores.sparse)
@@ -347,9 +343,7 @@ class CachedDenoiser(Denoiser, FinishedBlocks, ReducedLayers):
             return self._logits(entries, mask, self._cache)
 
     def _run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:
-        """A pass without a cache, over all columns of its rows, which attend to `reads`,
-        `[R, 1, C]` or `[R, C, C]` bool.
-        """
+        """A pass without a cache over all columns; reads `[R, 1, C]` or `[R, C, C]` bool."""
         mask = mask_reads(reads, entries.cache_indices, self.form, self.dtype)
         return self._logits(entries, mask, None)
 

@@ -1,6 +1,4 @@
-"""A transformers decoder as a `Denoiser`: masked and block diffusion language models are decoders
-without a causal mask, and are called with a prepared 4-D mask.
-"""
+"""A transformers decoder without a causal mask, called with a 4-D mask, as a `Denoiser`."""
 
 from __future__ import annotations
 
@@ -13,14 +11,9 @@ from mmaccel.pipelines.hosts.diffusion_lm.cached import CachedDenoiser
 
 
 class MaskedLM(CachedDenoiser):
-    """Wraps a decoder with a head, trained to fill in masks.
-
-    Args:
-        mask_token: id of an open slot; None for a model of uniform corruption.
-        shift: 1 if the logits at a position are those of the next one (Dream), 0 if they are its
-            own (LLaDA).
-        block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
-        vocab_size: V, if only the first V ids may be drawn.
+    """Wraps a decoder with a head, trained to fill in masks; its arguments are those of
+    `CachedDenoiser`: a shift of 1 is Dream's, 0 LLaDA's, a block that of SDAR, LLaDA2, Fast-dLLM
+    v2.
 
     Raises:
         UnsupportedModelError: no decoder with full attention in every layer, or one that fails its

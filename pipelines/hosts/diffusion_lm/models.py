@@ -31,9 +31,6 @@ class ModelDenoiser(CachedDenoiser):
         mask_token: id of an open slot in the model's vocabulary; None takes the configuration's
             `mask_token_id`, or `default_mask_token` of the family.
         block: positions per block of a block-causal model; None takes the configuration's.
-
-    Raises:
-        UnsupportedModelError: a model that fails its self-check with and without a cache.
     """
 
     default_mask_token: ClassVar[int | None] = None

@@ -1,7 +1,4 @@
-"""What the services of diffusion models share: attaching, statistics, callbacks, decoded texts.
-
-A service replaces methods of one pipeline or model by methods that decode with a policy.
-"""
+"""What services of diffusion models share, which replace methods of a pipeline or a model."""
 
 from __future__ import annotations
 

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def queried_logits(model: Any, queries: Tensor, *args: Any, **inputs: Any) -> Tensor:
-    """Logits `[R, Q, V]` of chosen positions `queries`, `[R, Q]` int64 in 0..N-1, of
-    ``model(*args, **inputs)``.
-
-    A head that is no linear layer called once on states `[R, N, D]` computes all positions.
+    """Logits `[R, Q, V]` of positions `[R, Q]` int64 of ``model(*args, **inputs)``. A head that is
+    no linear layer called once on states `[R, N, D]` computes all positions.
     """
     selected: list[bool] = []  # whether the head was called on the queries
     thread = get_ident()

@@ -77,7 +77,7 @@ class DenoiserService(PolicyService):
         return_dict_in_generate: bool | None = None,
         **others: Any,
     ) -> Any:
-        """Fill a canvas after every prompt; `[B, T + longest]` int64, or transformers' object with
+        """Fill a canvas after every prompt: `[B, T + longest]` int64, or transformers' object with
         it.
 
         Args:
@@ -85,8 +85,7 @@ class DenoiserService(PolicyService):
             attention_mask: `[B, T]`, 0 on padding, on any side.
             max_new_tokens, gen_length, max_length: slots; `max_length` counts the prompt's columns.
             do_sample, temperature: False or 0 takes the likeliest tokens.
-            guidance_scale: s of u + s (c - u), with u of the negative prompt.
-            negative_prompt_ids, negative_prompt_attention_mask: `[B, N]` or `[1, N]`, as above.
+            guidance_scale: s of u + s (c - u), with u of the negative prompt, `[B, N]` or `[1, N]`.
             eos_token_id: a row ends at the first of these that is committed.
             pad_token_id: fills a row after its end; by default an end token does.
             others: None, or arguments of other loops that change nothing.

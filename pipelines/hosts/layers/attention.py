@@ -28,16 +28,11 @@ from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.hosts.layers.attention_inputs import AttentionInputs
 from mmaccel.pipelines.hosts.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.hosts.layers.masks import make_mask, mask_reads
 from mmaccel.pipelines.hosts.layers.prompt_tiles import attend_by_tiles
 from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.hosts.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.hosts.layers.store import (
-    KVCacheLayout,
-    WindowLayer,
-    make_mask,
-    mask_reads,
-    number_served,
-)
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer, number_served
 
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 TILE = 256  # queries of a prompt under a sliding window or a mask that attend together
@@ -105,9 +100,7 @@ class WindowPass:
 
     @property
     def same_bits(self) -> bool:
-        """Whether an entry's attention has the same bits whatever entries are beside it: all before
-        it are in one split of the kernel.
-        """
+        """Whether an entry has the same bits beside any others: all before it are in one split."""
         changes = (self.sparse, self.tree, self.reads, self.prefix)
         is_plain = all(change is None for change in changes)
         is_one_split = self.by_kernel and self.num_splits == 1
@@ -121,13 +114,9 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
         scale: float, softcap: float | None = None, hidden: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` of a layer over its store, into which the pass has written.
-
-        Args:
-            query: `[R, Hq, W, D]`.
-            key, value: `[R, Hkv, S, D]`, views of what the pass reads of the store.
-            softcap: as of `window_attention`.
-            hidden: `[R, W, C]`, what the layer's attention reads; None unless `reads_hidden`.
+        """Attention `[R, Hq, W, D]` of a layer over its store, into which the pass has written; key
+        and value `[R, Hkv, S, D]` are views of it. `hidden` `[R, W, C]` is None unless the pass
+        `reads_hidden`.
         """
         store = self.stores[layer]
         number = self.served.get(layer)  # as methods count
@@ -159,9 +148,7 @@ class WindowPass:
         self, store: WindowLayer, query: Tensor, key: Tensor, value: Tensor, start: Tensor,
         number: int | None = None, **options: Any,
     ) -> Tensor:  # fmt: skip
-        """As `attend`, to what a store holds, or to chosen blocks of it, and of the layer with this
-        number to what rows read together before it.
-        """
+        """As `attend`; a layer with a number attends to what rows read together, too."""
         prefix = None if number is None else self.prefix
         scale = options["scale"]
         softcap = options["softcap"]
@@ -209,7 +196,6 @@ class WindowPass:
         )
 
     def _attend_to_parts(self, store: WindowLayer, query: Tensor, **options: Any) -> Tensor:
-        """As `attend`, of a layer whose heads hold different numbers of entries."""
         heads = sum(part.layout.heads for part in store.parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
         outputs = []
@@ -225,9 +211,7 @@ class WindowPass:
         self, store: WindowLayer, number: int, query: Tensor, key: Tensor, start: Tensor, *,
         scale: float,
     ) -> dict[str, Any]:  # fmt: skip
-        """Arguments of `gathered_attention`: the blocks that a layer attends to, and of entries
-        that say what they read also that.
-        """
+        """The blocks that a layer attends to, and what entries read, for `gathered_attention`."""
         sparse = self.sparse
         assert sparse is not None
         if self.reads is None or not isinstance(sparse, SparseBlocks):
@@ -262,8 +246,8 @@ class WindowPass:
 
 
 def find_ancestors(parents: Tensor) -> Tensor:
-    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool. `parents`
-    `[R, W]` int64 are smaller than an entry's own number, -1 for a root.
+    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool of parents
+    `[R, W]` int64, which are smaller than its own number, -1 for a root.
     """
     width = parents.shape[1]
     entry = torch.arange(width, device=parents.device)
@@ -278,13 +262,9 @@ def find_ancestors(parents: Tensor) -> Tensor:
 def _hide_branches(
     mask: Tensor, indices: Tensor, tree: Tensor, window: int | None = None
 ) -> Tensor:
-    """A mask `[R, 1, W, S]` in which entries of a pass see only those that they follow.
-
-    Args:
-        mask: `[R, 1, W, S]`, of entries that see all before them.
-        indices: `[R, W]` int64, cache indices of the entries, one after the other.
-        tree: `[R, W, W]` bool.
-        window: positions that an entry sees at most, those of one depth once; None: all.
+    """A mask `[R, 1, W, S]` in which entries of a pass, one after the other at `indices` `[R, W]`,
+    see only those that they follow in `tree` `[R, W, W]`, and `window` positions at most, those of
+    one depth once.
     """
     width = tree.shape[1]
     length = mask.shape[-1]
@@ -313,8 +293,8 @@ def attend_under(
 def _attend_in_tiles(
     query: Tensor, key: Tensor, value: Tensor, *, window: int, scale: float
 ) -> Tensor:
-    """Attention `[R, Hq, W, D]` of W entries to those up to themselves, `window` at most: a tile of
-    queries is multiplied by the keys that one of them sees, and not by all W.
+    """Attention `[R, Hq, W, D]` to entries up to oneself, `window` at most: a tile of queries is
+    multiplied by the keys that one of them sees, and not by all W.
     """
     width = query.shape[2]
     outputs = []

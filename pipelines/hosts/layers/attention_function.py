@@ -36,8 +36,8 @@ from mmaccel.pipelines.hosts.layers.attention_name import (
     find_configs,
     own_attention,
 )
+from mmaccel.pipelines.hosts.layers.masks import HIDDEN
 from mmaccel.pipelines.hosts.layers.prompt_tiles import PromptTiles
-from mmaccel.pipelines.hosts.layers.store import HIDDEN
 
 NAME = "mmaccel_window"
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
@@ -61,7 +61,7 @@ class WatchedPass:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         hidden: Tensor | None, options: dict[str, Any],
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, W, Hq, D]` of a layer; the arguments are those of `_attend`."""
+        """Attention `[R, W, Hq, D]` of a layer, of arguments of `_attend`."""
         layer: Any = getattr(module, "layer_idx", None)
         number = layer if self.served is None else self.served.get(layer)
         if number is not None:
@@ -121,8 +121,8 @@ def window_attention_in(
     this: WindowPass | WatchedPass,
     attending: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
-    """Inside the block, layers with these configurations (`find_configs`) attend by the function of
-    this module; a pass that reads hidden states needs the modules of `find_attending`, too.
+    """Inside the block, layers with these configurations attend by the function of this module; for
+    a pass that reads hidden states, `attending` are the modules of `find_attending`.
     """
     _register()
     token = _running.set(this)
@@ -184,20 +184,12 @@ def _attend(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention `[R, W, Hq, D]` of a layer, as transformers calls it, and no weights.
+    """Attention `[R, W, Hq, D]` of a layer with queries `[R, Hq, W, D]` over views `[R, Hkv, S, D]`
+    of our cache, as transformers calls it, and no weights.
 
-    Args:
-        module: the layer; its `layer_idx` is its number.
-        query: `[R, Hq, W, D]`.
-        key, value: `[R, Hkv, S, D]`, views of our cache.
-        attention_mask: must have no effect in a `WindowPass`, which gives a mask `[R, 1, 1, 1]`,
-            because some models synchronise with the host to check for padding where they are given
-            none.
-        options: other arguments of the layer; `scaling` and `softcap` are used there, and what
-            would have another effect is refused.
-
-    Raises:
-        UnsupportedModelError: something that the kernel does not do.
+    A `WindowPass` gives a mask `[R, 1, 1, 1]` without effect, because some models synchronise with
+    the host to check for padding where they are given none. Of the options `scaling` and `softcap`
+    are used, and what would have another effect is refused.
     """
     this = _running.get()
     layer: Any = getattr(module, "layer_idx", None)
@@ -227,7 +219,6 @@ def _attend_by_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:  # fmt: skip
-    """Attention `[R, W, Hq, D]` by transformers' sdpa, which has no `softcap`, or with one."""
     softcap = options.get("softcap")
     if softcap is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -78,8 +78,8 @@ class Eviction:
 
     @property
     def n_evicted(self) -> tuple[int, int]:
-        """Entries that were dropped, of a layer in the mean, rounded up, of those that the method
-        has looked at, over all rows. Cost: a host synchronisation.
+        """Entries that were dropped, of a layer in the mean, of those that the method has looked
+        at, over all rows. Cost: a host synchronisation.
         """
         if self._counts is None:
             return 0, 0
@@ -150,7 +150,6 @@ class Eviction:
         return kept
 
     def _begin_rounds(self, lengths: Tensor, kept: Sequence[Tensor]) -> None:
-        """Keep what rounds look at, of the entries of the prompt that stay in each layer."""
         for index, seen in enumerate(self._seen):
             rows, heads, _, width = seen.queries.shape
             self._queries.append(seen.queries.new_zeros(rows, heads, self._size, width))
@@ -165,9 +164,7 @@ class Eviction:
                 self._layers[index].hide(Going(going, self._boundary))
 
     def begin_pass(self, width: int) -> bool:
-        """Say how many entries the next pass has; returns whether it carries out rounds, where that
-        is not read on the host.
-        """
+        """Announce a pass; whether it carries out rounds, where that is not read on the host."""
         self._n_ahead += width
         self._is_due = self._n_ahead > self._every
         if self._is_due:
@@ -208,7 +205,7 @@ class Eviction:
                 layer.going.entries.copy_(going)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Go on with these rows alone, `[n]` int64, in their order: items of all branches."""
+        """Go on with these rows alone, `[n]` int64: items of all branches."""
         assert self._boundary is not None
         self._boundary = self._boundary[rows]
         self._is_paired = self._is_paired[:, rows[: len(rows) // self._branches]]
@@ -244,12 +241,9 @@ class Eviction:
         return self._method.accumulates or self._method.remembers
 
     def _look(self, index: int, counts: Tensor, queries: Tensor | None = None) -> CachedLayer:
-        """What the method may look at of a layer.
-
-        Args:
-            counts: `[R, 1 or H]` int64, entries before the boundary; with one a head, each head is
-                a row of one head.
-            queries: of the last entries; None: those of the prompt.
+        """What the method may look at of a layer before boundaries at `counts` `[R, 1 or H]`; with
+        one a head, each head is a row of one head. Queries are of the last entries; None: those of
+        the prompt.
         """
         keys, values = self._layers[index].held()
         seen = self._seen[index].fit(keys.shape[2])
@@ -294,8 +288,8 @@ class Eviction:
                 known.copy_(new)
 
     def _find_size(self, index: int, counts: Tensor) -> int:
-        """How many entries of a layer are looked at: the most that a head has, `[R, 1 or H]`, or
-        all that have memory.
+        """Entries of a layer that are looked at: the most of a head, `[R, 1 or H]`, or all with
+        memory.
         """
         if self._reads_back:
             return int(counts.max())
@@ -304,12 +298,8 @@ class Eviction:
     def _drop(
         self, layer: WindowLayer, context: CachedLayer, keep: Tensor, ends: Tensor, layouts: Layouts
     ) -> None:
-        """Let a layer keep chosen entries.
-
-        Args:
-            context: what the method looked at.
-            keep: `[R, 1 or H, K]` int64, cache indices in ascending order; shorter lists end in -1.
-            ends: `[R]` int64, positions of the entries that passes write next.
+        """Let a layer keep entries `[R, 1 or H, K]` int64, ascending; shorter lists end in -1.
+        Passes write next at positions `ends` `[R]`.
         """
         method = self._method
         counts = (keep >= 0).sum(-1)  # [R, 1 or H]
@@ -402,7 +392,6 @@ class Eviction:
         return torch.where(rows, fit(going, longest), fit(before, longest))
 
     def _take_rated(self, index: int, counts: Tensor, boundary: Tensor, due: Tensor) -> None:
-        """Put what was said of the last round's entries behind that of those before."""
         newest = _get(self._rated[index], boundary, self._every)[..., 0]  # [R, H, n]
         known = self._seen[index].rated
         assert known is not None

@@ -88,8 +88,8 @@ def _stand_together(states: Tensor) -> bool:
 
 
 def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The memory that a view `[R, H, S, D]` is of, as pieces `[n, size D]` from each of its entries
-    on, and which of them begin at `index` `[R, H, M]`.
+    """The memory of a view `[R, H, S, D]` as pieces `[n, size D]` from each of its entries on, and
+    the numbers of those at `index` `[R, H, M]`.
     """
     rows, heads, length, width = states.shape
     row_step = states.stride(0) // width
@@ -102,11 +102,9 @@ def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tens
 
 
 def _gather(states: Tensor, first: Tensor, size: int) -> Tensor:
-    """The `size` entries of `[R, H, S, D]` from each of `first` `[R, H, NB]`, at most S - size, on:
-    `[R, H, NB size, D]`.
-
-    Where a head's entries stand side by side, a block is copied in one piece by one `index_select`:
-    many times as fast as an index of three tensors.
+    """The `size` entries from each of `first` `[R, H, NB]` on, `[R, H, NB size, D]`. Where a head's
+    entries stand side by side a block is one piece of one `index_select`, many times as fast as an
+    index of three tensors.
     """
     rows, heads, _, width = states.shape
     if _stand_together(states):

@@ -19,9 +19,7 @@ from mmaccel.results import Stats
 
 @dataclass(frozen=True)
 class LayerMethods:
-    """What is done to the caches and the attention of a model's layers; its truth value is whether
-    there is something.
-    """
+    """What is done to the caches and the attention of layers; true where there is something."""
 
     kv_cache: KVCacheMethod | None = None
     attention: AttentionMethod | None = None
@@ -54,7 +52,7 @@ class LayerMethods:
 
     @property
     def repeated(self) -> int:
-        """How many entries of a prompt are fed a second time behind it at once; 0: none are."""
+        """Entries of a prompt that are fed a second time behind it at once; 0: none are."""
         return 0 if self.evictor is None else self.evictor.repeated
 
     @property
@@ -89,7 +87,6 @@ class LayerMethods:
         return f"the model on {' and '.join(inputs)}" if inputs else ""
 
     def record(self, stats: Stats, model: Model) -> None:
-        """Let the statistics of a run of a model say what it was exact with respect to."""
         if not self:
             return
         assert isinstance(model, ReducedLayers)
@@ -100,8 +97,8 @@ class LayerMethods:
             stats.reference = reference
 
     def note(self, stats: Stats, model: ReducedLayers) -> None:
-        """Let the statistics say where a selector chose nothing, or had no effect on a prompt, and
-        where a step reads more of weights than of the cache.
+        """Say where a selector chose nothing, or had no effect, and where weights
+        dominate a step.
         """
         counts = model.layer_counts
         n_packed, n_whole = counts.packed_bytes

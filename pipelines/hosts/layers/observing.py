@@ -101,7 +101,6 @@ class Observer:
         self.layers[layer] = seen
 
     def _rate(self, layer: int, hidden: Tensor | None, key: Tensor) -> Tensor:
-        """What a method says `[R, H, T]` of the entries of the pass, without surplus."""
         assert hidden is not None
         rated = self._method.rate(layer, hidden)
         shape = (*key.shape[:2], hidden.shape[1])
@@ -143,8 +142,8 @@ class Observer:
 
 
 class RepeatedPrompt:
-    """A `Watcher` that looks at a prompt which is fed a second time behind itself, in pieces: the
-    observer's totals become the most attention that each entry receives from one of the repetition.
+    """A `Watcher` of a prompt that is fed a second time behind itself: the observer's totals become
+    the most that each entry receives from one of the repetition.
     """
 
     reads_hidden: ClassVar[bool] = False
@@ -155,7 +154,6 @@ class RepeatedPrompt:
         self._first = 0
 
     def begin(self, first: int) -> None:
-        """The next pass is of the entries from `first` on."""
         self._first = first
 
     def keep(

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """Memory in which the layers of a run are unpacked, one after the other: a layer's keys and
-    values are read before the next layer's are unpacked.
-    """
+    """Memory in which layers are unpacked, each until its keys and values are read."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
@@ -72,7 +70,7 @@ class PackedEntries:
 
     @property
     def n_bytes(self) -> int:
-        return sum(part.nbytes for codes in self._codes for part in codes.parts())
+        return sum(numbers.nbytes for codes in self._codes for numbers in codes.parts())
 
     def for_kernels(self, counts: Tensor) -> Packed | None:
         """What kernels read, of which `counts` `[R]` entries count; None where none can."""
@@ -84,8 +82,8 @@ class PackedEntries:
         return Packed(keys, values, counts, quantizer.group, quantizer.code_bits)
 
     def pack_next(self, keys: Tensor, values: Tensor, counts: Tensor) -> None:
-        """Pack the group behind the `counts` `[R]` entries that are packed, from rings `[R, H,
-        room, D]` of what stands there; entry n at `n % room`.
+        """Pack the group behind the first `counts` `[R]` entries, from rings `[R, H, room, D]`;
+        entry n at `n % room`.
         """
         packed = self.for_kernels(counts)
         if packed is not None:
@@ -101,8 +99,8 @@ class PackedEntries:
     def join(
         self, keys: Tensor, values: Tensor, counts: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined;
-        arguments are as of `pack_next`.
+        """Keys and values `[R, H, length, D]` of all cache indices, until another layer
+        is joined.
         """
         size = self.quantizer.group
         joined = []
@@ -126,15 +124,15 @@ class PackedEntries:
     def extend(
         self, mask: Tensor, key: Tensor, value: Tensor, counts: Tensor, is_behind: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A mask `[R, 1, W, S]`, keys and values `[R, H, S, D]` with the next group at their ends,
-        which entries `is_behind` `[R, W]` bool read in fewer bits.
+        """A mask `[R, 1, W, S]`, keys and values with the next group, which entries `is_behind`
+        `[R, W]` read in fewer bits, at their ends.
         """
         size = self.quantizer.group
         counts = counts.to(mask.device)
         row = torch.arange(len(counts), device=mask.device)
         unpacked = []
         for states, codes in zip((key, value), self._codes, strict=True):
-            next_group = (part[row, :, counts // size][:, :, None] for part in codes.parts())
+            next_group = (numbers[row, :, counts // size][:, :, None] for numbers in codes.parts())
             group = states.new_empty(*states.shape[:2], 1, size, states.shape[3])
             self.quantizer.unpack(Codes(*next_group), group)
             unpacked.append(group[:, :, 0])
@@ -153,23 +151,24 @@ class PackedEntries:
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
         self._codes = [
-            Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._codes
+            Codes(*(numbers[rows.to(numbers.device)] for numbers in codes.parts()))
+            for codes in self._codes
         ]
 
 
 def _reserve(codes: Codes, most: int) -> Codes:
     """Codes `[R, H, N, ...]` with memory for `most` groups."""
-    parts = []
-    for part in codes.parts():
-        room = part.new_zeros(*part.shape[:2], most, *part.shape[3:])
-        room[:, :, : part.shape[2]] = part
-        parts.append(room)
-    return Codes(*parts)
+    reserved = []
+    for numbers in codes.parts():
+        room = numbers.new_zeros(*numbers.shape[:2], most, *numbers.shape[3:])
+        room[:, :, : numbers.shape[2]] = numbers
+        reserved.append(room)
+    return Codes(*reserved)
 
 
 class Packing:
-    """The packed entries of one run, whose prompt is in the cache: `lengths` `[R]` int64 positions
-    of it. Layers, maybe after eviction, are all that share their layouts.
+    """The packed entries of one run whose prompt has `lengths` `[R]` positions in the cache; layers
+    are all that share their layouts.
     """
 
     def __init__(
@@ -205,10 +204,7 @@ class Packing:
 
     def advance(self, indices: Tensor) -> None:
         """Count what has become due, and pack what will be, before a pass at `indices` `[R, W]`
-        int64 (where nothing was evicted); entries before a row's first are accepted.
-
-        Raises:
-            OptionError: a pass that is wider than the quantiser allows.
+        int64; raises OptionError for one that is wider than the quantiser allows.
 
         Cost: a host synchronisation on a CPU; elsewhere a group of every layer is packed.
         """

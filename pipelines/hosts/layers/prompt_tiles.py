@@ -30,8 +30,8 @@ def attend_by_tiles(
     by_kernel: bool,
     **options: Any,
 ) -> Tensor:
-    """Attention `[R, Hq, T, D]` of prompts that begin at cache index 0; a tile of queries sees
-    blocks of keys and values `[R, Hkv, S, D]`, S >= T. Options are of `window_attention`.
+    """Attention `[R, Hq, T, D]` of prompts from cache index 0 on, a tile of queries after the
+    other; options are of `window_attention`.
     """
     outputs = []
     zero = torch.zeros(len(query), dtype=torch.int64, device=query.device)

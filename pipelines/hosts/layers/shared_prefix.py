@@ -53,8 +53,8 @@ class SharedPrefix:
     def join(
         self, row: int, key: Hashable, layers: Sequence[tuple[Tensor, Tensor]]
     ) -> SharedPrefix:
-        """With a row that reads a prefix, together with the rows of the same key, and no other;
-        `layers` are keys and values `[Hkv, P, D]` of those of a `_Prefix`.
+        """With a row that reads a prefix, together with the rows of the same key; `layers` are keys
+        and values `[Hkv, P, D]`.
         """
         without = self.leave(row)
         lengths = without.lengths
@@ -87,9 +87,7 @@ class SharedPrefix:
         return SharedPrefix(self.lengths[rows.to(self.lengths.device)], prefixes)
 
     def read(self, row: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """Keys and values `[Hkv, P, D]` that a row reads, of each of those layers; empty where it
-        does not.
-        """
+        """Keys and values `[Hkv, P, D]` of each layer that a row reads; empty where it does not."""
         for prefix in self._prefixes:
             if row in prefix.rows:
                 return [(keys[0], values[0]) for keys, values in prefix.layers]
@@ -99,8 +97,8 @@ class SharedPrefix:
         self, layer: int, query: Tensor, own: Tensor, lse: Tensor, *,
         scale: float, softcap: float | None, by_kernel: bool,
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, Hq, W, D]` of queries over the prefixes and what follows them, whose
-        attention is `own` `[R, Hq, W, D]` with log-sum-exps `lse` `[R, Hq, W]`.
+        """Attention `[R, Hq, W, D]` over the prefixes and what follows them, whose attention is
+        `own` with log-sum-exps `lse` `[R, Hq, W]`.
         """
         if not self._prefixes:
             return own

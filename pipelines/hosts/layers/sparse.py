@@ -37,8 +37,6 @@ from mmaccel.results import BlockCounts
 
 @dataclass(frozen=True)
 class _Written:
-    """What a pass has done to a layer's cache."""
-
     blocks: Tensor  # [R, n] int64, that it may have written in
     is_real: Tensor  # [R, S] bool, what holds something
     own: Tensor  # [R, N] bool, the blocks of the pass itself
@@ -53,15 +51,13 @@ class BlockChooser(ABC):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> Blocks | None:
-        """The blocks of a window `[R, Hq, W, D]` in a layer that holds keys `[R, Hkv, S, D]`, its
-        own from `start` `[R]` int64 on; None for all.
+        """The blocks of a window `[R, Hq, W, D]` in a layer with keys `[R, Hkv, S, D]`, its own
+        from `start` `[R]` on; None for all.
         """
 
 
 class SparseBlocks(BlockChooser):
-    """The blocks that the layers of one run attend to; lists are as short as they can be where
-    passes may read tensors on the host.
-    """
+    """The blocks that the layers of one run attend to."""
 
     def __init__(self, method: AttentionMethod, reads_back: bool = True) -> None:
         self.method = method
@@ -126,11 +122,11 @@ class SparseBlocks(BlockChooser):
             return None
         n_blocks = -(-key.shape[2] // size)
         if indices is not None and reads is not None:
-            own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
-            own.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
-            n_own = int(own.sum(1).max())
-            blocks = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
-            written = _Written(blocks, reads.any(1), own, n_own, indices[:, 0])
+            is_written = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
+            is_written.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
+            n_written = int(is_written.sum(1).max())
+            blocks = is_written.to(torch.uint8).topk(n_written, 1).indices  # and some that are not
+            written = _Written(blocks, reads.any(1), is_written, n_written, indices[:, 0])
             return self._choose(layer, query, key, written, scale)
         if since is None and self._is_scored(layer, start):
             return self._choose_by_scores(layer, query, key, start, scale)
@@ -144,21 +140,15 @@ class SparseBlocks(BlockChooser):
         ends = (start + width)[:, None]
         is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
         block = torch.arange(n_blocks, device=key.device)
-        own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
-        written = _Written(blocks, is_real, own, n_own, start)
+        is_windows = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
+        written = _Written(blocks, is_real, is_windows, n_own, start)
         return self._choose(layer, query, key, written, scale)
 
     def choose_prompt(
         self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
     ) -> list[Blocks] | None:
-        """Of each tile of a prompt's queries the blocks that it sees; None: all see all.
-
-        Args:
-            query: `[R, Hq, T, D]`, which begin at cache index 0.
-            key: `[R, Hkv, S, D]`, S >= T.
-            lengths: `[R]` int64, entries of each row's prompt.
-
-        Cost: a host synchronisation.
+        """Of each tile of a prompt's queries `[R, Hq, T, D]`, from cache index 0 on, the blocks
+        that it sees of `lengths` `[R]` entries; None: all see all. Cost: a host synchronisation.
         """
         method = self.method
         if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
@@ -177,11 +167,11 @@ class SparseBlocks(BlockChooser):
             size=size,
             scale=scale,
         )
-        own = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
+        is_tiles = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
         chosen = method.choose_prompt(prompt)
-        shape = (*key.shape[:2], *own.shape)
+        shape = (*key.shape[:2], *is_tiles.shape)
         check_answer(f"{method.name}.choose_prompt", chosen, shape, "bool")
-        chosen = (chosen | own) & prompt.is_before
+        chosen = (chosen | is_tiles) & prompt.is_before  # a tile sees the block that it is
         chosen = chosen.expand(-1, key.shape[1], -1, -1)  # [R, H, N, N]
         holds = pad(is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)  # [R, N]
         seen = prompt.is_before & holds[:, :, None] & holds[:, None]
@@ -238,7 +228,6 @@ class SparseBlocks(BlockChooser):
         return Blocks(index.int(), count.int(), size)
 
     def _is_scored(self, layer: int, start: Tensor) -> bool:
-        """Whether two kernels choose for a layer, whose prompt is summarised."""
         begins = self._begins.get(layer)
         is_begun = begins is not None and len(begins) == len(start)
         return is_begun and self.method.summary is not None and not self.method.reads_all(layer)
@@ -246,16 +235,15 @@ class SparseBlocks(BlockChooser):
     def _choose_by_scores(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
     ) -> Blocks | None:
-        """As `choose`, by two kernels."""
         method = self.method
-        kind = method.summary
-        assert kind is not None
+        summary = method.summary
+        assert summary is not None
         room = key.shape[2]
         width = query.shape[2]
         size = method.block
         n_blocks = -(-room // size)
         n_own = (width + size - 2) // size + 1
-        if kind == "given":
+        if summary == "given":
             written = start[:, None] // size + torch.arange(n_own, device=key.device)
             is_real = torch.arange(room, device=key.device) < (start + width)[:, None]
             self._follow(layer, key, written, is_real)
@@ -263,7 +251,7 @@ class SparseBlocks(BlockChooser):
         share = method.share
         scores = dispatch.run(
             block_scores, query, key, summaries, start,
-            size=size, kind=kind, each=share is not None,
+            size=size, kind=summary, each=share is not None,
         )  # fmt: skip
         index, count = dispatch.run(
             choose_blocks, scores, start, self._counter(key.device)[0],
@@ -280,9 +268,7 @@ class SparseBlocks(BlockChooser):
     def _ask(
         self, layer: int, query: Tensor, key: Tensor, written: _Written, scale: float, holds: Tensor
     ) -> Tensor:
-        """What the method chooses in a pass, `[R, H, N]` bool, of blocks that hold something, `[R,
-        1, N]`.
-        """
+        """What the method chooses, `[R, H, N]` bool, of blocks `[R, 1, N]` that hold something."""
         method = self.method
         begins = self._begins.get(layer)
         is_new = begins is None or len(begins) != len(written.start)
@@ -345,8 +331,8 @@ class SparseBlocks(BlockChooser):
     def _follow(
         self, layer: int, key: Tensor, written: Tensor | None, is_real: Tensor
     ) -> Tensor | None:
-        """Summaries `[R, H, N, C]` of what a layer holds, anew in the blocks `written` `[R, n]`
-        (None: all); None of methods that have none.
+        """Summaries `[R, H, N, C]` of a layer, anew in the blocks `written` `[R, n]`
+        (None: all).
         """
         method = self.method
         capacity = key.shape[2]

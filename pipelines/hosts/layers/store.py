@@ -7,13 +7,11 @@ reads beyond the prompt, after the prompt's activations are freed. A store is in
 `[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
 memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
 `[R, H, S, D]`.
-
-`make_masks` and `mask_reads` make the attention masks of a pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,10 +26,6 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
 from mmaccel.pipelines.hosts.layers.packing import PackedEntries
 
-# masks that models take: added to scores, True where something is seen, or 1 there
-MASK_FORMS = ("additive", "bool", "zero-one")
-
-HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _STEPS = 8  # of how many entries the heads of a layer keep
 
 
@@ -77,8 +71,8 @@ class KVCacheLayout:
         self.reads_next: Tensor | None = None
 
     def to_index(self, positions: Tensor) -> Tensor:
-        """Cache indices of new entries that would stand at `positions` `[R, ...]` if nothing had
-        been evicted; of each head of a row where these are rows here.
+        """Cache indices of new entries at `positions` `[R, ...]`; of each head where heads are
+        rows.
         """
         if self.dropped is None:
             return positions
@@ -93,9 +87,9 @@ class KVCacheLayout:
         return states if self.heads == 1 else states.repeat_interleave(self.heads, 0)
 
     def shift(self, reads: Tensor) -> Tensor:
-        """What entries read of the layer, `[R, 1 or W, visible length]` bool; `reads` `[R, 1 or W,
-        P]` are cache indices that would be read if nothing had been evicted: all of an evicted
-        row's, up to those that passes write from then on.
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool, of `reads` `[R, 1 or
+        W, P]` by positions: all of an evicted row's entries, up to those that passes write from
+        then on.
         """
         if self.dropped is None:
             return reads
@@ -106,10 +100,8 @@ class KVCacheLayout:
 
     def shorten(self, dropped: Tensor, room: int | None = None, heads: int = 1) -> KVCacheLayout:
         """The layout of layers of which each row loses `dropped` `[R]` int64 entries and needs
-        `room` cache indices at most (None: all that remain). With `heads`, rows are those of this
-        layout times so many.
-
-        Cost: a host synchronisation.
+        `room` cache indices at most (None: all that remain); rows are those of this layout times
+        `heads`. Cost: a host synchronisation.
         """
         length = self.max_length - int(dropped.min())
         length = length if room is None else min(length, room)
@@ -119,8 +111,8 @@ class KVCacheLayout:
         return shorter
 
     def pack(self, packed: Tensor, room: int) -> None:
-        """Count the first `packed` `[R]` int64 entries of each row as held in fewer bits from now
-        on, before a ring of `room` entries.
+        """Hold the first `packed` `[R]` int64 entries in fewer bits, before a ring of `room`
+        entries.
         """
         self.packed = packed
         self.allocated_length = room
@@ -177,9 +169,8 @@ class KVCacheLayout:
         self.write_index = self.write_index[at.to(self.write_index.device)]
 
     def add_row(self, row: int, first: int, last: int) -> KVCacheLayout:
-        """Let the prepared pass write further entries of a row, behind its others: those that would
-        stand from one cache index on, before another, if nothing had been evicted. Returns the
-        layout of a pass over these alone.
+        """Let the prepared pass write a row's entries at positions `first` to `last - 1` behind its
+        others; returns the layout of a pass over these alone.
         """
         assert self.write_index is not None
         added = KVCacheLayout(1, self.max_length, self._reports_past_only)
@@ -236,8 +227,8 @@ class WindowLayer:
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values `[R, H, W, D]` at the cache indices of the pass; views `[R, H,
-        visible length, D]` of all keys and values, of a layer of parts what was written.
+        """Write keys and values `[R, H, W, D]` at the cache indices of the pass; returns `visible`,
+        of a layer of parts what was written.
         """
         if self.parts:
             for part in self.parts:
@@ -279,9 +270,7 @@ class WindowLayer:
         return self.keys is not None and self.keys.shape[0] >= n_indices
 
     def make_room(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[N, H, D]` of all cache indices that have memory in a pass with states
-        `[R, H, W, D]`.
-        """
+        """Keys and values `[N, H, D]` of all cache indices that have memory in the pass."""
         self.lazy_initialization(key_states, value_states)
         if not self.has_room:
             self.hold(*self.held())
@@ -295,8 +284,8 @@ class WindowLayer:
         return index if index.device == device else index.to(device)
 
     def visible(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, visible length, D]` of what the current pass reads; the rings where a layer
-        has packed entries, which `unpack` joins.
+        """Views `[R, H, visible length, D]` of what the current pass reads; where entries are
+        packed, the rings.
         """
         layout = self.layout
         keys, values = self.held()
@@ -373,7 +362,6 @@ class WindowLayer:
             part.going = Going(part.take_heads(going.entries), boundary)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, `[n]` int64, in their order; the layout is told afterwards."""
         for part in self.parts:
             part.keep(rows)
         rows = self.layout.list_rows(rows)
@@ -389,8 +377,8 @@ class WindowLayer:
             self.packed.keep(rows)
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
-        """Keep entries `[R, 1 or H, K]` int64, moved to the front, in memory of their own: cache
-        indices in ascending order; shorter lists end in -1.
+        """Keep entries `[R, 1 or H, K]` int64, ascending; shorter lists end in -1. They get new
+        memory.
         """
         keys, values = self.held()
         layout.allocate()
@@ -461,17 +449,14 @@ class WindowLayer:
 
     @property
     def bytes_an_index(self) -> int:
-        """Bytes of all heads' keys and values at a cache index, as written; 0 before the first
-        pass.
-        """
+        """Bytes of all heads at a cache index, as written; 0 before the first pass."""
         stores = [store for store in (self.keys, self.values) if store is not None]
         n_bytes = self.layout.heads * sum(store[:1].nbytes for store in stores)
         return n_bytes + sum(part.bytes_an_index for part in self.parts)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """Move entries of the last pass to the front of what it wrote: `path` `[R, D]` int64,
-        ascending; shorter paths end in -1. It would have begun at `start` `[R]` if nothing had been
-        evicted.
+        """Move the entries `path` `[R, D]` int64 (ascending; shorter ones end in -1) of the last
+        pass, which began at `start` `[R]`, to the front of what it wrote.
         """
         for part in self.parts:
             part.commit(start, path)
@@ -509,7 +494,6 @@ class WindowLayer:
         return self.layout.max_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys a mask has to cover."""
         return self.layout.visible_length, 0
 
 
@@ -533,8 +517,8 @@ def _layer_class() -> type[WindowLayer]:
 
 
 def take(states: Tensor, index: Tensor) -> Tensor:
-    """Entries `[R, H, K, D]` of `[R, H, S, D]` at indices `[R, 1 or H, K]`; some entry where an
-    index is beyond them.
+    """Entries `[R, H, K, D]` of `[R, H, S, D]` at `[R, 1 or H, K]`; any entry at an index
+    beyond.
     """
     at = index.to(states.device).clamp(0, states.shape[2] - 1)[..., None]
     return states.gather(2, at.expand(-1, states.shape[1], -1, states.shape[3]))
@@ -556,65 +540,6 @@ def _make_store(states: Tensor, room: int) -> Tensor:
 
 
 def number_served(windows: Sequence[int | None]) -> dict[int, int]:
-    """The layers that methods serve, by number: those without a sliding window, as methods count
-    them.
-    """
+    """The layers that methods serve, those without a sliding window, as methods count them."""
     served = [layer for layer, window in enumerate(windows) if window is None]
     return {layer: number for number, layer in enumerate(served)}
-
-
-def make_masks(
-    positions: Tensor,
-    rows: int,
-    visible_length: int,
-    windows: Collection[int | None],
-    dtype: torch.dtype,
-) -> Tensor | dict[str, Tensor]:
-    """The masks of a pass, as transformers' decoders take them.
-
-    `[R, 1, W, visible length]`, 0 where a key is seen and -inf elsewhere. Where layers differ, a
-    dictionary of these by transformers' name of the layer's kind.
-
-    Args:
-        positions: `[R, W]` int64; `[1, W]` if all rows agree.
-        windows: sliding window of every layer, in positions; None where a layer sees everything.
-    """
-    masks = {}
-    for window in set(windows):
-        kind = "full_attention" if window is None else "sliding_attention"
-        mask = make_mask(positions, visible_length, window, dtype)
-        masks[kind] = mask.expand(rows, -1, -1, -1)
-    return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def make_mask(
-    positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype
-) -> Tensor:
-    """`[R, 1, W, S]`: 0 where a query at a cache index sees a key, and -inf elsewhere."""
-    keys = torch.arange(visible_length, device=positions.device)[None, None, None]
-    queries = positions[:, None, :, None]
-    hidden = keys > queries  # [R, 1, W, S]
-    if window is not None:  # a surplus query, beyond all keys, sees the last ones: no NaN
-        hidden |= keys <= queries.clamp(max=visible_length - 1) - window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-    return mask.masked_fill_(hidden, float("-inf"))
-
-
-def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """The mask `[R, 1, W, P]` of entries that attend to chosen cache indices.
-
-    Args:
-        reads: `[R, 1 or W, P]` bool, cache indices that an entry attends to. One that reads nothing
-            (padding) reads itself, so that it has no NaN, which would come through others' masks.
-        indices: `[R, W]` int64, where the entries are written.
-        form: of `MASK_FORMS`; what is hidden has the lowest finite number in an additive one.
-    """
-    is_blind = ~reads.any(-1, keepdim=True)
-    is_itself = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
-    seen = (reads | (is_blind & is_itself))[:, None]  # [R, 1, W, P]
-    if form == "bool":
-        return seen
-    if form == "zero-one":
-        return seen.to(dtype)
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)

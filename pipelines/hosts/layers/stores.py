@@ -90,15 +90,12 @@ class LayerStores:
 
     @property
     def rounds(self) -> Eviction | None:
-        """Evict while tokens are generated; None before the prompt is processed, and where nothing
-        is.
-        """
+        """Evict while tokens are generated; None before the prompt is processed."""
         eviction = self._eviction
         return None if eviction is None or not eviction.is_repeated else eviction
 
     @property
     def served(self) -> list[WindowLayer]:
-        """The stores of the layers that methods serve."""
         return [self.layers[layer] for layer in self.numbers]
 
     @property
@@ -116,8 +113,8 @@ class LayerStores:
         return list({id(layout): layout for layout in layouts}.values())
 
     def find_chooser(self, index: int | None = None) -> BlockChooser | None:
-        """What chooses the blocks of a pass: of a draft before which its round had `index` others,
-        or of a window of the run (None).
+        """What chooses the blocks of a window, or of a draft before which its round had `index`
+        others.
         """
         if self.drafting is None:
             return self.sparse
@@ -133,15 +130,13 @@ class LayerStores:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of keys and values of all layers if all positions were held as they are, but for
-        those of a prompt's repetition; 0 before the first pass.
-        """
+        """Bytes if all positions were held as they are; 0 before the first pass."""
         n_indices = self.layout.max_rows * self._n_positions
         return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
-        """The positions that the model computes with, of entries that would stand at `positions`
-        `[R, W]` if nothing had been evicted.
+        """The positions that the model computes with, of entries at `[R, W]` if nothing were
+        evicted.
         """
         moves = self._methods.rerotates
         return self.served[0].layout.to_index(positions) if moves else positions
@@ -169,7 +164,6 @@ class LayerStores:
             layout.prepare(at, visible)
 
     def add_row(self, row: int, first: int, last: int) -> list[WindowLayer]:
-        """As `KVCacheLayout.add_row`; returns stores of the layers with these layouts alone."""
         added = {id(layout): layout.add_row(row, first, last) for layout in self.layouts}
         return [WindowLayer(added[id(layer.layout)]) for layer in self.layers]
 
@@ -177,17 +171,15 @@ class LayerStores:
         self, indices: Tensor, reads: Tensor | None = None, watcher: Watcher | None = None,
         **fields: Any,
     ) -> WindowPass:  # fmt: skip
-        """Prepare the stores for a pass, and say what their layers need to know of it; without a
-        watcher, rounds of eviction look at them.
-        """
+        """Prepare the stores for a pass; rounds of eviction look at one without a watcher."""
         self.prepare(indices, reads)
         start = indices[:, 0].contiguous()  # once, and not by the kernel in every layer
         watcher = self.rounds if watcher is None else watcher
         return WindowPass(start, self.windows, self.layers, reads=reads, watcher=watcher, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of the first B
-        rows; zeros at negative indices.
+        """Keys and values `[B, H, N, D]` of every layer at `[B, N]` of the first B rows; zeros at
+        negative indices.
         """
         end = int(index.max()) + 1
         by_row = []
@@ -250,7 +242,6 @@ class LayerStores:
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
-        """Inside the block, passes are of these rows, `[n]` int64, in their order."""
         with ExitStack() as stack:
             for layout in self.layouts:
                 stack.enter_context(layout.select(rows))
@@ -270,16 +261,14 @@ class LayerStores:
             self.prefix = self.prefix.select(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
-        """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
-        where nothing is evicted.
+        """What looks at the pass over a prompt of `lengths` `[R]`; None where nothing is
+        evicted.
         """
         method = self._methods.evictor
         return None if method is None else Observer(method, lengths)
 
     def end_prompt(self, lengths: Tensor, observer: Observer | None) -> None:
-        """Let methods work on the prompt, of which each row has `lengths` `[R]` entries in the
-        cache.
-        """
+        """Let methods work on the prompt, of `lengths` `[R]` entries in the cache."""
         if observer is not None:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
@@ -290,8 +279,8 @@ class LayerStores:
                 self.sparse.begin(number, layer, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
-        """As `observe`, of a pass over the next `width` entries of prompts, before `end_part`; each
-        row has `lengths` `[R]` entries from this pass's first one on.
+        """As `observe`, of a pass over the next `width` entries, before `end_part`; each row has
+        `lengths` `[R]` from this pass's first one on.
         """
         if self._lengths is None:
             self._lengths = lengths
@@ -333,8 +322,8 @@ class LayerStores:
             self._turn_keys(turner, kept)
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
-        """Move the keys `[R, 1, K]` that stayed to their own cache indices, behind which new
-        entries go on; they are alike in all layers that methods serve.
+        """Move the keys `[R, 1, K]` that stayed, alike in all layers, to their own cache
+        indices.
         """
         dropped = self.served[0].layout.dropped
         assert dropped is not None

@@ -68,16 +68,14 @@ def recent_tokens(
     size: int,
     start: int = 0,
 ) -> Tensor:
-    """The last tokens of the prefix of every window position: `[B, W, K]` int64, K = min(window,
+    """The last tokens of the prefix of every window position, `[B, W, K]` int64, K = min(window,
     N).
 
     Args:
         tokens: `[B, N]` int64; the prefix of position (b, w) is `tokens[b, :columns[b, w]]`.
         columns: `[B, W]` int64 in 0..N.
-        window: most tokens of a prefix.
-        size: V; replaces ids outside the vocabulary (padding, for example) and columns before the
-            prefix.
-        start: at least 0; columns before this one do not count.
+        size: V; replaces ids outside the vocabulary (padding, for example) and columns before
+            `start`.
     """
     n_back = min(window, tokens.shape[1])
     back = torch.arange(-n_back, 0, device=tokens.device)

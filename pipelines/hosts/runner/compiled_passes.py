@@ -65,9 +65,7 @@ class CompiledRun:
 
 
 class CompiledPasses:
-    """The passes of a decoder, and what is known about compiling them, over all runs; `plain` is a
-    pass as a function of a decoder and tensors, which overwrites what it wrote before.
-    """
+    """The passes of a decoder, of which `plain` is one, and what is known about compiling them."""
 
     def __init__(self, plain: Callable[..., Tensor]) -> None:
         self.plain = plain
@@ -77,8 +75,8 @@ class CompiledPasses:
         self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
     def run(self, run: CompiledRun, *args: Any) -> Tensor:
-        """Run a pass; arguments are what `plain` takes: a decoder, its input `[R, W, C]`, tensors.
-        Raises UnsupportedModelError where the mode is True, and the pass cannot be compiled.
+        """Run a pass of a decoder, its input `[R, W, C]` and tensors; True raises where
+        it cannot.
         """
         rows, width = args[1].shape[:2]
         shape = rows, 1 << (width - 1).bit_length()
@@ -94,10 +92,7 @@ class CompiledPasses:
 
     @in_turn
     def _choose(self, mode: UseCompile, shape: Shape, args: Arguments) -> Callable[..., Tensor]:
-        """What runs the passes of a shape in a run, after a trial if it is time for one.
-
-        Cost: of a trial: compiling if need be, and 16 passes.
-        """
+        """What runs the passes of a shape. Cost of a trial: compiling if need be, and 16 passes."""
         kind = _find_kind(shape)
         if shape not in self.gains and kind not in self.reasons:
             if kind in self._compiled:
@@ -159,9 +154,7 @@ def _find_kind(shape: Shape) -> Kind:
 
 
 def _compile(plain: Any) -> Callable[..., Tensor]:
-    """Compile a copy of a function: torch counts what it compiled of a function's code, and stops
-    compiling it after some models.
-    """
+    """Compile a copy: torch stops compiling a function's code after some models."""
     code = plain.__code__.replace()
     copy = FunctionType(
         code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__

@@ -40,9 +40,7 @@ _TRIED: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()  # by model
 
 
 def _operations(key: GraphKey, kind: str) -> Hashable:
-    """What decides which operations a step of a `Once.kind` has (empty: passes after the first): of
-    its run's key, all but sizes and numbers.
-    """
+    """What decides a step's operations: of its run's key, all but sizes and numbers."""
     params = key.sampling_params
     rules = tuple(value is None for value in params.rules)
     draws = (params.temperature > 0, rules, key.branches, type(key.layout), key.n_stops is None)
@@ -63,8 +61,8 @@ class GraphEntry(StaticBuffers):
 
 
 class GraphCache:
-    """Entries of finished runs, the latest of each key; of more than `size` the oldest is dropped
-    first.
+    """Entries of finished runs, the latest of each key; the oldest of more than `size` is
+    dropped.
     """
 
     def __init__(self, size: int = 2) -> None:
@@ -81,8 +79,8 @@ class GraphCache:
         return GraphCache, (self.size,)
 
     def take(self, key: GraphKey) -> GraphEntry | None:
-        """Take the entry of a key out of the cache. Entries of a model or of a drafter's weights
-        that were deleted, or of a model whose state changed, are dropped.
+        """Take out the entry of a key; those of models or weights that are gone or changed are
+        dropped.
         """
         with self._lock:
             for other in list(self._entries):
@@ -177,9 +175,7 @@ class CudaGraphRunner(StepRunner):
             graph_model.load_static(self._entry.model)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """Unless it falls back, raises OutOfMemoryError without memory for the graph, and
-        UnsupportedModelError for a step that synchronises with the host.
-        """
+        """Raises, unless it falls back, where memory lacks or a step synchronises with the host."""
         if self.reason or key is None:
             step()
             return bool(self.reason)
@@ -250,7 +246,6 @@ class CudaGraphRunner(StepRunner):
         self.load(None, {})  # an entry in the cache belongs to another run from now on
 
     def free_memory(self) -> bool:
-        """The current run may still put its entry back."""
         is_current = self._version == self._cache.version
         has_freed = self._cache.clear()
         if is_current:
@@ -259,16 +254,13 @@ class CudaGraphRunner(StepRunner):
         return has_freed
 
     def _try_capture(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
-        """Capture a step; None and the error's text if there is no memory: the error itself would
-        keep the graph and its memory alive.
-        """
+        """Capture a step, or the error's text: the error would keep the graph's memory alive."""
         try:
             return self.capture(step), ""
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
     def _trials(self) -> set[Hashable]:
-        """The operations of the steps that were tried with this model."""
         model = None if self._key is None else self._key.model()
         return set() if model is None else _TRIED.setdefault(model, set())
 
@@ -276,8 +268,8 @@ class CudaGraphRunner(StepRunner):
         return self._key is not None and _operations(self._key, kind) in self._trials()
 
     def _try_step(self, step: Callable[[], None], kind: str = "") -> str:
-        """Warm up with a step that must not synchronise with the host. If it does, everything that
-        outlives a step is as before, and the error's text is returned; else "".
+        """Warm up with a step that must not synchronise. If it does, what outlives a step is as
+        before, and the error's text is returned.
         """
         tensors = [*self._entry.inputs.values(), *self._entry.state.values()]
         before = [tensor.clone() for tensor in tensors]
@@ -305,7 +297,6 @@ class CudaGraphRunner(StepRunner):
         return False
 
     def _warm_up(self, step: Callable[[], None]) -> None:
-        """Run a step on the stream that graphs are captured on."""
         stream = self._side_stream()
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)

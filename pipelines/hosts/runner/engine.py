@@ -104,13 +104,9 @@ class Engine:
         return cast(PassKeywords, values)
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
-        """Refuse what `cuda_graphs=True` or `compile=True` can never serve.
-
-        Raises:
-            MissingBackendError: graphs, and the model is on no CUDA device; compiled passes, and it
-                is not on a CPU or there is no compiler; or kernels that MMACCEL_KERNELS asks for
-                cannot run.
-            OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
+        """Refuse what `cuda_graphs=True` or `compile=True` can never serve: MissingBackendError for
+        a device or compiler that is not there, OptionError for a policy whose passes cannot be
+        captured.
         """
         device = torch.device(device)
         dispatch.check(device.type)
@@ -126,7 +122,6 @@ class Engine:
         refuse(explain(policy, GRAPHS))
 
     def close(self) -> None:
-        """Drop all graphs and their buffers; the engine stays usable."""
         self.cache.clear()
 
     def prepare(
@@ -139,8 +134,8 @@ class Engine:
         prefill_chunk_size: int | None = None,
     ) -> None:
         """Set a token model's next call: its step runner, how it processes prompts, which rows read
-        one together, whether they are ragged, and whether it may take the fused decoder. Canvas
-        passes run eagerly, by the model's own forward, and share nothing.
+        one together, and whether it may take the fused decoder. Canvas passes run eagerly, by the
+        model's own forward.
 
         Raises:
             UnsupportedModelError: an option that is True for a model or a call that cannot have it.
@@ -164,9 +159,7 @@ class Engine:
             window.setup.runner = runner
 
     def use_fused(self, window: TokenModel) -> None:
-        """Say whether a model's next runs may take the fused decoder; refuses one that must and
-        cannot.
-        """
+        """Say whether a model's next runs may take the fused decoder; refuses where one must."""
         refuse(explain(*(each for each in self.parts if each.needs == _FUSED), window))
         if "fused decoder" in window.offers:
             window.setup.fused = self.fused

@@ -104,9 +104,9 @@ class FusedDecoder:
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
     def use_same_bits(self, same_bits: bool) -> None:
-        """Set whether a row's states and logits have the same bits in passes of any width and any
-        batch, without methods of caches: where kernels run, in passes with `same_bits`
-        (`WindowPass`); on a CPU, in those under masks that are not compiled.
+        """Set whether a row has the same bits in passes of any width and batch, without methods of
+        caches: where kernels run, in passes with `same_bits`; on a CPU, in those under masks that
+        are not compiled.
         """
         self.same_bits = same_bits
         for packed in self.products.linears:
@@ -117,13 +117,10 @@ class FusedDecoder:
 
     @property
     def takes_causal(self) -> bool:
-        """Whether prompts may be attended to without a mask: not where bits or another attention of
-        the model's are kept.
-        """
+        """Not where bits, or another attention of the model, are kept."""
         return not self.same_bits and self._implementation != "eager"
 
     def unpack(self) -> None:
-        """Give all parameters storages of their own again."""
         self.products.unpack()
 
     @property
@@ -241,9 +238,7 @@ class FusedDecoder:
         self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
         angles: dict[str, Angles], memory: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
-        """Queries `[R W, Hq D]` of a layer, whose keys and values are written to
-        `_find_memory`'s.
-        """
+        """Queries `[R W, Hq D]` of a layer; its keys and values are written to `memory`."""
         attention = layer.attention
         turns = angles[layer.kind] if attention.turns else (None, None)
         return write(
@@ -252,7 +247,6 @@ class FusedDecoder:
         )  # fmt: skip
 
     def _enter(self, embedded: Tensor, position_ids: Tensor) -> Tensor:
-        """What the first layer reads `[R, W, C]` of embeddings."""
         structure = self._structure
         if structure.project_in is not None:
             embedded = structure.project_in(embedded)
@@ -270,13 +264,9 @@ class FusedDecoder:
         stores: Sequence[tuple[Tensor, Tensor]],
         index: Tensor,
     ) -> Tensor:
-        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors.
-
-        Args:
-            hidden: `[R, W, C]`, what the first layer reads.
-            angles: cosines and sines `[R W, P]` by kind of layer.
-            stores: keys and values `[R L, Hkv, D]` of every layer's cache, which the pass writes.
-            index: `[R W]` int64, flat indices that the pass writes.
+        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors:
+        what the first layer reads `[R, W, C]`, angles `[R W, P]`, masks, stores `[R L, Hkv, D]`,
+        and flat indices `[R W]` that the pass writes.
         """
         rows = hidden.shape[0]
         n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
@@ -349,8 +339,8 @@ class FusedDecoder:
         return is_there and self._structure.takes_row_products
 
     def _takes_row_products(self, hidden: Tensor, run: CompiledRun | None) -> bool:
-        """Whether a pass is products in `row_product`: where kernels are asked for
-        (MMACCEL_KERNELS=triton), or they have been found to be faster for so many rows.
+        """Whether a pass is products in `row_product`: where kernels are asked for, or have been
+        faster for so many rows.
         """
         n_rows = hidden.shape[0] * hidden.shape[1]
         is_plain = not self.same_bits and self._meet is _pass_on
@@ -368,8 +358,8 @@ class FusedDecoder:
         return self.by_rows[key]
 
     def _try_row_products(self, hidden: Tensor, is_captured: bool) -> bool:
-        """Whether `row_product` is faster over all layers, in which attention answers its queries,
-        and gives the same states. Cost: 16 passes, and those that compile or are captured.
+        """Whether `row_product` is faster over all layers, where attention answers its queries,
+        with the same states. Cost: 16 passes, and those that compile or are captured.
         """
 
         def attend(number: int, layer: Layer, x: Tensor, qkv: Tensor) -> Tensor:
@@ -420,9 +410,8 @@ class FusedDecoder:
         return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
-        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer. None where they are
-        no function of a position alone: positions of three axes, and rotary embeddings that change
-        with a sequence's length.
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where a
+        position alone does not tell them.
         """
         if not self._structure.has_fixed_angles:
             return None
@@ -450,7 +439,6 @@ class FusedDecoder:
     def _attend(
         self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
-        """As `attend_eagerly`, in the way that the model's attention is set to."""
         if self.same_bits:
             return attend_with_same_bits(attention, queries, keys, values, mask)
         if self._implementation == "eager":
@@ -502,9 +490,7 @@ def _pick(masks: Masks, kind: str) -> Tensor:
 
 
 def _choose(specification: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-    """A kernel's specification where only that can run, else whichever the call's arguments allow:
-    so a pass on a CPU does not ask for every call.
-    """
+    """A specification where only that can run: a pass on a CPU does not ask in every call."""
     if dispatch.uses_triton(x.device.type):
         return partial(dispatch.run, specification)
     return specification
@@ -517,8 +503,8 @@ def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor, n_rows: int | No
 
 
 def _find_memory(store: WindowLayer, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a pass writes keys and values like `[R, H, W, D]`: two memories `[N, H, D]`, and
-    indices `[R W]` of them; of a store of parts, memory of the pass alone.
+    """Where a pass writes keys and values like `[R, H, W, D]`: memories `[N, H, D]`, and indices
+    `[R W]`; of a store of parts, memory of the pass alone.
     """
     if store.parts:
         rows, heads, width, head_dim = states.shape
@@ -532,9 +518,7 @@ def _find_memory(store: WindowLayer, states: Tensor) -> tuple[Tensor, Tensor, Te
 
 @dataclass(frozen=True)
 class _Known:
-    """A model's decoder in a state, or the reason why there is none. Neither: a decoder served the
-    model, and its weights are unpacked.
-    """
+    """A decoder in a state, or why there is none. Neither: it served, and is unpacked."""
 
     state: tuple[Any, ...]
     decoder: FusedDecoder | None

@@ -111,9 +111,7 @@ class Structure:
 
     @property
     def has_fixed_angles(self) -> bool:
-        """Whether rotary angles are functions of a position alone: positions have one axis, and
-        angles do not change with a sequence's length.
-        """
+        """Whether angles are functions of a position alone, of one axis and for any length."""
         kinds = getattr(self.rotary, "rope_type", None)
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
         return self.rotary is not None and not self.spec.has_axes and kinds <= _FIXED
@@ -214,14 +212,14 @@ def find_hook(model: Any) -> str:
 
 
 def find_decoder(model: Any) -> Any:
-    """The part of a model that has its layers; a code predictor's `get_decoder` gives the whole."""
+    """The part that has a model's layers; a code predictor's `get_decoder` gives the whole."""
     decoder = model.get_decoder()
     return getattr(model, "model", model) if decoder is model else decoder
 
 
 def name_forward(module: nn.Module) -> str:
-    """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere:
-    of one that is inherited the base. What transformers and torch wrap around it is none.
+    """The class whose forward a module runs, as the tables name it, or as "PATH:CLASS" elsewhere.
+    What transformers and torch wrap around it is none.
     """
     forward: Any = type(module).forward
     path = forward.__globals__["__name__"]
@@ -342,7 +340,6 @@ def _read_norm(module: Any, spec: NormSpec) -> Norm | None:
 
 
 def _read_head(model: Any) -> tuple[Head | None, str]:
-    """A model's head, or None and the reason."""
     kind = type(model).__name__
     linear = model.get_output_embeddings()
     forward = name_forward(model)

@@ -45,7 +45,6 @@ def lay_out(weight: Tensor) -> Tensor:
 
 
 def multiply(x: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
-    """Outputs `[T, N]` of inputs `[T, C]`, by a weight of `lay_out`."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
     return out
 
@@ -84,8 +83,8 @@ class Products:
             self.reordered_bytes = sum(weight.nbytes for weight in weights)
 
     def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
-        """Find out, once, which products of so many rows are faster, at the first pass of so many
-        or after a few; whether any are.
+        """Whether some products of so many rows are faster so, tried once after a few passes or at
+        once.
         """
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
@@ -97,8 +96,8 @@ class Products:
 
     @torch.no_grad()
     def _try(self, n_rows: int) -> None:
-        """Both ways take turns over weights of different layers, which no cache holds from before,
-        and have to give the same numbers.
+        """Both ways take turns over weights of different layers, which no cache holds
+        from before.
         """
         by_shape = defaultdict(list)
         for linear in self.linears:

@@ -96,12 +96,11 @@ class PackedLinear:
         return self._is_faster(n_rows) if n_rows else self._reordered is not None
 
     def multiply_reordered(self, x: Tensor) -> Tensor:
-        """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
         return onednn.multiply(x, self._reordered, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """The same, by the weight as it is."""
+        """Outputs `[T, N]`, by the weight as it is; `multiply_reordered` in oneDNN's order."""
         bias = self.bias
         if bias is None:
             return torch.mm(x, self._columns())
@@ -183,9 +182,8 @@ def _pack(parameters: Sequence[Tensor]) -> int:
 def _separate_storages(
     linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
-    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
-    of one storage for tied weights, and drops or copies all but one.
+    """A hook of `state_dict`: tensors over the same memory with storages of their own. What saves
+    weights takes tensors of one storage for tied ones, and drops or copies all but one.
     """
     for name in (f"{prefix}weight", f"{prefix}bias"):
         tensor = state.get(name)

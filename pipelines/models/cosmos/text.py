@@ -36,13 +36,7 @@ NAMES = {  # of a layer's further tensors, in the published file and here
 
 
 class CrossAttention(nn.Module):
-    """Attention of the clip's tokens to the features of the text that was read last.
-
-    Args:
-        width: channels of a hidden state.
-        context: channels of a feature.
-        norm: makes the norm of queries and that of keys.
-    """
+    """Attention of the clip's tokens to the features of the text that was read last."""
 
     keys: Tensor  # [1, kv_heads, LENGTH, head_dim], of the text
     values: Tensor
@@ -101,9 +95,8 @@ class ClipEmbedding(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
-        """Add to hidden states `[R, W, width]` at positions `[R, W]`.
-
-        Positions after the clip get the row of its last token, because their results are not used.
+        """Add to hidden states `[R, W, width]` at positions `[R, W]`. Those after the clip get the
+        row of its last token, because their results are not used.
         """
         at = position_ids.clamp(max=len(self.table) - 1)
         return hidden + self.table[at].to(hidden.dtype)

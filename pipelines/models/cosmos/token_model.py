@@ -97,9 +97,7 @@ def clip_angles(
 
 
 class ClipRotary(nn.Module):
-    """Replaces the rotary embedding of a transformers model, by `clip_angles`; a position is a
-    token's index.
-    """
+    """Replaces the rotary embedding of a transformers model; a position is a token's index."""
 
     cos: Tensor
     sin: Tensor
@@ -158,9 +156,6 @@ def load_cosmos_window(
 
     Values in a `config.json`, under the names of the authors' configuration, take precedence over
     the published sizes.
-
-    Raises:
-        UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     config = read_json(folder / "config.json", may_lack=True)

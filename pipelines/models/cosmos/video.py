@@ -81,11 +81,7 @@ class JitCodec:
 
     @torch.no_grad()
     def encode(self, frames: Tensor) -> Tensor:
-        """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1.
-
-        Raises:
-            UnsupportedModelError: the encoder returns no tokens.
-        """
+        """Tokens `[f, h, w]` int64 of frames `[F, 3, H, W]` float in -1..1."""
         clip = frames.transpose(0, 1)[None].to(self._load_config.device, self._load_config.dtype)
         with torch.jit.optimized_execution(False):
             tokens: Any = self._encoder(clip)
@@ -199,11 +195,7 @@ class CosmosVideo:
 
 
 class CosmosTextVideo(CosmosVideo):
-    """A `VideoModel` that also reads a text, by T5's tokenizer (`words`) and encoder.
-
-    Raises:
-        UnsupportedModelError: a T5 of another width than the transformer reads.
-    """
+    """A `VideoModel` that also reads a text, by T5's tokenizer (`words`) and encoder."""
 
     window: ReadingWindow
 
@@ -249,10 +241,6 @@ def load_cosmos(
 ) -> tuple[CosmosVideo, Path | None]:
     """Load the transformer, the codec, and T5 for a transformer that reads a text; the model, and
     the folder of T5 if it was loaded.
-
-    Raises:
-        UnsupportedModelError: files that are missing or of another model, or parts that do not
-            belong together.
     """
     refuse_device_map(load_config, "Cosmos")
     frames = JitCodec(codec, load_config)

@@ -208,13 +208,8 @@ def load_transformer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Any:
-    """A `LlamaForCausalLM` that computes what a published transformer does.
-
-    `n_head` is by default that of the published model of this width.
-
-    Raises:
-        OptionError: no `n_head` for a width that no published model has.
-        UnsupportedModelError: tensors that are missing, surplus or of another shape; with names.
+    """A `LlamaForCausalLM` that computes what a published transformer does; `n_head` is by default
+    that of the published model of this width.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -4,12 +4,10 @@ J. Mamou et al., "Dynamic Speculation Lookahead Accelerates Speculative Decoding
 Models", 2024 (arXiv 2405.04304): features of the draft model's distribution and the number of the
 draft go into a small classifier; drafting stops where its answer is below a threshold.
 
-Departures: the paper's classifier is trained beforehand on texts that both models have continued.
-Here it is a logistic regression on three features (the probability of the draft, the entropy, the
-number of the draft), begun at weights that trust the draft model, and taught by each pass which
-drafts were accepted. A row teaches its own classifier alone: a policy that is exact in distribution
-makes the same tokens for it in any batch. The answer is about the draft that was just made; the
-next one is worth its pass only if that is accepted.
+Departures: the paper's classifier is trained beforehand. Here it is a logistic regression on the
+draft's probability, the entropy and the number of the draft, begun at weights that trust the draft
+model and taught by each pass, by each row for itself. The answer is about the draft that was just
+made: the next one is worth its pass only if that is accepted.
 """
 
 from __future__ import annotations

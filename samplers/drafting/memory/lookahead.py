@@ -6,11 +6,10 @@ from the guess on its left of the pass before. So the guess of a slot, that of t
 pass later and so on are an n-gram that the model itself has said, though none of it need be
 accepted. A pool keeps them, and drafts continue the last tokens by those of the pool that do.
 
-Departures: the paper's passes have two parts, which guess and which verify; here the window does
-both, and behind the n-grams of the pool the last pass's own guesses are the drafts. N-grams that
-begin like the last tokens are verified as branches where there is a tree, one after the other as a
-chain otherwise. The pool is addressed by a hash of the whole n-gram: one that is found again
-replaces itself, and seldom another. A row has a pool of its own.
+Departures: the window both guesses and verifies, and behind the n-grams of the pool the last pass's
+own guesses are the drafts. N-grams that begin like the last tokens are branches where there is a
+tree, else tried one after the other. The pool is addressed by a hash of the whole n-gram. A row has
+a pool of its own.
 
 The n-grams come from guesses, rejected ones among them; that is what the method is.
 """

@@ -5,12 +5,10 @@ W. Song, S. Dingliwal, S. M. Jayanthi, B. Ganesh, J. Shin, A. Galstyan, S. B. Bo
 where a text is sampled, what followed an n-gram is one draw of several, so that the likeliest
 tokens are kept with their probabilities, and drafts are sampled from them (Gumbel top-k).
 
-Departures: what is kept stands beside the row's own text, by column, and is found by the last
-tokens as the text has them; distributions of the latest four occurrences are added up. A row reads
-its own text alone, so that its passes are the same in any batch. The noise of Gumbel top-k is the
-run's: under a bitwise policy the candidate that the slot's noise prefers is the draft. Of a prompt
-only the tokens are known. The paper's trees are made from data; here any tree shape takes the
-candidates.
+Departures: what is kept stands beside the row's own text and is found by its last tokens;
+distributions of the latest four occurrences are added up. A row reads its own text alone. The noise
+of Gumbel top-k is the run's: under a bitwise policy the candidate that the slot's noise prefers is
+the draft. Of a prompt only the tokens are known. Any tree shape takes the candidates.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@ Y. Hu et al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024 (a
 section 3: the longest suffix of the text that stood before, prompt included, is gone on from; how
 long it is says how likely its continuation is right.
 
-Departures: a suffix counts up to eight tokens and is looked for anew in each pass. The paper drafts
-where a match is long enough. Here a pass covers the width with the most tokens for its cost:
-chances by the length of the match, begun at those of `_CHANCES` and corrected by what the call
-accepts, and costs as a `Tuner` measures them. Widths depend on all rows and the clock: the source
-goes with bitwise policies alone.
+Departures: a suffix counts up to eight tokens and is looked for anew in each pass. A pass covers
+the width with the most tokens for its cost: chances by the length of the match, begun at `_CHANCES`
+and corrected by what the call accepts, and costs as a `Tuner` measures them. Widths depend on all
+rows and the clock: bitwise policies alone.
 """
 
 from __future__ import annotations

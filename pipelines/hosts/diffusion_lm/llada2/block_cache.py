@@ -76,10 +76,7 @@ class BlockCache:
         self._cached: list[Tensor] = []  # ids, visible columns and positions, `[R, N]`
 
     def run(self, ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64.
-
-        Cost: one host synchronisation.
-        """
+        """Logits `[R, C, V]` of the last C columns, of a 2-D mask and inputs `[R, N]` int64."""
         rows, n = ids.shape
         inputs = [ids, visible, positions]
         first = 0

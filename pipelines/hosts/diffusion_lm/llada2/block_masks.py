@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import Checked, one_of
-from mmaccel.pipelines.hosts.layers.store import MASK_FORMS
+from mmaccel.pipelines.hosts.layers.masks import MASK_FORMS
 from mmaccel.samplers.canvas.layout import seen_blocks
 
 READINGS = ("blocks", "causal")
@@ -27,17 +27,12 @@ READINGS = ("blocks", "causal")
 
 @dataclass(frozen=True)
 class BlockMasks(Checked):
-    """How a model class reads masks.
+    """How a model class reads masks."""
 
-    Attributes:
-        reading: of a 2-D mask: "blocks" where an entry attends to its own block and those before
-            it, "causal" where it attends to no later entry; None where it attends to later blocks
-            or the model takes no 2-D mask, so that nothing can be cached.
-        form: of a 4-D mask: "additive" where it is added to scores, "bool", or "zero-one" where 1
-            stands for visible.
-    """
-
+    # of a 2-D mask: "blocks", to its own block and those before it; "causal", to no later entry;
+    # None, to later blocks, or not at all, so that nothing can be cached
     reading: str | None = one_of(None, READINGS)
+    # of a 4-D mask: "additive" to scores, "bool", or "zero-one", where 1 is visible
     form: str = one_of("additive", MASK_FORMS)
 
 
