@@ -40,7 +40,10 @@ from tests.matrix.cells import every
 SIZE = 5
 DEGREES = (0, 50, 100, 150, 260)  # a chain of neighbours, and a token that has none
 CHAIN = [{0, 1}, {0, 1, 2}, {1, 2, 3}, {2, 3}, {4}]  # closer than 0.5 to each
+APART = (0, 10, 20, 120, 130)  # groups that do not overlap
 COARSE = [{0, 1, 2}, {0, 1, 2}, {0, 1, 2}, {3, 4}, {3, 4}]
+ALONE = [{k} for k in range(SIZE)]
+PLACES = {str(CHAIN): DEGREES, str(COARSE): APART, str(ALONE): (0, 72, 144, 216, 288)}
 Patch = pytest.MonkeyPatch
 
 
@@ -101,7 +104,7 @@ def test_groups_that_no_memory_holds_are_refused(monkeypatch: Patch) -> None:
 
 
 def test_groups_are_kept_and_those_of_the_weights_as_they_are() -> None:
-    model, prompt = Vectors(SIZE, seed=3, depth=7), make_prompt([[1, 2]])
+    model, prompt = Vectors(), make_prompt([[1, 2]])
     vectors = model.vectors("embeddings").clone()
     model.vectors = lambda _: vectors  # type: ignore[method-assign]
     first = AcousticGroups(3, radius=0.5).find_groups(model, prompt)
@@ -113,8 +116,7 @@ def test_groups_are_kept_and_those_of_the_weights_as_they_are() -> None:
 
 
 def test_what_is_split_adds_up_and_an_average_is_over_owners() -> None:
-    groups = group_tokens(on_circle(*DEGREES), torch.ones(SIZE).bool(), 0.5, by_angle=True)
-    assert listed(groups) == (CHAIN, CHAIN)
+    groups = groups_of(CHAIN)
     p = torch.tensor([[[0.2, 0.3, 0.3, 0.0, 0.2]]])
     split = groups.split(p)[0, 0].tolist()
     assert split == pytest.approx([0.1 + 0.1, 0.1 + 0.1 + 0.1, 0.1 + 0.1, 0.1, 0.2])
@@ -133,18 +135,11 @@ def test_codes_are_what_the_layout_allows_and_no_row_ends_with() -> None:
 
 
 def groups_of(table: list[set[int]]) -> TokenGroups:
-    """Groups by hand."""
-    pairs = [(k, t) for k, members in enumerate(table) for t in sorted(members)]
-    by_token = sorted(pairs, key=lambda pair: pair[1])
-    n_members = torch.tensor([len(members) for members in table])
-    n_owners = torch.tensor([sum(t in members for members in table) for t in range(len(table))])
-    return TokenGroups(
-        torch.tensor([t for _, t in pairs]),
-        n_members.cumsum(0) - n_members,
-        torch.tensor([k for k, _ in by_token]),
-        n_owners.cumsum(0) - n_owners,
-        n_owners.float(),
-    )
+    """Groups of tokens at places on a circle that make them."""
+    vectors = on_circle(*PLACES[str(table)])
+    groups = group_tokens(vectors, torch.ones(SIZE).bool(), 0.5, by_angle=True)
+    assert listed(groups) == (table, table)
+    return groups
 
 
 def shares_of(table: list[set[int]]) -> Tensor:
@@ -187,7 +182,7 @@ def random_distributions(seed: int, rows: int = 40) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("table", [CHAIN, COARSE, [{k} for k in range(SIZE)]], ids=str)
+@pytest.mark.parametrize("table", [CHAIN, COARSE, ALONE], ids=str)
 def test_the_rule_is_the_published_one(table: list[set[int]]) -> None:
     p, q = random_distributions(1), random_distributions(2)
     groups, policy = groups_of(table), AcousticGroups(2)
@@ -212,7 +207,9 @@ def test_the_rule_is_the_published_one(table: list[set[int]]) -> None:
 class Vectors(ToyLanguage):
     """A language whose tokens lie on a circle."""
 
-    degrees: tuple[float, ...] = DEGREES
+    def __init__(self, degrees: tuple[float, ...] = DEGREES) -> None:
+        super().__init__(SIZE, seed=3, depth=7)
+        self.degrees = degrees
 
     def vectors(self, kind: str) -> Tensor:
         return on_circle(*self.degrees)
@@ -222,18 +219,12 @@ ROWS, LENGTH = 30_000, 3
 PROMPTS = [[1, 2], [0, 3, 3, 4]]
 
 
-def measure_groups(
-    patch: Patch,
-    options: dict[str, Any],
-    table: list[set[int]] = CHAIN,
-    rows: int = ROWS,
-    **fields: Any,
-) -> GTest:
+def measure_groups(patch: Patch, options: dict[str, Any], rows: int = ROWS, **fields: Any) -> GTest:
     """Groups that the rule draws, after every prefix, against P."""
     patch.setenv(dispatch.VARIABLE, "torch")  # which shows a rule the whole window
     seen: dict[str, Tensor] = {}
-    model = Vectors(SIZE, seed=3, depth=7)
-    shares = shares_of(table)
+    model = Vectors()
+    shares = shares_of(CHAIN)
     generator = torch.Generator().manual_seed(0)
     rule = AcousticGroups.rule
 
@@ -389,11 +380,10 @@ class Lumped(Vectors):
     all tokens before.
     """
 
-    degrees = (0, 10, 20, 120, 130)
     group_of = torch.tensor([0, 0, 0, 1, 1])
 
     def __init__(self) -> None:
-        super().__init__(SIZE, seed=3, depth=7)
+        super().__init__(APART)
         self.groups = ToyLanguage(2, seed=5, depth=7)
 
     def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
@@ -422,15 +412,6 @@ def measure_sequences(policy: Policy, model: Vectors) -> tuple[GTest, GTest]:
     )
 
 
-class Loose(Vectors):
-    """The same vectors, of a language in which the next group depends on tokens."""
-
-    degrees = Lumped.degrees
-
-    def __init__(self) -> None:
-        super().__init__(SIZE, seed=3, depth=7)
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -452,14 +433,15 @@ def test_sequences_of_groups_are_exact_where_groups_depend_on_groups(policy: Pol
 
 
 def test_sequences_of_groups_are_not_exact_where_groups_depend_on_codes() -> None:
-    groups, _ = measure_sequences(AcousticGroups(4, radius=0.5), Loose())
+    """The same vectors, of a language in which the next group depends on tokens."""
+    groups, _ = measure_sequences(AcousticGroups(4, radius=0.5), Vectors(APART))
     assert groups.p_value < LEVEL, groups
 
 
 def test_wider_groups_spend_more_and_take_fewer_passes() -> None:
     spent, passes = [], []
     for radius in (0.0, 0.1, 1.0, 2.5):
-        made = sample(AcousticGroups(5, radius), Loose(), [[1, 2]] * 300, 12, seed=1).stats
+        made = sample(AcousticGroups(5, radius), Vectors(APART), [[1, 2]] * 300, 12, seed=1).stats
         spent.append(made.total_variation)
         passes.append(made.row_passes)
     assert spent == sorted(spent) and spent[1] > 1.0

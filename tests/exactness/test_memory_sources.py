@@ -119,35 +119,33 @@ def most(votes: list[int]) -> int:
 
 def by_trigrams(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
     text = texts[row]
-    _, found = occurrences(text, text + drafts, 2)
-    return most([text[c] for c in found[:16]]) if found else (text + drafts)[-1]
+    _, ends = occurrences(text, text + drafts, 2)
+    return most([text[c] for c in ends[:16]]) if ends else (text + drafts)[-1]
 
 
 def by_siblings(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
     prompts = [text[: len(text) - n] for text, n in zip(texts, made)]
-    own = texts[row] + drafts
-    found = []
+    said = texts[row] + drafts
+    votes = []  # length of the match, where it ended, row, what followed
     for other, text in enumerate(texts):
         if prompts[other] == prompts[row]:
-            low = len(prompts[other])
-            n, ends = occurrences(text, own, 3, low)
-            found += [(n, end, other, text[end]) for end in ends]
-    longest = max((each[0] for each in found), default=0)
-    votes = sorted((each[1:] for each in found if each[0] == longest), reverse=True)
-    return most([token for _, _, token in votes[:16]]) if votes else own[-1]
+            n, ends = occurrences(text, said, 3, len(prompts[other]))
+            votes += [(n, end, other, text[end]) for end in ends]
+    votes.sort(reverse=True)
+    longest = [vote for vote in votes if vote[0] == votes[0][0]]
+    return most([token for *_, token in longest[:16]]) if votes else said[-1]
 
 
 def by_distributions(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
     language, text = ToyLanguage(5, seed=3, depth=2, spread=2.0), texts[row]
-    n_prompt = len(text) - made[row]
-    _, found = occurrences(text, text + drafts, 3)
+    _, ends = occurrences(text, text + drafts, 3)
     total = torch.zeros(5)
-    for c in found[:4]:
-        if c < n_prompt:
+    for c in ends[:4]:
+        if c < len(text) - made[row]:  # in the prompt
             total[text[c]] += 1
         else:
             total += torch.tensor(language.logits_of(text[:c])).softmax(-1)
-    return int(total.argmax()) if found else (text + drafts)[-1]
+    return int(total.argmax()) if ends else (text + drafts)[-1]
 
 
 BY_HAND: dict[str, Callable[..., int]] = {

@@ -21,6 +21,8 @@ from tests.fixtures.media import build_media
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import build_tiny_clips
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7], [9, 8], [11, 12, 13, 14]]
 SMALL = ["--samples", "6", "--batch", "3", "--window", "8", "--measured", "3"]
 SMALL += ["--width", "16", "--embedding", "8", "--minutes", "0.03"]

@@ -17,6 +17,8 @@ from mmaccel.samplers.drafting.heads.eagle_model import FOLDER, EagleConfig, Eag
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 
+pytestmark = pytest.mark.slow
+
 AHEAD = 3
 
 

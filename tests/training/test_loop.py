@@ -14,6 +14,8 @@ from scripts.training.grammar_tasks import MASK
 from scripts.training.loop import IGNORE, Muon, Plan, pack, read_log, train
 from scripts.training.masking import draw_counts, hide
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(4, 0, 4, warmup=1)  # the step size does not depend on where a run was stopped
 
 

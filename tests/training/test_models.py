@@ -23,6 +23,8 @@ from scripts.training.stdlib import Module, open_stdlib
 from scripts.training.voices_words import SPEAKERS, WORDS, make_sentence
 from tests.fixtures.voices import TINY_CODEC
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
 TOKENIZER = {
     "size": 64, "levels": [5, 3], "encoder_width": 8, "encoder_depth": 0, "decoder_width": 8,

@@ -23,6 +23,8 @@ from scripts.training.vqa_tower import split_views
 from tests.fixtures.voices import TINY_CODEC
 from tests.training.test_models import SMALL, TOKENIZER, write_pool
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = make_examples(7, range(4), per_kind=2)
 
 
