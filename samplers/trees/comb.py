@@ -53,8 +53,8 @@ class Comb(TreeShape):
         return self.length
 
     def plan(self, width: int) -> Plan:
-        """Branch b leaves the chain after b drafts: the first draft has a sibling, then the next
-        one; where the window has no more, each has a second one.
+        """Branch b leaves the chain after b drafts; where the window has no more, each has a
+        second.
         """
         n_forks = width - self.length
         generations: list[list[Planned]] = [[] for _ in range(self.length)]

@@ -79,9 +79,7 @@ class Sequoia(TreeShape):
 
 @lru_cache(64)
 def plan_tree(n_nodes: int, depth: int, acceptance: Chances, width: int) -> Plan:
-    """The best tree beside a chain of W - 1 drafts, W that of the widest window, generation by
-    generation.
-    """
+    """The best tree beside a chain of W - 1 drafts, generation by generation."""
     last = len(acceptance) - 1
     chances = [torch.tensor(row, dtype=torch.float64) for row in acceptance]
     # behind[g][d]: up to g generations behind a node that d drafts end with
