@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import mmaccel
-from mmaccel.catalog import BASES, METHODS, load
+from mmaccel.catalog import METHODS, load
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,9 +30,14 @@ PAGES = {  # slot -> the page of its family, below docs/
     "kv_cache": "cache-policies.md",
     "attention": "sparse-attention.md",
 }
+_SHARED = ("n_keep", "end_threshold", "drop_suffix", "settled")
+"""Fields of a family, about which its page says something at the beginning."""
 PARTS = ("Departures", "Cost", "Memory", "Loses", "Figures")
 _PART = re.compile(rf"^({'|'.join(PARTS)}): (.*(?:\n(?!\w+: ).*)*)", re.MULTILINE)
-_LENGTHS = "mmaccel.samplers.drafting.lengths.contract:DraftLength"
+_NAMELESS = (  # bases of sources and rules of drafts, some of which have no short name
+    "mmaccel.samplers.drafting.contract:DraftSource",
+    "mmaccel.samplers.drafting.lengths.contract:DraftLength",
+)
 _PAPER = re.compile(
     r"arXiv[: ](\d{4}\.\d{5})\)?"
     r"((?:(?:,| and| to) (?:sections? |algorithms? |listing )?\d[\d.]*\b)*)"
@@ -51,7 +56,7 @@ def classes(slot: str) -> dict[str, list[str]]:
     for name, entry in METHODS[slot].items():
         names.setdefault(entry.class_name, []).append(name)
     if slot == "drafts":
-        bases = (load(BASES[slot]), load(_LENGTHS))
+        bases = tuple(map(load, _NAMELESS))
         public = {name: getattr(mmaccel, name) for name in mmaccel.__all__[1:]}
         nameless = [n for n, c in public.items() if inspect.isclass(c) and issubclass(c, bases)]
         names |= {name: [] for name in nameless if name not in names}
@@ -67,12 +72,6 @@ def find_class(slot: str, public: str) -> Any:
 def link(slot: str, public: str) -> str:
     """A link to a method's section, from a page in docs/."""
     return f"[`{public}`]({PAGES[slot]}#{public.lower()})"
-
-
-def guarantee(cls: Any) -> str:
-    """The word of `docs/exactness.md` for default fields; a draft source has none."""
-    word = getattr(cls, "exactness", "")
-    return cls().exactness if isinstance(word, property) else word
 
 
 def method_sections(slot: str) -> Iterator[str]:
@@ -93,30 +92,35 @@ def section(cls: Any, public: str, names: list[str]) -> str:
         parts |= texts
         if not texts and not re.match(r"\w+:\n", paragraph):
             prose.append(_line(paragraph))
-    papers = "; ".join(_papers(f"{from_file} {' '.join(prose)}"))
+    papers = _papers(f"{from_file} {' '.join(prose)}")
     source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
-    short = ", ".join(f'"{name}"' for name in names)
-    word = guarantee(cls)
-    facts = [word and f"**{word}**", stage, f"`{_call(cls, public)}`", short and f"`{short}`"]
+    short = ", ".join(f'`"{name}"`' for name in names)
+    facts = [_guarantee(cls), stage, f"`{_call(cls, public)}`", short]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]
     body = "\n".join(bullets)
     return "\n\n".join(text for text in [f"### {public}", *prose, f"{line}.", body] if text)
 
 
+def _guarantee(cls: Any) -> str:
+    """The word of `docs/exactness.md` for default fields; a draft source has none."""
+    word = getattr(cls, "exactness", None)
+    word = cls().exactness if isinstance(word, property) else word
+    return f"**{word}**" if word else ""
+
+
 def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _papers(text: str) -> Iterator[str]:
+def _papers(text: str) -> str:
     """Links to the papers that a text names, each once, with the section where it stands."""
-    seen = set()
+    places: dict[str, str] = {}
     for number, place in _PAPER.findall(_line(text)):
-        if number not in seen:
-            yield f"[arXiv {number}](https://arxiv.org/abs/{number}){place}"
-        seen.add(number)
+        places.setdefault(number, place)
+    return "; ".join(f"[arXiv {n}](https://arxiv.org/abs/{n}){at}" for n, at in places.items())
 
 
 def _call(cls: Any, public: str) -> str:
@@ -126,6 +130,6 @@ def _call(cls: Any, public: str) -> str:
         default = repr(parameter.default)
         if parameter.default is parameter.empty or name == "keep":
             arguments.append(name)
-        elif name != "n_keep":  # the other way to say how many visual tokens stay
+        elif name not in _SHARED:
             arguments.append(f"{name}={default if len(default) < 40 else '…'}")
     return f"{public}({', '.join(arguments)})"

@@ -1,7 +1,5 @@
 """For all tests: uninitialised memory is poisoned, the network is closed, torch has one thread, and
 variables, locale and signals of the caller have no effect.
-
-The tests that tests/slow.py lists get the marker `slow` here.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ from tests.fixtures.forking import Forker
 from tests.fixtures.shared import image_folder, media_folders
 from tests.fixtures.speech import FAMILIES
 from tests.fixtures.tiny_model import build_tiny
-from tests.slow import find_slow
 
 _FOLDERS = [Path(mmaccel.__file__).parent]
 _FOLDERS += [Path(entry) / name for entry in mmaccel.__path__ for name in TOP_FOLDERS]
@@ -46,12 +43,6 @@ _SOURCES = tuple(str(folder.resolve()) + os.sep for folder in _FOLDERS)
 
 with torch.device("cpu"):
     torch.empty(0)  # torch lists the functions that follow a device once: before they are replaced
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in find_slow(items):
-        item.add_marker(pytest.mark.slow)
 
 
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -26,7 +26,8 @@ _RANKS = 6  # of an entry's children that are looked at, the chain's draft among
 
 @dataclass(frozen=True)
 class Comb(TreeShape):
-    """N branches of L drafts.
+    """A chain of drafts, and N branches of L drafts that leave it: the likeliest alternatives to
+    drafts of the chain, each continued by the drafter.
 
     Args:
         branches: N.

@@ -29,7 +29,8 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class DySpec(TreeShape):
-    """The N likeliest nodes.
+    """The N likeliest nodes, whatever tree they make; a node's chance is the product of the
+    drafter's on its path.
 
     Args:
         nodes: N.

@@ -37,7 +37,8 @@ COARSE: Chances = (_FIRST, _SECOND, *(_NEAR,) * 10, _FAR)
 
 @dataclass(frozen=True)
 class Sequoia(TreeShape):
-    """A tree of at most N nodes, the same in every pass.
+    """A tree of at most N nodes, the same in every pass: the best one for measured chances of each
+    rank.
 
     Args:
         nodes: N.

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Frames, Grid
-from mmaccel.pipelines.hosts.attach.layout_processor import with_layout
 from tests.fixtures.tiny_lms import EOS, PROMPTS, VOCAB, build_lm
 
 FRAMES = Frames(((4, 12), (12, 24), (20, 40)), VOCAB, ends=(EOS,))
@@ -120,18 +119,3 @@ def test_a_forced_token_survives_every_processor() -> None:
             out = model.generate(**PROMPTS, **options, **more, return_dict_in_generate=True)
         made.append(out.sequences)
     assert torch.equal(*made) and made[0][:, 7::4].eq(31).all()
-
-
-def test_the_callers_list_of_processors_stays_as_it_is() -> None:
-    from transformers import LogitsProcessorList, TopKLogitsWarper
-    from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
-
-    guided = LogitsProcessorList([Guidance(-1.5, None), TopKLogitsWarper(2)])
-    assert with_layout(guided, FRAMES, 4)[0::2] == guided  # a negative scale turns -inf around
-    given = LogitsProcessorList([TopKLogitsWarper(2)])
-    made = with_layout(given, FRAMES, 4)
-    assert len(given) == 1 and len(made) == 3 and made[1] is given[0]
-    scores = torch.arange(VOCAB, 0.0, -1).repeat(2, 1)  # the smallest ids are the likeliest
-    for length, left in ((4, [3, 4]), (5, [12, 13]), (6, [20, 21]), (7, [3, 4])):
-        allowed = made(torch.zeros(2, length, dtype=torch.int64), scores).isfinite()
-        assert allowed[1].nonzero().flatten().tolist() == left

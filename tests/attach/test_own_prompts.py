@@ -170,36 +170,6 @@ def test_a_chat_pays_its_prompt_once(name: str, only_new: bool, policy: str) -> 
     assert stats.tokens_processed <= 3 * (n_columns - 9) + stats.passes * 3 * 8
 
 
-def test_a_chat_replays_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes after the model's own prefill are those of any other prompt, graphs included."""
-    from mmaccel.pipelines.hosts.runner.cuda_graphs import GraphCache
-    from mmaccel.pipelines.hosts.runner.engine import Engine
-    from tests.fixtures.graph_replay import Replay
-
-    model, cache = build_lm("llama"), GraphCache()
-    options: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True}
-    options |= {"eos_token_id": None, "max_new_tokens": LENGTH}
-    turns, runners = dict[str, list[Any]](plain=[], ours=[]), list[Replay]()
-
-    def runner(*_: Any) -> Replay:
-        runners.append(Replay(cache=cache))
-        return runners[-1]
-
-    def talk(made: list[Any]) -> None:
-        made.append(model.generate(**RAGGED, **options))
-        turn = _next_turn(made[0], RAGGED["attention_mask"], [[7, 8], [9, 9], [4, 8]])
-        made.append(model.generate(**turn, **options))
-
-    talk(turns["plain"])
-    monkeypatch.setattr(Engine, "runner", runner)
-    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
-        talk(turns["ours"])
-    for ours, plain in zip(turns["ours"], turns["plain"]):
-        assert torch.equal(ours.sequences, plain.sequences)
-        assert_alike(read_cache(getattr(ours, CACHE)), read_cache(getattr(plain, CACHE)))
-    assert [runner.captures for runner in runners] == [1, 0]  # the second replays the first's
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_static_caches(name: str) -> None:
     model = build_lm(name)

@@ -52,3 +52,9 @@ def test_a_pipeline_can_be_copied(pipe: TextToImage) -> None:
 def test_on_step_may_end_an_image_at_nothing(pipe: TextToImage) -> None:
     out = pipe(CAPTIONS[0], on_step=lambda _: torch.tensor([-3]))
     assert out.stats.tokens == 0 and out.stats.passes == 1 and int(out.tokens.sum()) == 0
+
+
+def test_pipelines_of_one_model_are_one(pipe: TextToImage) -> None:
+    other = TextToImage(pipe.image_model)
+    with pytest.raises(BusyError):
+        pipe(CAPTIONS[0], on_step=lambda _: other(CAPTIONS[0]))  # type: ignore[arg-type, return-value]

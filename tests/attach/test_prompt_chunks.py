@@ -58,3 +58,15 @@ def test_a_prompt_that_eviction_looks_at_stays_whole_and_says_so() -> None:
         model.generate(torch.tensor(ROWS[:1]), attention_mask=holes, max_new_tokens=4)
     note = f"prefill_chunk_size: this prompt was processed whole: {method!r} looks at it whole"
     assert note in run.stats.notes and run.stats.prefill_passes == 1
+
+
+def test_eviction_beside_chunks_of_the_model_itself_runs_the_original() -> None:
+    model = build_lm("llama")
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "prefill_chunk_size": 4}
+    holes = torch.tensor([[1, 0, *[1] * 9]])  # which the model processes itself
+    with mmaccel.attach(model, "jacobi", kv_cache=mmaccel.StreamingLLM(budget=5)) as run:
+        model.generate(torch.tensor(ROWS[:1]), **call)
+        assert run.stats.fallbacks == [] and run.stats.prefill_passes == 3
+        with pytest.warns(UserWarning, match="looks at a prompt when its last chunk"):
+            model.generate(torch.tensor(ROWS[:1]), attention_mask=holes, **call)
+    assert "prefill_chunk_size=4 with StreamingLLM(" in run.stats.fallbacks[0]

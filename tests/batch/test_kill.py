@@ -1,19 +1,15 @@
-"""kill -9: what a resumed job leaves is what an undisturbed one leaves, and nothing is made twice.
-
-At chosen moments here, and at random ones in the slow tests.
-"""
+"""kill -9: a resumed job leaves what an undisturbed one leaves, and nothing is made twice."""
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import N_ITEMS, Command, lines, whole_of
-from tests.fixtures.tiny_model import CAPTIONS
+
+pytestmark = pytest.mark.slow
 
 # kills the process at the n-th record: before its file has a name, between both, or amid its line
 KILL = """
@@ -35,13 +31,12 @@ def noted(self, record):
     append(self, record)
 os.replace, Manifest.append = whole, noted
 """
-N_KILLS = 3  # of random ones
 MOMENTS = [  # clips and speech have a JSON file beside each item
-    pytest.param("images", "mid-item", marks=pytest.mark.slow),
-    pytest.param("images", "between", marks=pytest.mark.slow),
+    ("images", "mid-item"),
+    ("images", "between"),
     ("images", "mid-line"),
-    pytest.param("clips", "mid-item", marks=pytest.mark.slow),
-    pytest.param("speech", "between", marks=pytest.mark.slow),
+    ("clips", "mid-item"),
+    ("speech", "between"),
 ]
 
 
@@ -67,26 +62,3 @@ def test_a_killed_job_and_its_killed_resume_go_on(
     assert child.wait() == 0, child.printed()
     assert f"{N_ITEMS - len(noted)} {command.unit}" in child.printed()[1]
     assert command.content == whole.content and lines(command.out) == lines(whole.out)
-
-
-@pytest.mark.slow
-def test_jobs_that_are_killed_at_random_moments_go_on(forker: Forker, tmp_path: Path) -> None:
-    draw, killed = random.Random(23), 0
-    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 4} for k in range(10)]
-    whole, command = (Command("images", tmp_path / name) for name in ("whole", "killed"))
-    began = time.perf_counter()
-    assert forker.start(*whole.arguments(*whole.prompts(rows), "--batch-size", "4")).wait() == 0
-    seconds, noted = time.perf_counter() - began, list[bytes]()
-    arguments = command.arguments(*command.prompts(rows), "--batch-size", "4", "--resume")
-    for _ in range(N_KILLS):
-        child = forker.start(*arguments)
-        time.sleep(seconds * (1 - len(noted) / 40) * draw.random())
-        child.send(9)
-        killed += child.wait() == -9
-        now = noted_in(command)
-        assert now[: len(noted)] == noted
-        noted = now
-    assert forker.start(*arguments).wait() == 0
-    assert command.content == whole.content and len(whole.content) == 40
-    assert lines(command.out) == lines(whole.out)
-    assert killed >= N_KILLS // 2, "the kills came too late"

@@ -100,17 +100,6 @@ def test_payloads_are_the_command_lines(kind: Kind, tmp_path: Path) -> None:
     assert f"{kind.model.name} (float32 on cpu)" in values[-1]
 
 
-def test_seeds_wrap_around_and_batches_change_nothing(kind: Kind) -> None:
-    seed = 2**64 - 1
-    values = kind.make(seed=seed, temperature=1.0)
-    said = [int(part.split(":")[0].split("\n")[0]) for part in values[-1].split("seed ")[1:]]
-    assert said[-kind.rows :] == [(seed + k) % 2**64 for k in range(kind.rows)]
-    assert "seed 1844" not in kind.make(seed=-1, temperature=1.0)[-1]  # drawn
-    if kind.rows > 1:
-        together = kind.make(seed=seed, temperature=1.0, batch_size=3)
-        assert torch.equal(kind.content(together), kind.content(values))
-
-
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "Images": [dict(guidance_scale=5.0), dict(min_p=0.9)],
     "Speech": [dict(repetition_penalty=2.0), dict(max_seconds=0.01)],
@@ -166,12 +155,6 @@ def test_progress_grows_and_ends_full(
     done = [report[0] for report in comfy.reports]
     assert done == sorted(done) and done[-1] == kind.tokens and len(set(done)) > 5
     assert {report[1] for report in comfy.reports} == {kind.tokens}
-
-
-def test_a_policy_of_another_kind_is_refused_before_any_pass(kind: Kind, comfy: FakeComfy) -> None:
-    with pytest.raises(OptionError, match="'entropy-bounded', which decodes a canvas"):
-        kind.make(policy=policy("EntropyBounded"))
-    assert comfy.reports == [] and comfy.checks == 0
 
 
 class Opened:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,8 @@ import pytest
 from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import Command
 from tests.fixtures.tiny_model import CAPTIONS
+
+pytestmark = pytest.mark.slow
 
 # sends the signals of `during` while the third image is written, and those of `after` while the
 # command ends
@@ -40,13 +40,7 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     ("during", "after"),
-    [
-        ([TERM], [HUP]),
-        *(
-            pytest.param(during, after, marks=pytest.mark.slow)
-            for during, after in (([INT], []), ([TERM], []), ([HUP], []), ([INT], [INT] * 2))
-        ),
-    ],
+    [([INT], []), ([TERM], []), ([HUP], []), ([TERM], [HUP]), ([INT], [INT] * 2)],
 )
 def test_a_signal_ends_a_run_in_words(
     forker: Forker, command: Command, during: list[int], after: list[int]
@@ -62,7 +56,6 @@ def test_a_signal_ends_a_run_in_words(
     assert len(command.files) == 3
 
 
-@pytest.mark.slow
 def test_a_signal_at_the_very_end_changes_nothing(forker: Forker) -> None:
     """Python resets handlers before it frees modules, which takes about a second with torch."""
     before = f"""
@@ -77,33 +70,8 @@ sys.modules["late"].late = Late()
     assert child.wait() == 0 and child.printed()[1] == ""
 
 
-@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_stops_nothing(forker: Forker, command: Command) -> None:
     before = f"import signal; signal.signal({HUP}, signal.SIG_IGN)\n"
     before += SEND.format(during=[HUP], after=[])
     child = forker.start(*command.arguments(CAPTIONS[0], "--count", 4), before=before)
     assert child.wait() == 0 and len(command.files) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_job", [False, True])
-def test_ctrl_c_twice_at_any_moment(forker: Forker, command: Command, is_job: bool) -> None:
-    draw, made = random.Random(is_job), 0
-    out = command.out
-    for k in range(3):
-        command.out = out / str(k)
-        given = command.prompts([{"prompt": CAPTIONS[0], "n": 400}]) if is_job else ("--count", 400)
-        child = forker.start(*command.arguments(*given))
-        end = time.monotonic() + 20
-        while len(list(command.out.glob("*.png"))) < 2 and time.monotonic() < end:
-            time.sleep(0.005)
-        time.sleep(draw.random() * 0.05)
-        child.send(INT)
-        time.sleep(draw.choice([0, 0.001, 0.01, 0.05]))
-        child.send(INT)
-        assert child.wait() == 130
-        err = child.printed()[1]
-        assert "Traceback" not in err and "Exception ignored" not in err
-        assert "mmaccel: " in err and err.count("mmaccel: stop") <= 2
-        made += len(command.files)
-    assert made >= 6

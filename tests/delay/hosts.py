@@ -21,7 +21,6 @@ from tests.delay.models import HIGGS_PADDING as PADDING
 BITWISE = [
     mmaccel.Autoregressive(),
     mmaccel.Jacobi(window=3),
-    mmaccel.Jacobi(window=models.BOOKS),
     mmaccel.Jacobi(window=11, drafts="previous-frame"),
 ]
 WIDE = BITWISE[-1]

@@ -14,7 +14,12 @@ def open_speech(name: str) -> Speech:
     return MODELS[name]()
 
 
-@pytest.fixture(params=MODELS)
+SLOW = "qwen3-tts talker"  # whose kind is that of Qwen3-Omni's talker and a layer more
+
+
+@pytest.fixture(
+    params=[n if n != SLOW else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def speech(request: pytest.FixtureRequest) -> Speech:
     return open_speech(request.param)
 

@@ -18,7 +18,7 @@ from mmaccel.pipelines.hosts.diffusion_lm.llada2.block_masks import (
 )
 from mmaccel.pipelines.hosts.diffusion_lm.llada2.service import LLaDA2Denoiser, LLaDA2Service
 from mmaccel.pipelines.hosts.diffusion_lm.self_check import find_fault
-from mmaccel.pipelines.hosts.layers.store import MASK_FORMS
+from mmaccel.pipelines.hosts.layers.masks import MASK_FORMS
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
 

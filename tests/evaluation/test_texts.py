@@ -1,4 +1,4 @@
-"""`evaluate exactness` and `evaluate speed` of a causal LM, on `stdlib`."""
+"""`evaluate exactness` of a causal LM, on `stdlib`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from mmaccel.cli import main
 from mmaccel.evaluation.texts import open_texts
 from mmaccel.evaluation.transformers_baseline import BaselineDecoding
 from mmaccel.pipelines.pipeline import read_loading
-from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
 from scripts.training.loop import WEIGHTS
 
@@ -48,52 +47,6 @@ def test_no_token_differs(arguments: list[str]) -> None:
     assert len(figures) == 4 + 2  # bitwise, and where speculation is greedy
     assert all(each["same"] == each["rows"] == 3 for each in figures)
     assert checks[0]["policy"].startswith("Jacobi") and "ngram" in checks[-1]["policy"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["policy", "library"])
-def test_a_wrong_token_is_found_where_it_stands(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    owner, name = (Jacobi, "sample") if place == "policy" else (BaselineDecoding, "decode")
-    own: Any = getattr(owner, name)
-
-    def alter(*given: Any, **options: Any) -> Any:
-        made = own(*given, **options)
-        tokens = made.tokens if isinstance(made, Generation) else made[0]
-        tokens[1:2, 5] = (tokens[1:2, 5] + 1) % 2048
-        return made
-
-    monkeypatch.setattr(owner, name, alter)
-    code, checks = check(arguments, "--policy", "jacobi", "--window", 4)
-    broken = [each for each in checks if each["is_broken"]]
-    assert code == 3 and len(broken) == (4 if place == "policy" else 1)
-    found = {each["name"]: each["figures"] for each in broken}["greedy, transformers' generate"]
-    assert found["first_divergence"] == [None, 5, None]
-    (parting,) = found["partings"]
-    assert parting["gap"] > 1000 * parting["rounding"] and not parting["is_rounding"]
-
-
-@pytest.mark.slow
-def test_rows_of_the_speed_report(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmaccel.evaluation.speed.LEAST_RUNS", 3)
-    options = ["--runs", 3, "--warm-up", 1, "--batch-sizes", "1,3", "--window", 4]
-    options += ["--drafts", "ngram"]
-    options += ["--baseline", "transformers", "--baseline", "prompt-lookup", "--out", tmp_path]
-    assert main(["evaluate", "speed", *arguments, *map(str, options)]) == 0
-    report = json.loads((tmp_path / "speed.json").read_text())
-    assert report["max_new_tokens"] == N_TOKENS and report["temperature"] == 0
-    rows = {(row["side"], row["batch_size"]): row for row in report["rows"]}
-    assert len(rows) == 4 * 2
-    for (side, size), row in rows.items():
-        made = row["tokens_per_second"] * row["seconds"]["median"]
-        assert made == pytest.approx(N_TOKENS * size)
-        if side in ("plain", "transformers"):
-            assert row["passes"] == N_TOKENS and row["tokens_per_pass"] == 1
-        else:
-            assert row["row_passes"] < N_TOKENS  # drafts were accepted
 
 
 def test_texts_end_where_the_model_ends_them() -> None:

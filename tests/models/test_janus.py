@@ -55,7 +55,6 @@ def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "more than hide padding"),
         ({"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1]])}, "more than hide padding"),
         ({"position_ids": torch.tensor([[0, 3, 7, 9, 11, 20]])}, "position_ids"),
     ],

@@ -1,4 +1,4 @@
-"""Rows of a prompt file with their own negative prompt and size."""
+"""Rows of a prompt file with their own size."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import mmaccel
 from mmaccel import TextToImage
 from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Row, make_items
 from mmaccel.batch.worker import Worker
-from mmaccel.cli import main
 from mmaccel.pipelines.models import glm_image
 from tests.fixtures.checkpoints import captions
-from tests.fixtures.tiny_model import CAPTIONS
 from tests.text_to_image.families import each
 
 Built = Callable[[str], Path]
@@ -32,52 +29,14 @@ OTHERS = {
 }
 
 
-def write_rows(folder: Path, rows: list[dict[str, Any]]) -> str:
-    folder.mkdir(exist_ok=True)
-    file = folder / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(file)
-
-
-def read_images(out: Path) -> dict[str, tuple[dict[str, Any], list[str], bytes]]:
-    """Metadata, text lines and pixels of each image, by id."""
-    found = {}
+def read_images(out: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
+    """Metadata and pixels of each image, by id."""
+    images = {}
     for file in out.glob("*.png"):
         with Image.open(file) as image:
             facts = json.loads(image.text["mmaccel"])  # type: ignore[attr-defined]
-            lines = image.text["parameters"].splitlines()  # type: ignore[attr-defined]
-            found[facts["id"]] = facts, lines, image.tobytes()
-    return found
-
-
-def test_rows_have_their_negative_prompts(tiny_folder: Path, tmp_path: Path) -> None:
-    default = "blue square"
-    rows = [
-        {"id": "own", "prompt": CAPTIONS[0], "negative": "red above grass", "seed": 3},
-        {"id": "usual", "prompt": CAPTIONS[0], "seed": 3},
-        {"id": "empty", "prompt": CAPTIONS[0], "negative": "", "seed": 3},
-        {"id": "other", "prompt": CAPTIONS[1], "negative": "a", "seed": 5, "policy": "mc-sjd"},
-    ]
-    wanted = {"own": "red above grass", "usual": default, "empty": None, "other": "a"}
-    arguments = ["generate", "--prompts", write_rows(tmp_path, rows), "--model", str(tiny_folder)]
-    arguments += ["--out", str(tmp_path / "out"), "--batch-size", "2"]
-    assert main([*arguments, "--negative", default]) == 0
-    found, pipe = read_images(tmp_path / "out"), TextToImage.from_pretrained(tiny_folder)
-    assert found.keys() == wanted.keys()
-    for row in rows:
-        name, negative = row["id"], wanted[row["id"]]
-        facts, lines, pixels = found[name]
-        policy = mmaccel.SpeculativeJacobi(coupling="maximal") if name == "other" else None
-        own = pipe(row["prompt"], negative_prompt=negative, seed=[row["seed"]], policy=policy)
-        assert pixels == own.images[0].tobytes() and facts.get("negative") == negative
-        assert lines[:-1] == [
-            row["prompt"],
-            *([] if negative is None else ["Negative prompt: " + negative]),
-        ]
-    manifest = (tmp_path / "out" / "manifest.jsonl").read_bytes().splitlines()
-    records = {record["id"]: record for record in map(json.loads, manifest)}
-    assert {name: record.get("negative") for name, record in records.items()} == wanted
-    assert len({pixels for _, _, pixels in found.values()}) == 4
+            images[facts["id"]] = facts, image.tobytes()
+    return images
 
 
 @pytest.fixture
@@ -114,7 +73,7 @@ def test_sizes_of_a_file_share_one_model(
     assert len(opened) == 1 and parameters(worker.pipe) == pointers and pointers
     found = read_images(tmp_path)
     for row in rows:
-        facts, _, pixels = found[row.id]
+        facts, pixels = found[row.id]
         size = row.size or first
         alone = TextToImage.from_pretrained(built(family), size=size)
         own = alone(row.prompt, seed=[row.seed])  # type: ignore[list-item]

@@ -12,8 +12,7 @@ import torch
 import mmaccel
 from mmaccel import Jacobi, Request, TextToImage
 from mmaccel.catalog import make_policy
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.text_to_image.model import ImageModel, spread_negatives
+from mmaccel.pipelines.text_to_image.model import spread_negatives
 from tests.fixtures.checkpoints import SIZES, captions
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, WORDS, masked_beside_plain
 
@@ -117,28 +116,3 @@ def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToIma
 def test_texts_are_spread_over_prompts() -> None:
     assert spread_negatives(None, 2) == [None, None] and spread_negatives("a", 2) == ["a", "a"]
     assert spread_negatives(["a", ""], 2) == ["a", None]
-
-
-def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
-    """The methods that a class with guidance must define."""
-    inner: Any = pipe.image_model
-
-    class Own(ImageModel):
-        params, pad = inner.params, inner.pad
-
-        def encode(self, text: str) -> Any:
-            return inner.encode(text)
-
-        def unconditional(self) -> list[int]:
-            return inner.unconditional()
-
-        def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-            return inner.decode(tokens)
-
-    own = TextToImage(Own(inner.window, inner.layout, inner.size))
-    made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
-    assert made.tokens.equal(wanted.tokens)
-    assert made.images[0].tobytes() == wanted.images[0].tobytes()
-    for refused in (lambda: own(CAPTIONS[0], negative_prompt="red"), lambda: own.resize((32, 32))):
-        with pytest.raises(OptionError, match="expected"):
-            refused()

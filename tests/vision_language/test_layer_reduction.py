@@ -17,10 +17,12 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DART, FastV, PyramidDrop
 from mmaccel.pipelines.hosts.attach import prompt_pass
-from mmaccel.pipelines.hosts.causal_lm.own_prompt import PromptStates
+from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.hosts.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.hosts.layers.store import KVCacheLayout
 from mmaccel.pipelines.hosts.prompt_cuts import layers
 from tests.fixtures.lanes import mostly_slow
+from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import GREEDY, N_NEW, answer, reduces
 
@@ -186,6 +188,17 @@ def test_planted_bugs_are_seen(
         )
     made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
     assert not torch.equal(made, reference(model, inputs, kept))
+
+
+def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    for is_cut in (False, True):
+        own = OwnPrompt(mask, mask.sum(1), lambda sparse, size: None, is_cut=is_cut)
+        window = CausalLMWindow(build_lm("llama"))
+        window.own_prompt = own
+        assert ("cache fewer tokens" in window.lack("captured steps")) == is_cut
+    window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda sparse, size: None)
+    assert "token types, or positions" in window.lack("captured steps")
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

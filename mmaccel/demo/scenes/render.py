@@ -81,12 +81,14 @@ class Picture:
         n_frames = self.frames.shape[1]
         numbers, things, places = [], [], []
         for b, scene in enumerate(self.scenes):
-            for thing in scene.objects[slot : slot + 1]:
-                for frame in range(n_frames):
-                    if thing.seen[frame]:
-                        numbers.append(b * n_frames + frame)
-                        things.append(thing)
-                        places.append(thing.track[frame])
+            if slot >= len(scene.objects):
+                continue
+            thing = scene.objects[slot]
+            for frame in range(n_frames):
+                if thing.seen[frame]:
+                    numbers.append(b * n_frames + frame)
+                    things.append(thing)
+                    places.append(thing.track[frame])
         rows = torch.tensor(numbers, dtype=torch.int64)
         dx = self.xs - _column([x for x, _ in places])
         dy = self.ys - _column([y for _, y in places])

@@ -149,16 +149,11 @@ class KVCacheMethod(Method):
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What is known of a model's layers before it runs.
+    """What is known of a model's layers before it runs."""
 
-    Attributes:
-        depth, heads: as in `CachedLayer`.
-        channels: C, of the hidden states that the attention of a layer reads.
-    """
-
-    depth: int
-    heads: int
-    channels: int
+    depth: int  # as in `CachedLayer`
+    heads: int  # H
+    channels: int  # C, of the hidden states that the attention of a layer reads
 
     def __str__(self) -> str:
         return f"{self.depth} layers of {self.heads} key heads over {self.channels} channels"

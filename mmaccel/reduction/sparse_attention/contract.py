@@ -40,16 +40,11 @@ class LastChoice:
 
     Where steps are captured the tensors are those of an earlier run, and hold NaN (nothing, if
     they are bools) before the first choice.
-
-    Attributes:
-        probe: `[R, C]`, what the choice was made for; None before the first one.
-        chosen: `[R, H, N]` bool, the blocks that were chosen; None before.
-        totals: `[R, C]`, sums over the passes so far, which layers compare; None before.
     """
 
-    probe: Tensor | None = None
-    chosen: Tensor | None = None
-    totals: Tensor | None = None
+    probe: Tensor | None = None  # [R, C], what the choice was made for
+    chosen: Tensor | None = None  # [R, H, N] bool, the blocks that were chosen
+    totals: Tensor | None = None  # [R, C], sums over the passes so far, which layers compare
 
     def select(self, rows: Tensor) -> None:
         """Forget all rows but these, `[n]` int64, in their order."""

@@ -37,37 +37,23 @@ Attention = Callable[[int, Queries, bool], Tensor]  # layer, queries, per_head -
 
 @dataclass(frozen=True, eq=False)
 class VisualContext(Capable):
-    """The visual tokens of some rows at one stage of a model. Make one with `make_context`.
+    """The visual tokens of some rows at one stage of a model. Make one with `make_context`."""
 
-    Args:
-        x: `[B, N, C]` states.
-        valid: `[B, N]` bool, False where a row has fewer tokens.
-        group: `[B, N]` int64 >= 0, the tile or frame; 0 is the overview or the first frame.
-        row: `[B, N]` int64 in the group's grid, -1 where unknown.
-        column: `[B, N]` int64 in the group's grid, -1 where unknown.
-        tile_grid: `[B, 2]` int64, rows and columns of tiles; tile (r, c) is group
-            `1 + r * columns + c`. (0, 0) for an overview alone.
-        size: `[B, N]` float32, how many tokens each stands for after earlier merges.
-        initial: `[B]` int64, how many tokens each row had before the method's first layer.
-        seeds: `[B]` int64, what a row's random choices are keyed with.
-        layer: the layer that receives what is left; the one before it has seen all of x. None at
-            the exit of the encoder.
-        depth: how many layers the stage's tower has.
-        has: which words of `mmaccel.capabilities` there are.
-    """
-
-    x: Tensor
-    valid: Tensor
-    group: Tensor
-    row: Tensor
+    x: Tensor  # [B, N, C] states
+    valid: Tensor  # [B, N] bool, False where a row has fewer tokens
+    group: Tensor  # [B, N] int64 >= 0, tile or frame; 0 is the overview or the first frame
+    row: Tensor  # [B, N] int64 in the group's grid, -1 where unknown
     column: Tensor
+    # [B, 2] int64, rows and columns of tiles; tile (r, c) is group 1 + r * columns + c; (0, 0) for
+    # an overview alone
     tile_grid: Tensor
-    size: Tensor
-    initial: Tensor
-    seeds: Tensor
+    size: Tensor  # [B, N] float32, how many tokens each stands for after earlier merges
+    initial: Tensor  # [B] int64, tokens of each row before the method's first layer
+    seeds: Tensor  # [B] int64, what a row's random choices are keyed with
+    # that receives what is left; the one before it has seen all of x. None at the encoder's exit
     layer: int | None
-    depth: int | None
-    has: frozenset[str]
+    depth: int | None  # layers of the stage's tower
+    has: frozenset[str]  # words of `mmaccel.capabilities`
     _keys: Keys | None = None
     _attention: Attention | None = None
     _text: Callable[[], Text] | None = None

@@ -20,24 +20,19 @@ from mmaccel.errors import ShapeError
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Slots of every row and the tokens that go into them.
+    """Slots of every row and the tokens that go into them."""
 
-    Args:
-        keep: `[B, K]` int64, the token that represents each slot: ascending and unique, -1 in the
-            slots after a row's last.
-        assign: `[B, N]` int64, the slot of every token; -1: dropped.
-        weight: `[B, N]` float32, how much a token contributes to its slot. The weights of a slot
-            sum to 1, those of dropped tokens are 0.
-        size: `[B, K]` float32, how many tokens a slot stands for (its logarithm is the bias of
-            proportional attention); 0 after a row's last slot.
-        merges: some slot may have more than one token. If not, `reduce` copies bits.
-    """
-
+    # [B, K] int64, the token that represents each slot: ascending and unique, -1 in the slots after
+    # a row's last
     keep: Tensor
-    assign: Tensor
+    assign: Tensor  # [B, N] int64, the slot of every token; -1: dropped
+    # [B, N] float32, how much a token contributes to its slot; those of a slot sum to 1, those of
+    # dropped tokens are 0
     weight: Tensor
+    # [B, K] float32, how many tokens a slot stands for (its logarithm is the bias of proportional
+    # attention); 0 after a row's last slot
     size: Tensor
-    merges: bool = False
+    merges: bool = False  # some slot may have more than one token; if not, `reduce` copies bits
 
     @property
     def valid(self) -> Tensor:

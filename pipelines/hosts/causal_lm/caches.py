@@ -40,11 +40,11 @@ def open_stores(window: CausalLMWindow, rows: int, positions: int) -> LayerStore
     return stores
 
 
-def take_prompt(stores: LayerStores, own: OwnPrompt, states: PromptStates) -> None:
+def take_prompt(stores: LayerStores, prompt: OwnPrompt, states: PromptStates) -> None:
     """Take over the keys and values that the model's own prefill has left."""
-    _shorten(stores, own, [cut for cut in states.cuts if not cut.has_holes])
-    index = own.cache_indices()  # [R, T]
-    index_from = {cut.first: cut.cache_indices(own.mask) for cut in states.cuts}
+    _shorten(stores, prompt, [cut for cut in states.cuts if not cut.has_holes])
+    index = prompt.cache_indices()  # [R, T]
+    index_from = {cut.first: cut.cache_indices(prompt.mask) for cut in states.cuts}
     for number, (keys, values) in enumerate(states.layers):
         layer = stores.layers[number]
         index = index_from.get(number, index)
@@ -52,15 +52,15 @@ def take_prompt(stores: LayerStores, own: OwnPrompt, states: PromptStates) -> No
         first_column = index.shape[1] - keys.shape[2]  # a sliding layer has the last ones alone
         layout.prepare(index[:, first_column:], layout.max_length)
         layer.update(keys, values)
-    stores.end_prompt(own.lengths, states.observer)
+    stores.end_prompt(prompt.lengths, states.observer)
 
 
-def _shorten(stores: LayerStores, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
+def _shorten(stores: LayerStores, prompt: OwnPrompt, cuts: Sequence[Cut]) -> None:
     """Give the layers behind each cut stores of their own length."""
     layers = list(stores.layers)
     ends = [*(cut.first for cut in cuts[1:]), len(layers)]
     for cut, end in zip(cuts, ends):
-        shorter = stores.layout.shorten(own.lengths - cut.mask.sum(1))
+        shorter = stores.layout.shorten(prompt.lengths - cut.mask.sum(1))
         layers[cut.first : end] = make_cache(end - cut.first, shorter).layers
     stores.layers = layers
 

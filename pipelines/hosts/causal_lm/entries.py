@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.hosts.layers.attention import WindowPass, find_ancestors
-from mmaccel.pipelines.hosts.layers.store import make_masks
+from mmaccel.pipelines.hosts.layers.masks import make_masks
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.hosts.causal_lm.model import CausalLMWindow

@@ -62,10 +62,10 @@ class CausalLM:
         from transformers import GenerationMixin
 
         for name in _OWN:
-            own: Any = original(model, name)
-            is_foreign = own.__func__ is not getattr(GenerationMixin, name) and not (
-                own.__func__.__qualname__ in _LIKE_THE_USUAL
-                and own.__func__.__module__.startswith("transformers.models.")
+            method: Any = original(model, name)
+            is_foreign = method.__func__ is not getattr(GenerationMixin, name) and not (
+                method.__func__.__qualname__ in _LIKE_THE_USUAL
+                and method.__func__.__module__.startswith("transformers.models.")
             )
             if (is_foreign and name not in self.known) or has_own(model, name):
                 raise UnsupportedModelError(

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def find_lack(window: CausalLMWindow, word: str, part: Any) -> str:
     """As `Capable.lack`. Cost: at a model's first time, a self-check of a few short passes."""
-    own = window.own_prompt
-    if own is not None:
-        if word == "captured steps" and own.capture_obstacle:
-            return own.capture_obstacle
+    prompt = window.own_prompt
+    if prompt is not None:
+        if word == "captured steps" and prompt.capture_obstacle:
+            return prompt.capture_obstacle
         if word == "own chunks":
-            return own.whole_reason
+            return prompt.whole_reason
         if word in ("shared prompts", "copied entries", "draft canvas", "mixed passes"):
             return "its prompt is more than ids, and its own prefill processes it"
     if word == "shared prompts" and "output_attentions" in window.pass_options:

@@ -214,29 +214,25 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
 
     @property
     def takes_whole_prompts(self) -> bool:
-        """Where entries are evicted, or chosen behind a prompt, its last token sees all
-        and votes.
-        """
+        """Where entries go, or are chosen, behind a prompt, its last token sees all and votes."""
         attention = self.methods.attention
         is_chosen = attention is not None and not attention.chooses_prompts
         return is_chosen or self.methods.evictor is not None
 
     @torch.no_grad()
     def process_prompt(self) -> PromptCost | None:
-        own = self.own_prompt
-        if own is None:
+        prompt = self.own_prompt
+        if prompt is None:
             return None
         stores = self.run_caches()
-        states = own.process(stores.sparse, self.setup.prefill_chunk_size)
-        take_prompt(stores, own, states)
+        states = prompt.process(stores.sparse, self.setup.prefill_chunk_size)
+        take_prompt(stores, prompt, states)
         self._steps = states.steps
         self.prompt_logits = states.logits
         return PromptCost(states.n_processed, states.n_passes)
 
     def prompt_width(self, width: int) -> int:
-        """On an accelerator a multiple of 64: libraries then plan a few shapes, not one a
-        prompt.
-        """
+        """On an accelerator a multiple of 64: libraries plan a few shapes, not one a prompt."""
         if self.device.type == "cpu" or self.own_prompt is not None or describe_sharing(self.model):
             return width
         return -(-width // self.prompt_step) * self.prompt_step
@@ -315,9 +311,7 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         self, entries: Pass, *, is_prompt: bool = False, sparse: BlockChooser | None = None,
         watcher: Watcher | None = None, prompt: Tensor | None = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """The output of the forward; `is_prompt`: under the model's own attention as long as that
-        can.
-        """
+        """The output of the forward; a prompt's runs the model's own attention where it can."""
         stores = self.run_caches()
         tokens = entries.tokens
         indices = entries.indices
@@ -368,10 +362,10 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
     def position_ids(self, positions: Tensor) -> Tensor:
         """The model's position ids of cache positions `[R, W]` int64."""
         positions = positions.clamp(max=self.n_reserved - 1)  # of surplus and of finished rows
-        own = self.own_prompt
-        if own is None or own.is_plain:
+        prompt = self.own_prompt
+        if prompt is None or prompt.is_plain:
             return positions
-        return positions + (own.next_position - own.lengths)[:, None]  # a shift for each row
+        return positions + (prompt.next_position - prompt.lengths)[:, None]  # a shift for each row
 
     def run_forward(
         self, tokens: Tensor, position_ids: Tensor, masks: Any, this: WindowPass | None, *,
@@ -411,8 +405,8 @@ class CausalLMWindow(StaticModelBuffers, KeptStates, CanvasDrafts, MixedPasses):
         return SimpleNamespace(logits=decoder.logits(select_kept(hidden, kept), self.vocab_size))
 
     def replaced_tensors(self) -> dict[str, Tensor]:
-        """Tensors that stand for parameters of the model in a pass, by full name: of the head `[V,
-        D]` alone where the rest is not computed.
+        """What stands for parameters in a pass, by name: the head `[V, D]` alone where it
+        is cut.
         """
         return take_rows(self.model, self._narrow_head, slice(self.vocab_size))
 

@@ -76,9 +76,8 @@ def _keep_logits(window: CausalLMWindow, logits: Tensor, ends: Tensor, ends_here
 
 
 def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
-    """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it.
-
-    What is written behind the prompt is overwritten by what comes.
+    """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it: what is
+    written there is overwritten by what comes.
     """
     method = window.methods.evictor
     if method is None or not method.repeated or int(lengths.max()) <= method.budget:
@@ -93,9 +92,7 @@ def _repeat(window: CausalLMWindow, tokens: Tensor, lengths: Tensor, observer: O
 def prefill_shared(
     window: CausalLMWindow, entries: Pass, groups: PrefixGroups, prompts: LayerStores
 ) -> bool:
-    """A pass over the prompts of one row a group, in stores of theirs; whether they end with it,
-    and all rows read them.
-    """
+    """A pass over prompts of one row a group; whether they end with it, and all rows read them."""
     of_rows = window.run_caches()
     first = entries.tokens.new_tensor(groups.first)
     of_groups = entries.select(first)

@@ -146,8 +146,8 @@ def run_model(window: CausalLMWindow, inputs: dict[str, Any]) -> Any:
 def run_body(
     window: CausalLMWindow, body: Callable[..., Any] | None, inputs: dict[str, Any]
 ) -> Tensor:
-    """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else those of `body`, the
-    model without its head.
+    """States `[R, W, C]` after the last norm: the fused decoder's, else of `body`, the headless
+    model.
     """
     chosen = window.forwards
     decoder = chosen.decoder
@@ -160,8 +160,8 @@ def run_body(
     embedded = inputs.get("inputs_embeds")
     if embedded is None:
         embedded = decoder.embed(inputs["input_ids"])
-    own = window.own_prompt
-    tables = window.tables if own is None or own.is_plain else None
+    prompt = window.own_prompt
+    tables = window.tables if prompt is None or prompt.is_plain else None
     kept: dict[int, Tensor] = {}  # what these layers read, which the decoder fills in
     if window.keeps_states:
         kept = dict.fromkeys(window.kept_layers, torch.empty(0, dtype=torch.float32))

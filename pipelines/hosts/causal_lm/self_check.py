@@ -212,9 +212,7 @@ def find_reason(window: Any) -> str:
 
 
 def find_layer_obstacle(window: Any) -> str:
-    """Why a model's layers cannot attend by a function of ours; empty where they can. Cost: as
-    `find_reason`.
-    """
+    """Why a model's layers cannot attend by a function of ours; empty where they can."""
     return _remember(window.model, window, "layers", wants_triton=False)
 
 

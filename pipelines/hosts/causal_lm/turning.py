@@ -29,9 +29,7 @@ class KeyTurner:
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """States `[R, H, n, D]` of a layer at positions that are later by `[n]`, `[R, n]` or `[R,
-        1]`.
-        """
+        """States `[R, H, n, D]` of a layer at positions later by `[n]`, `[R, n]` or `[R, 1]`."""
         read = self.structure.layers[layer]
         if not read.attention.turns:
             return states

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache, make_mask
+from mmaccel.pipelines.hosts.layers.masks import make_mask
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache
 
 _STRIDE = 64  # of the attended length on a CPU, where it is known without waiting
 

@@ -2,9 +2,9 @@
 
 A speech model of several codebooks generates a frame in two stages: a temporal decoder gives a
 state and maybe the first code, and a small *depth decoder* the other codes, one after the other
-(D. Lee et al., "Autoregressive Image Generation using Residual Quantization", CVPR 2022,
-section 3.3). A kind says which embeddings and heads its books have; the layers between them are
-those of any causal LM.
+(Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation using
+Residual Quantization", CVPR 2022, section 3.3). A kind says which embeddings and heads its books
+have; the layers between them are those of any causal LM.
 
 Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, whose `generate` calls `generate`
 of these decoders once a frame.

@@ -39,8 +39,9 @@ from mmaccel.pipelines.hosts.diffusion_lm.self_check import check_denoiser, scra
 from mmaccel.pipelines.hosts.layers.attention_function import window_attention_in
 from mmaccel.pipelines.hosts.layers.attention_inputs import find_attending
 from mmaccel.pipelines.hosts.layers.attention_name import find_configs
+from mmaccel.pipelines.hosts.layers.masks import mask_reads
 from mmaccel.pipelines.hosts.layers.methods import LayerMethods
-from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache, mask_reads
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.hosts.layers.stores import LayerStores
 from mmaccel.pipelines.hosts.runner.own_products import (
     find_own_products,

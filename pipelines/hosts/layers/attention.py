@@ -28,16 +28,11 @@ from mmaccel.kernels.packed_attention import packed_attention
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.hosts.layers.attention_inputs import AttentionInputs
 from mmaccel.pipelines.hosts.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.hosts.layers.masks import make_mask, mask_reads
 from mmaccel.pipelines.hosts.layers.prompt_tiles import attend_by_tiles
 from mmaccel.pipelines.hosts.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.hosts.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.hosts.layers.store import (
-    KVCacheLayout,
-    WindowLayer,
-    make_mask,
-    mask_reads,
-    number_served,
-)
+from mmaccel.pipelines.hosts.layers.store import KVCacheLayout, WindowLayer, number_served
 
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 TILE = 256  # queries of a prompt under a sliding window or a mask that attend together

@@ -36,8 +36,8 @@ from mmaccel.pipelines.hosts.layers.attention_name import (
     find_configs,
     own_attention,
 )
+from mmaccel.pipelines.hosts.layers.masks import HIDDEN
 from mmaccel.pipelines.hosts.layers.prompt_tiles import PromptTiles
-from mmaccel.pipelines.hosts.layers.store import HIDDEN
 
 NAME = "mmaccel_window"
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}

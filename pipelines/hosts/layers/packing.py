@@ -70,7 +70,7 @@ class PackedEntries:
 
     @property
     def n_bytes(self) -> int:
-        return sum(part.nbytes for codes in self._codes for part in codes.parts())
+        return sum(numbers.nbytes for codes in self._codes for numbers in codes.parts())
 
     def for_kernels(self, counts: Tensor) -> Packed | None:
         """What kernels read, of which `counts` `[R]` entries count; None where none can."""
@@ -132,7 +132,7 @@ class PackedEntries:
         row = torch.arange(len(counts), device=mask.device)
         unpacked = []
         for states, codes in zip((key, value), self._codes, strict=True):
-            next_group = (part[row, :, counts // size][:, :, None] for part in codes.parts())
+            next_group = (numbers[row, :, counts // size][:, :, None] for numbers in codes.parts())
             group = states.new_empty(*states.shape[:2], 1, size, states.shape[3])
             self.quantizer.unpack(Codes(*next_group), group)
             unpacked.append(group[:, :, 0])
@@ -151,18 +151,19 @@ class PackedEntries:
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
         self._codes = [
-            Codes(*(part[rows.to(part.device)] for part in codes.parts())) for codes in self._codes
+            Codes(*(numbers[rows.to(numbers.device)] for numbers in codes.parts()))
+            for codes in self._codes
         ]
 
 
 def _reserve(codes: Codes, most: int) -> Codes:
     """Codes `[R, H, N, ...]` with memory for `most` groups."""
-    parts = []
-    for part in codes.parts():
-        room = part.new_zeros(*part.shape[:2], most, *part.shape[3:])
-        room[:, :, : part.shape[2]] = part
-        parts.append(room)
-    return Codes(*parts)
+    reserved = []
+    for numbers in codes.parts():
+        room = numbers.new_zeros(*numbers.shape[:2], most, *numbers.shape[3:])
+        room[:, :, : numbers.shape[2]] = numbers
+        reserved.append(room)
+    return Codes(*reserved)
 
 
 class Packing:

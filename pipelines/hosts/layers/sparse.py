@@ -122,11 +122,11 @@ class SparseBlocks(BlockChooser):
             return None
         n_blocks = -(-key.shape[2] // size)
         if indices is not None and reads is not None:
-            own = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
-            own.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
-            n_own = int(own.sum(1).max())
-            blocks = own.to(torch.uint8).topk(n_own, 1).indices  # and some that are not
-            written = _Written(blocks, reads.any(1), own, n_own, indices[:, 0])
+            is_written = torch.zeros(len(key), n_blocks, dtype=torch.bool, device=key.device)
+            is_written.scatter_(1, (indices // size).clamp(max=n_blocks - 1), True)
+            n_written = int(is_written.sum(1).max())
+            blocks = is_written.to(torch.uint8).topk(n_written, 1).indices  # and some that are not
+            written = _Written(blocks, reads.any(1), is_written, n_written, indices[:, 0])
             return self._choose(layer, query, key, written, scale)
         if since is None and self._is_scored(layer, start):
             return self._choose_by_scores(layer, query, key, start, scale)
@@ -140,8 +140,8 @@ class SparseBlocks(BlockChooser):
         ends = (start + width)[:, None]
         is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
         block = torch.arange(n_blocks, device=key.device)
-        own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
-        written = _Written(blocks, is_real, own, n_own, start)
+        is_windows = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
+        written = _Written(blocks, is_real, is_windows, n_own, start)
         return self._choose(layer, query, key, written, scale)
 
     def choose_prompt(
@@ -167,11 +167,11 @@ class SparseBlocks(BlockChooser):
             size=size,
             scale=scale,
         )
-        own = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
+        is_tiles = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
         chosen = method.choose_prompt(prompt)
-        shape = (*key.shape[:2], *own.shape)
+        shape = (*key.shape[:2], *is_tiles.shape)
         check_answer(f"{method.name}.choose_prompt", chosen, shape, "bool")
-        chosen = (chosen | own) & prompt.is_before
+        chosen = (chosen | is_tiles) & prompt.is_before  # a tile sees the block that it is
         chosen = chosen.expand(-1, key.shape[1], -1, -1)  # [R, H, N, N]
         holds = pad(is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)  # [R, N]
         seen = prompt.is_before & holds[:, :, None] & holds[:, None]
@@ -236,14 +236,14 @@ class SparseBlocks(BlockChooser):
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, scale: float
     ) -> Blocks | None:
         method = self.method
-        kind = method.summary
-        assert kind is not None
+        summary = method.summary
+        assert summary is not None
         room = key.shape[2]
         width = query.shape[2]
         size = method.block
         n_blocks = -(-room // size)
         n_own = (width + size - 2) // size + 1
-        if kind == "given":
+        if summary == "given":
             written = start[:, None] // size + torch.arange(n_own, device=key.device)
             is_real = torch.arange(room, device=key.device) < (start + width)[:, None]
             self._follow(layer, key, written, is_real)
@@ -251,7 +251,7 @@ class SparseBlocks(BlockChooser):
         share = method.share
         scores = dispatch.run(
             block_scores, query, key, summaries, start,
-            size=size, kind=kind, each=share is not None,
+            size=size, kind=summary, each=share is not None,
         )  # fmt: skip
         index, count = dispatch.run(
             choose_blocks, scores, start, self._counter(key.device)[0],

@@ -7,13 +7,11 @@ reads beyond the prompt, after the prompt's activations are freed. A store is in
 `[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
 memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
 `[R, H, S, D]`.
-
-`make_masks` and `mask_reads` make the attention masks of a pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,10 +26,6 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
 from mmaccel.pipelines.hosts.layers.packing import PackedEntries
 
-# masks that models take: added to scores, True where something is seen, or 1 there
-MASK_FORMS = ("additive", "bool", "zero-one")
-
-HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _STEPS = 8  # of how many entries the heads of a layer keep
 
 
@@ -549,55 +543,3 @@ def number_served(windows: Sequence[int | None]) -> dict[int, int]:
     """The layers that methods serve, those without a sliding window, as methods count them."""
     served = [layer for layer, window in enumerate(windows) if window is None]
     return {layer: number for number, layer in enumerate(served)}
-
-
-def make_masks(
-    positions: Tensor,
-    rows: int,
-    visible_length: int,
-    windows: Collection[int | None],
-    dtype: torch.dtype,
-) -> Tensor | dict[str, Tensor]:
-    """Masks `[R, 1, W, visible length]` of a pass at `positions` `[R, W]` (`[1, W]` if all rows
-    agree), 0 where a key is seen and -inf elsewhere; where layers differ, by transformers' name of
-    the layer's kind.
-    """
-    masks = {}
-    for window in set(windows):
-        kind = "full_attention" if window is None else "sliding_attention"
-        mask = make_mask(positions, visible_length, window, dtype)
-        masks[kind] = mask.expand(rows, -1, -1, -1)
-    return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def make_mask(
-    positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype
-) -> Tensor:
-    """`[R, 1, W, S]`: 0 where a query at a cache index sees a key, and -inf elsewhere."""
-    keys = torch.arange(visible_length, device=positions.device)[None, None, None]
-    queries = positions[:, None, :, None]
-    hidden = keys > queries  # [R, 1, W, S]
-    if window is not None:  # a surplus query, beyond all keys, sees the last ones: no NaN
-        hidden |= keys <= queries.clamp(max=visible_length - 1) - window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-    return mask.masked_fill_(hidden, float("-inf"))
-
-
-def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """The mask `[R, 1, W, P]` of entries that attend to chosen cache indices.
-
-    Args:
-        reads: `[R, 1 or W, P]` bool, cache indices that an entry attends to. One that reads nothing
-            (padding) reads itself, so that it has no NaN, which would come through others' masks.
-        indices: `[R, W]` int64, where the entries are written.
-        form: of `MASK_FORMS`; what is hidden has the lowest finite number in an additive one.
-    """
-    is_blind = ~reads.any(-1, keepdim=True)
-    is_itself = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
-    seen = (reads | (is_blind & is_itself))[:, None]  # [R, 1, W, P]
-    if form == "bool":
-        return seen
-    if form == "zero-one":
-        return seen.to(dtype)
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)

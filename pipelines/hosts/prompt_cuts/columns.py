@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.hosts.generate_call import GenerateCall
-from mmaccel.pipelines.hosts.layers.store import HIDDEN
+from mmaccel.pipelines.hosts.layers.masks import HIDDEN
 from mmaccel.reduction.visual_tokens.contract import PromptReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, reduce
 

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.hosts.layers.store import HIDDEN
+from mmaccel.pipelines.hosts.layers.masks import HIDDEN
 from mmaccel.pipelines.hosts.prompt_cuts.columns import ChosenColumns
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.contract import TokenReducer

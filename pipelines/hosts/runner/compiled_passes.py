@@ -75,8 +75,8 @@ class CompiledPasses:
         self.plain_passes = defaultdict[Shape, Tuner](lambda: Tuner((1,)))
 
     def run(self, run: CompiledRun, *args: Any) -> Tensor:
-        """Run a pass of a decoder, its input `[R, W, C]` and tensors; raises where True cannot
-        compile it.
+        """Run a pass of a decoder, its input `[R, W, C]` and tensors; True raises where
+        it cannot.
         """
         rows, width = args[1].shape[:2]
         shape = rows, 1 << (width - 1).bit_length()
@@ -92,9 +92,7 @@ class CompiledPasses:
 
     @in_turn
     def _choose(self, mode: UseCompile, shape: Shape, args: Arguments) -> Callable[..., Tensor]:
-        """What runs the passes of a shape in a run. Cost: of a trial: compiling if need be, and 16
-        passes.
-        """
+        """What runs the passes of a shape. Cost of a trial: compiling if need be, and 16 passes."""
         kind = _find_kind(shape)
         if shape not in self.gains and kind not in self.reasons:
             if kind in self._compiled:

@@ -61,8 +61,8 @@ class GraphEntry(StaticBuffers):
 
 
 class GraphCache:
-    """Entries of finished runs, the latest of each key; of more than `size` the oldest is dropped
-    first.
+    """Entries of finished runs, the latest of each key; the oldest of more than `size` is
+    dropped.
     """
 
     def __init__(self, size: int = 2) -> None:
@@ -79,8 +79,8 @@ class GraphCache:
         return GraphCache, (self.size,)
 
     def take(self, key: GraphKey) -> GraphEntry | None:
-        """Take the entry of a key out of the cache; entries of models or weights that are gone or
-        changed are dropped.
+        """Take out the entry of a key; those of models or weights that are gone or changed are
+        dropped.
         """
         with self._lock:
             for other in list(self._entries):
@@ -175,9 +175,7 @@ class CudaGraphRunner(StepRunner):
             graph_model.load_static(self._entry.model)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """Raises, unless it falls back, OutOfMemoryError, and UnsupportedModelError for a step that
-        synchronises.
-        """
+        """Raises, unless it falls back, where memory lacks or a step synchronises with the host."""
         if self.reason or key is None:
             step()
             return bool(self.reason)
@@ -256,9 +254,7 @@ class CudaGraphRunner(StepRunner):
         return has_freed
 
     def _try_capture(self, step: Callable[[], None]) -> tuple[Replay | None, str]:
-        """Capture a step; or None and the error's text: the error would keep the graph's memory
-        alive.
-        """
+        """Capture a step, or the error's text: the error would keep the graph's memory alive."""
         try:
             return self.capture(step), ""
         except torch.OutOfMemoryError as error:

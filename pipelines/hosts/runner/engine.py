@@ -159,9 +159,7 @@ class Engine:
             window.setup.runner = runner
 
     def use_fused(self, window: TokenModel) -> None:
-        """Say whether a model's next runs may take the fused decoder; refuses one that must and
-        cannot.
-        """
+        """Say whether a model's next runs may take the fused decoder; refuses where one must."""
         refuse(explain(*(each for each in self.parts if each.needs == _FUSED), window))
         if "fused decoder" in window.offers:
             window.setup.fused = self.fused

@@ -238,9 +238,7 @@ class FusedDecoder:
         self, write: Callable[..., Tensor], layer: Layer, qkv: Tensor,
         angles: dict[str, Angles], memory: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
-        """Queries `[R W, Hq D]` of a layer, whose keys and values are written to
-        `_find_memory`'s.
-        """
+        """Queries `[R W, Hq D]` of a layer; its keys and values are written to `memory`."""
         attention = layer.attention
         turns = angles[layer.kind] if attention.turns else (None, None)
         return write(
@@ -412,8 +410,8 @@ class FusedDecoder:
         return normed.view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
-        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where they are
-        no function of a position alone.
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer; None where a
+        position alone does not tell them.
         """
         if not self._structure.has_fixed_angles:
             return None
@@ -492,9 +490,7 @@ def _pick(masks: Masks, kind: str) -> Tensor:
 
 
 def _choose(specification: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-    """A specification where only that can run, so that a pass on a CPU does not ask in
-    every call.
-    """
+    """A specification where only that can run: a pass on a CPU does not ask in every call."""
     if dispatch.uses_triton(x.device.type):
         return partial(dispatch.run, specification)
     return specification
@@ -522,9 +518,7 @@ def _find_memory(store: WindowLayer, states: Tensor) -> tuple[Tensor, Tensor, Te
 
 @dataclass(frozen=True)
 class _Known:
-    """A decoder in a state, or why there is none. Neither: it served, and its weights are
-    unpacked.
-    """
+    """A decoder in a state, or why there is none. Neither: it served, and is unpacked."""
 
     state: tuple[Any, ...]
     decoder: FusedDecoder | None

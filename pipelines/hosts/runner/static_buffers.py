@@ -69,9 +69,7 @@ class StaticModelBuffers(
         self.__dict__.update(state)
 
     def moved(self) -> None:
-        """Drop buffers and what was computed from weights that have moved, or have
-        another dtype.
-        """
+        """Drop buffers and what was computed from weights that have moved or were cast."""
         state = self.__getstate__() | {"last_states": None} | dict.fromkeys(self.row_inputs)
         vars(self).clear()
         self.__setstate__(state)
@@ -121,10 +119,10 @@ class StaticModelBuffers(
 
     def load_static(self, buffers: dict[str, Any]) -> None:
         for name in self.row_inputs:
-            own = getattr(self, name)
+            value = getattr(self, name)
             static = buffers[name]
-            if own is not None and own is not static:
-                static.copy_(self.fit(own, static))
+            if value is not None and value is not static:
+                static.copy_(self.fit(value, static))
         for name, value in buffers.items():
             setattr(self, name, value)
         stores = self.run_caches()
@@ -186,28 +184,28 @@ class StaticModelBuffers(
     ) -> dict[str, Tensor | None]:
         """What differs in length gets the longer."""
         joined: dict[str, Tensor | None] = {}
-        for name, own in row_inputs.items():
+        for name, value in row_inputs.items():
             other = others[name]
-            if own is None or other is None:
-                joined[name] = own
+            if value is None or other is None:
+                joined[name] = value
                 continue
-            own = own[rows.to(own.device)]
-            if own.shape[1:] != other.shape[1:]:
-                longer = max(own, other, key=lambda value: value.shape[-1])
-                own, other = self.fit(own, longer), self.fit(other, longer)
-            joined[name] = torch.cat([own, other])[order.to(own.device)]
+            value = value[rows.to(value.device)]
+            if value.shape[1:] != other.shape[1:]:
+                longer = max(value, other, key=lambda states: states.shape[-1])
+                value, other = self.fit(value, longer), self.fit(other, longer)
+            joined[name] = torch.cat([value, other])[order.to(value.device)]
         return joined
 
     @contextmanager
     def select_inputs(self, rows: Tensor) -> Iterator[None]:
         """Inside the block the row inputs are those of these rows, `[n]` int64."""
-        own = self.get_row_inputs()
+        of_all = self.get_row_inputs()
         try:
-            for name, value in own.items():
+            for name, value in of_all.items():
                 setattr(self, name, None if value is None else value[rows])
             yield
         finally:
-            for name, value in own.items():
+            for name, value in of_all.items():
                 setattr(self, name, value)
 
     def lack(self, word: str, part: Any = None) -> str:

@@ -58,11 +58,11 @@ def measure_threads(
     return tuner.seconds
 
 
-def choose_threads(measured: dict[int, float], own: int) -> int:
-    """The fastest number of threads; torch's `own` where none is clearly faster."""
+def choose_threads(measured: dict[int, float], default: int) -> int:
+    """The fastest number of threads; torch's where none is clearly faster."""
     best = min(measured, key=lambda count: measured[count])
-    if own in measured and measured[own] < _GAIN * measured[best]:
-        return own
+    if default in measured and measured[default] < _GAIN * measured[best]:
+        return default
     return best
 
 

@@ -29,7 +29,7 @@ _HALVINGS = 24  # of the interval that holds gamma; float32 knows no more
 
 @dataclass(frozen=True)
 class SpecTr(MCSD):
-    """With replacement, by k-sequential selection.
+    """Siblings drawn with replacement, accepted by k-sequential selection.
 
     Loses: against `RSD` where the draft's distribution is peaked or unlike the target's.
     """

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import Checked, one_of
-from mmaccel.pipelines.hosts.layers.store import MASK_FORMS
+from mmaccel.pipelines.hosts.layers.masks import MASK_FORMS
 from mmaccel.samplers.canvas.layout import seen_blocks
 
 READINGS = ("blocks", "causal")
