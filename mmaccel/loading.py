@@ -62,7 +62,6 @@ def load_keywords(load: LoadOptions) -> dict[str, Any]:
 def open_pipeline(
     model: str, load: LoadOptions, *, size: str | None = None, decoder: Path | None = None
 ) -> Any:
-    """Load a `TextToImage`; size and decoder are as on the command line."""
     parts = {"size": parse_size(size), "decoder": decoder}
     return open_with_parts("TextToImage", model, load, **parts)
 

@@ -131,8 +131,8 @@ class LosslessUnmask(RunPolicy):
 
 
 def mean_gains(run: CanvasRun, number: int, n_right: Tensor) -> list[float]:
-    """Slots that a row gains on average in the last pass of `number` canvases and the commit after
-    it, with 1, 2, 4, … of them; `n_right` `[B]` drafts were right. Cost: one host synchronisation.
+    """Slots that a row gains on average in the last pass and the commit after it, with 1, 2, 4, …
+    of its canvases; `n_right` `[B]` drafts were right.
     """
     right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
     n_live, *totals = torch.stack([run.canvas.is_live.sum(), *right]).tolist()

@@ -47,7 +47,8 @@ _known: WeakKeyDictionary[Any, tuple[Hashable, TokenGroups]] = WeakKeyDictionary
 
 @dataclass(frozen=True)
 class AcousticGroups(WindowPolicy):
-    """PCG: a slot's group of codes is distributed as the model says, its code is not; reports that.
+    """PCG: accepts a code by its groups of like codes. A slot's group is distributed as the model
+    says, its code is not; reports that.
 
     Args:
         window: tokens processed per pass.

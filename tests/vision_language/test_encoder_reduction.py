@@ -349,20 +349,11 @@ def test_several_answers_to_one_prompt() -> None:
         assert f"{total} of 392 visual tokens" in run.stats.reference
 
 
-BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
-
-
-def bug(name: str) -> Any:
-    return lambda make: BUGS.setdefault(name, make)
-
-
-@bug("no bias")
-def _no_bias(patch: pytest.MonkeyPatch) -> None:
+def no_bias(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TowerRun, "bias", lambda self, dtype: torch.zeros_like(self.size))
 
 
-@bug("the class token is merged")
-def _class_token(patch: pytest.MonkeyPatch) -> None:
+def merge_the_class_token(patch: pytest.MonkeyPatch) -> None:
     begin = TowerRun.__post_init__
 
     def begin_without(self: Any) -> None:
@@ -372,8 +363,7 @@ def _class_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TowerRun, "__post_init__", begin_without)
 
 
-@bug("a mean that forgets sizes")
-def _unweighted(patch: pytest.MonkeyPatch) -> None:
+def forget_sizes(patch: pytest.MonkeyPatch) -> None:
     context = encoder.make_context
     patch.setattr(
         encoder,
@@ -382,24 +372,30 @@ def _unweighted(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@bug("states of the wrong level")
-def _wrong_level(patch: pytest.MonkeyPatch) -> None:
+def restore_from_another_level(patch: pytest.MonkeyPatch) -> None:
     restore = TowerRun.restore
     patch.setattr(TowerRun, "restore", lambda self, states, layer: restore(self, states, 99))
 
 
-@bug("a representative of another slot")
-def _wrong_slot(patch: pytest.MonkeyPatch) -> None:
+def represent_another_slot(patch: pytest.MonkeyPatch) -> None:
     own = encoder.find_targets
     patch.setattr(encoder, "find_targets", lambda plan: own(plan).roll(1, 1))
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_planted_bugs_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+BUGS = (
+    no_bias, merge_the_class_token, forget_sizes, restore_from_another_level,
+    represent_another_slot,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_planted_bugs_are_seen(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = shared_looking("llava", DEPTH)
     inputs, method = draw_prompts("llava", model), ToMe(keep=0.3)
     rows = make_references(model, "llava", inputs, method, 5)
-    BUGS[name](monkeypatch)
+    plant(monkeypatch)
     try:
         made, _ = reduced_states(model, method, inputs)
     except (RuntimeError, ValueError, IndexError):

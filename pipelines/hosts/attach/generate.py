@@ -118,9 +118,9 @@ class GenerateService(Service):
     def sample(self, model: Any, *args: Any, **options: Any) -> Any:
         """`_sample` by the policy, or by the original where that cannot serve it."""
         arguments = dict(zip(_SAMPLE, args)) | options
-        others = dict(arguments)
-        loop = [others.pop(name, None) for name in _SAMPLE]
+        loop = [arguments.get(name) for name in _SAMPLE]
         ids, processors, criteria, config, synced, streamer = loop
+        others = {name: value for name, value in arguments.items() if name not in _SAMPLE}
         call = GenerateCall(
             model,
             ids,
@@ -138,7 +138,7 @@ class GenerateService(Service):
             window=self.series.window,
         )
         run_original = partial(self._fall_back, model, "_sample", arguments)
-        try:
+        try:  # a model may have changed its mode, or gained an adapter, since the last call
             facts = self.family.check(model)
         except UnsupportedModelError as error:
             if self.options.strict:

@@ -41,6 +41,5 @@ def parts_of(call: GenerateCall) -> tuple[Option, ...]:
         ("a cache in the output", "caller's cache"): call.returns_cache,
         (f"prefill_chunk_size={chunks}", "own chunks"): chunks and bool(call.prompt_reasons),
     }
-    return tuple(
-        Option(text, frozenset({word})) for (text, word), is_asked in asked.items() if is_asked
-    )
+    asked_for = [text_and_word for text_and_word, is_asked in asked.items() if is_asked]
+    return tuple(Option(text, frozenset({word})) for text, word in asked_for)

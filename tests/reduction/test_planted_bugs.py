@@ -1,9 +1,12 @@
-"""Bugs of reducers, each planted into the real code by replacing a small function."""
+"""Do the tests of reducers see bugs? Published ones are planted, each by replacing a small function
+of the real code; a test must fail for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +29,8 @@ from mmaccel.reduction.visual_tokens import (
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan
 from tests.reduction import test_references
+from tests.reduction.test_laws import check_counts, check_rows
+from tests.reduction.test_planted import check_attention
 
 Patch = pytest.MonkeyPatch
 
@@ -95,9 +100,8 @@ def rank_padding(patch: Patch) -> None:
     """Padding takes part in the ranking."""
     for module in (selection, contract, dart, ilre):
         if hasattr(module, "rank"):
-            _wrap(
-                patch, module, "rank", lambda rank: lambda s, v: rank(s.nan_to_num(9.0), v | True)
-            )
+            rank = module.rank
+            patch.setattr(module, "rank", lambda s, v, rank=rank: rank(s.nan_to_num(9.0), v | True))
 
 
 def draw_by_batch(patch: Patch) -> None:
@@ -126,5 +130,22 @@ def add_target_and_mean(patch: Patch) -> None:
     patch.setattr(visionzip, "merge_tokens", wrong)
 
 
-def _wrap(patch: Patch, module: Any, name: str, change: Callable[[Any], Any]) -> None:
-    patch.setattr(module, name, change(getattr(module, name)))
+PLANTED: dict[Callable[[Patch], None], Callable[[], None]] = {
+    leave_indices_unsorted: partial(check_counts, "FastV", 0.5),
+    truncate_counts: partial(check_counts, "UniformTokens", 0.22),
+    truncate_shares: partial(check_counts, "HiRED", 0.22),
+    normalise_after_the_mask: test_references.check_attention_mass,
+    read_the_next_layer: partial(check_attention, "FastV"),
+    rank_padding: partial(check_rows, "FastV", 0.22),
+    draw_by_batch: partial(check_rows, "RandomTokens", 0.22),
+    add_target_and_mean: partial(check_counts, "VisionZip", 0.22),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    check = PLANTED[plant]
+    check()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
