@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 class Doctor:
     """Report what this machine can run, and why not the rest. Exit code 1 if nothing can run."""
 
-    model: str = option("scenes", "demo model or folder")
+    model: str = option("scenes", "demo model, path or hub id")
     out: Path = option(Path("out"), "folder that images would go to")
     trust_remote_code: bool = option(
         False, "run Python code that the model's folder brings; read it first"

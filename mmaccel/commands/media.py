@@ -69,7 +69,7 @@ class FileFlags:
 
     prompt_file: str | None = option(
         None,
-        "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -",
+        "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .tsv, .txt or -",
         names=("--prompts",),
     )
     resume: bool = option(False, "of a file: generate what is missing")
@@ -158,7 +158,7 @@ def _ask_for(texts: Sequence[str], seed: int, n: int = 1) -> list[Any]:
 class Speak(CodecFlags):
     """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, passes.
 
-    With --prompts FILE (.jsonl, .csv, .txt or -), speak those of a file: see docs/batch.md.
+    With --prompts FILE (.jsonl, .csv, .tsv, .txt or -), speak those of a file: see docs/batch.md.
 
     Temperature, truncation and penalty are by default those the model's authors recommend.
     """
@@ -205,7 +205,7 @@ speak = as_command(Speak)
 class Animate(CodecFlags):
     """Make clips from prompts, or continue images and videos; each has a JSON file next to it.
 
-    With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
+    With --prompts FILE (.jsonl, .csv, .tsv, .txt or -), make those of a file: see docs/batch.md.
 
     Guidance, temperature and truncation are by default those the model's authors recommend.
     """
@@ -239,8 +239,11 @@ class Animate(CodecFlags):
         return not reads_prompts(self.model)
 
     def check(self) -> None:
+        from mmaccel.pipelines.hosts.loading.tasks import check_task
+
         model, inputs = self.model, self.inputs or []
         if self.is_continued:
+            check_task(model, "animate")
             names = {"--prompts": self.file.prompt_file, "--start": self.start}
             names |= {"--negative-prompt": self.negative}
             why = "continues images and videos; take --model moving-scenes"
@@ -341,7 +344,7 @@ answer = as_command(Answer)
 class Generate(FileCommand):
     """Generate images. Each carries its prompt, seed, policy, versions and passes.
 
-    With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
+    With --prompts FILE (.jsonl, .csv, .tsv, .txt or -), generate those of it: see docs/batch.md.
 
     Guidance, temperature, top-k and top-p are by default those the model's authors recommend.
     """

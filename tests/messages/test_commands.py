@@ -45,6 +45,7 @@ LINES: tuple[tuple[Any, ...], ...] = (
     ("speak", "TEXT: expected a text to say, received none", SPEAK),
     (f"{SPEAK} --max-seconds nan", "max_seconds: expected a number", f"{SPEAK} --max-seconds 1"),
     (f"{SPEAK} --stdout --batch-size 2", "none with --stdout", f"{SPEAK} --batch-size 2"),
+    ("animate x --model scenes", "makes images from prompts … mmaccel generate", "animate x"),
     ("animate none.png --model x --codec y", "start: expected a file", ANIMATE),
     ("animate words.txt --model x --codec y", "which PyAV does not read", ANIMATE),
     (f"{ANIMATE} --format avi", "one of mp4, webp, gif", f"{ANIMATE} --format gif"),
