@@ -66,10 +66,6 @@ def open_pipeline(
     return open_with_parts("TextToImage", model, load, **parts)
 
 
-def open_clip_pipeline(model: str, load: LoadOptions) -> Any:
-    return open_with_parts("TextToVideo", model, load)
-
-
 def open_with_parts(pipeline: str, model: str, load: LoadOptions, **parts: Any) -> Any:
     """Load any pipeline by the name of its class; parts are arguments of its own, such as its
     codec.
