@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
         return longest - 1 + run.rows.n_generated < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
-        """Without a row that has room for the model's positions, drafts are certain."""
+        """Beyond the model's positions drafts are whatever it says; certain, if no row has room."""
         if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
             return Drafts(torch.zeros_like(run.rows.slots[:, 1:]))
         return self.draft(run)

@@ -123,7 +123,7 @@ def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
 
 
 def test_rows_that_have_ended_stay_in_passes_over_a_cache_and_compute_nothing() -> None:
-    for kind in ("dual", "prefix", "vicinity"):
+    for kind in ("dual", "vicinity"):
         case = "shifted", Stepwise(block=4, cache=CachePlan(kind, margin=2))
         model = Counted(model_of("shifted"))
         made = decode(case, ALL, False, model=model)

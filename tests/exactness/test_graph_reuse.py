@@ -202,6 +202,7 @@ def test_a_step_with_a_tree_copies_nothing_from_the_host(
         decode(policy, CALLS[0], GraphCache(), model)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """So does a first pass; the passes after it are captured all the same. Long prompts and rows
     that take turns have no graph of a prompt.
