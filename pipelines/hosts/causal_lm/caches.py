@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def open_stores(window: CausalLMWindow, rows: int, positions: int) -> LayerStores:
-    """Empty stores of all layers."""
     windows = window.facts.windows
     methods = window.methods
     layout = KVCacheLayout(rows, positions + window.setup.spare + 1)
@@ -100,7 +99,6 @@ def share_prompts(stores: LayerStores, groups: PrefixGroups, prompts: LayerStore
 
 
 def count_step_bytes(window: CausalLMWindow) -> StepBytes | None:
-    """What a step reads at the run's end; None before the first pass."""
     n_held = 0 if window.caches is None else window.caches.whole_bytes
     if not n_held:
         return None

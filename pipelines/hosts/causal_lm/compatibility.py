@@ -129,7 +129,6 @@ def find_remedy(model: Any) -> str:
 
 
 def text_config(model: Any) -> Any:
-    """The part of the configuration that describes the decoder."""
     return model.config.get_text_config(decoder=True)
 
 

@@ -38,7 +38,6 @@ def open_pass(window: CausalLMWindow, entries: Pass, indices: Tensor, **fields: 
 
 
 def is_exact(window: CausalLMWindow) -> bool:
-    """Whether passes have the same bits at any width and batch."""
     decoder = window.forwards.decoder
     return decoder is not None and decoder.same_bits
 

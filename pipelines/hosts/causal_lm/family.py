@@ -58,7 +58,6 @@ class CausalLM:
         return facts
 
     def _check_loop(self, model: Any) -> None:
-        """Refuse a model with another decoding loop than transformers' own."""
         from transformers import GenerationMixin
 
         for name in _OWN:
@@ -82,7 +81,6 @@ class CausalLM:
         return CausalLMWindow(model)
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
-        """A window for one call."""
         return self.wrap(call.model)
 
     def layout(self, model: Any) -> Layout | None:

@@ -54,7 +54,6 @@ class ImageTokenWindow(CausalLMWindow):
         self._read_head()
 
     def _read_head(self) -> None:
-        """Take the rows of image tokens from the head."""
         head = self.model.get_output_embeddings()
         self.ids = torch.tensor(self._every_id, device=self.device, dtype=torch.int64)  # [N + S]
         n_images = self.vocab_size - self._n_structural

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def run_prompt(window: CausalLMWindow, entries: Pass) -> None:
-    """A pass over the next part of prompts."""
     stores = window.run_caches()
     width = entries.tokens.shape[1]
     lengths = entries.lengths

@@ -104,7 +104,6 @@ def choose_forward(window: CausalLMWindow) -> ForwardRoute:
 
 
 def _find_obstacle(window: CausalLMWindow) -> str:
-    """What about a run needs the model's own forward; empty where nothing does."""
     if window.setup.fused is False:
         return "fused=False"
     if window.pass_options:
@@ -116,7 +115,6 @@ def _find_obstacle(window: CausalLMWindow) -> str:
 
 
 def _open_decoder(window: CausalLMWindow) -> tuple[FusedDecoder | None, str]:
-    """The fused decoder of the model, or None and why not."""
     check_mode(window.model)  # a self-check needs it
     is_exact = window.setup.fused == "exact"
     decoder, reason = open_fused(

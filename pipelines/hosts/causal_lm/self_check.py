@@ -169,7 +169,6 @@ def _logits_of(window: Any, choices: Choices | None = None) -> list[Tensor]:
 
 
 def _iterate_positions(ids: Tensor) -> Iterator[Tensor]:
-    """Positions `[2, W]` of each pass of `PASSES`."""
     for starts, width in PASSES:
         yield ids.new_tensor(starts)[:, None] + torch.arange(width, device=ids.device)
 

@@ -68,7 +68,6 @@ class SharedIdsWindow(CausalLMWindow):
         return self._head_rows
 
     def compute(self, **inputs: Any) -> Any:
-        """Logits `[R, W, V]` over the target's ids."""
         if "input_ids" in inputs:
             inputs["input_ids"] = self._reads[inputs["input_ids"]]
         output = super().compute(**inputs)

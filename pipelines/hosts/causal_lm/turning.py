@@ -24,8 +24,6 @@ from mmaccel.pipelines.hosts.runner.fused_structure import (
 
 @dataclass(frozen=True)
 class KeyTurner:
-    """Turns the keys and queries of a model's layers."""
-
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:

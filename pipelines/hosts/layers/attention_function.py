@@ -61,7 +61,6 @@ class WatchedPass:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         hidden: Tensor | None, options: dict[str, Any],
     ) -> Tensor:  # fmt: skip
-        """Attention `[R, W, Hq, D]` of a layer, of arguments of `_attend`."""
         layer: Any = getattr(module, "layer_idx", None)
         number = layer if self.served is None else self.served.get(layer)
         if number is not None:
@@ -243,7 +242,6 @@ def _find_scale(query: Tensor, options: dict[str, Any]) -> float:
 def _refuse(
     query: Tensor, mask: Tensor | None, options: dict[str, Any], reads: Tensor | None
 ) -> str | None:
-    """Which of a layer's arguments the kernel cannot serve; None if it serves all."""
     if reads is None and query.dtype == torch.float64:
         return "queries in float64, which the kernel sums in float32"
     # one that says what is read is the same mask, in the model's own form

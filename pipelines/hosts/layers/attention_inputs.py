@@ -35,7 +35,6 @@ class AttentionInputs:
             yield
 
     def take(self, module: nn.Module) -> Tensor:
-        """The hidden states `[R, W, C]` of a module that attends now."""
         if self._module is not module or self._hidden is None:
             raise UnsupportedModelError(
                 "kv_cache: expected attention modules with a layer_idx that take hidden states "

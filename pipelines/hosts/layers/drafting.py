@@ -84,8 +84,6 @@ class HeldBlocks(BlockChooser):
 
 
 class MethodBlocks(BlockChooser):
-    """Blocks that a method chooses for a draft, which are held."""
-
     def __init__(self, method: AttentionMethod, held: HeldBlocks) -> None:
         self._blocks = SparseBlocks(method)
         self._held = held
@@ -126,7 +124,6 @@ class VerifiedBlocks(BlockChooser):
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
     ) -> None:
-        """None, as the pass attends to everything."""
         mass = find_mass(query, key, start, scale)  # [R, H, S]
         n_blocks = -(-key.shape[2] // self._size)
         mass = pad(mass, (0, n_blocks * self._size - key.shape[2]))

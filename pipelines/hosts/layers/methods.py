@@ -34,14 +34,12 @@ class LayerMethods:
 
     @property
     def evictor(self) -> CacheMethod | None:
-        """What evicts cached entries of a prompt; None: nothing does."""
         if isinstance(self.kv_cache, CacheMethod):
             return self.kv_cache
         return None if self.quantizer is None else self.quantizer.over
 
     @property
     def quantizer(self) -> CacheQuantizer | None:
-        """What holds cached entries in fewer bits; None: nothing does."""
         return self.kv_cache if isinstance(self.kv_cache, CacheQuantizer) else None
 
     @property

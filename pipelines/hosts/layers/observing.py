@@ -38,11 +38,9 @@ class Observed:
         return self._map(lambda known: fit(known, size))
 
     def keep(self, rows: Tensor) -> Observed:
-        """Of these rows alone, `[n]` int64."""
         return replace(self._map(lambda known: known[rows]), queries=self.queries[rows])
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Observed:
-        """With what is known of entries, `[R, H, S]`, changed."""
         total = None if self.total is None else change(self.total)
         rated = None if self.rated is None else change(self.rated)
         return replace(self, total=total, rated=rated)

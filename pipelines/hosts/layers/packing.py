@@ -149,7 +149,6 @@ class PackedEntries:
         )
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, `[n]` int64, in their order."""
         self._codes = [
             Codes(*(numbers[rows.to(numbers.device)] for numbers in codes.parts()))
             for codes in self._codes
@@ -157,7 +156,6 @@ class PackedEntries:
 
 
 def _reserve(codes: Codes, most: int) -> Codes:
-    """Codes `[R, H, N, ...]` with memory for `most` groups."""
     reserved = []
     for numbers in codes.parts():
         room = numbers.new_zeros(*numbers.shape[:2], most, *numbers.shape[3:])

@@ -78,7 +78,6 @@ class SharedPrefix:
         return SharedPrefix(lengths, prefixes)
 
     def select(self, rows: Tensor) -> SharedPrefix:
-        """What these rows read, `[n]` int64, in their order."""
         numbers = rows.tolist()
         prefixes = []
         for prefix in self._prefixes:

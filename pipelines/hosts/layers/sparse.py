@@ -45,8 +45,6 @@ class _Written:
 
 
 class BlockChooser(ABC):
-    """Base of what chooses the blocks that a pass attends to in a layer."""
-
     @abstractmethod
     def choose(
         self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
@@ -188,7 +186,6 @@ class SparseBlocks(BlockChooser):
         return tiles
 
     def keep(self, rows: Tensor) -> None:
-        """Forget all rows but these, `[n]` int64, in their order."""
         for known in (self._summaries, self._begins):
             for layer, states in known.items():
                 known[layer] = states[rows.to(states.device)]

@@ -125,7 +125,6 @@ class KVCacheLayout:
         return (rows[:, None] * self.heads + head).flatten()
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone, `[n]` int64, in their order."""
         rows = self.list_rows(rows)
         self.rows = self.max_rows = len(rows)
         if self.dropped is not None:
@@ -134,7 +133,6 @@ class KVCacheLayout:
             self.packed = self.packed[rows.to(self.packed.device)]
 
     def allocate(self) -> None:
-        """Let all cache indices have memory from the next write on."""
         self.allocated_length = self.max_length + 1
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
@@ -442,7 +440,6 @@ class WindowLayer:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all keys and values, as they are allocated."""
         n_packed = 0 if self.packed is None else self.packed.n_bytes
         n_whole = sum(store.nbytes for store in (self.keys, self.values) if store is not None)
         return n_packed + n_whole + sum(part.n_bytes for part in self.parts)
@@ -471,7 +468,6 @@ class WindowLayer:
             dispatch.run(compact, by_row, keep, start)
 
     def clear(self) -> None:
-        """Zero all keys and values, in the same memory."""
         for part in self.parts:
             part.clear()
         for store in (self.keys, self.values):
@@ -479,7 +475,6 @@ class WindowLayer:
                 store.zero_()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate keys and values of this shape at the first call."""
         if self.keys is None:
             room = self.layout.max_rows * self.layout.allocated_length
             heads = key_states.shape[1]

@@ -190,7 +190,6 @@ class LayerStores:
         return [*zip(both[::2], both[1::2], strict=True)]
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-        """As `CopiedEntries.copy_entries`."""
         shared = () if self.prefix is None else self.prefix.read(row)
         copied = []
         for number, layer in enumerate(self.layers):
@@ -214,7 +213,6 @@ class LayerStores:
     def write_row(
         self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
     ) -> None:
-        """As `CopiedEntries.write_entries`."""
         prefix = self.prefix
         if key is not None:
             if prefix is None:
@@ -307,7 +305,6 @@ class LayerStores:
         self.layout.dropped = begins
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
-        """Let the layers drop entries of the prompt that an observer has seen."""
         method = self._methods.evictor
         assert method is not None
         turner = self._turner
@@ -336,6 +333,5 @@ class LayerStores:
 
 
 def _read(states: Tensor, index: Tensor) -> Tensor:
-    """Entries `[1, H, N, D]` of `[H, S, D]` at `[N]`; zeros at negative indices."""
     index = index.to(states.device)
     return take(states[None], index[None, None]).where((index >= 0)[:, None], 0)

@@ -159,7 +159,6 @@ class Suppression:
         self._mask: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `[N, V]` to the same with -inf at the ids; ids outside 0..V-1 are ignored."""
         if self._mask is None:
             known = torch.arange(scores.shape[-1], device=scores.device)
             self._mask = torch.isin(known, self._ids.to(scores.device))
@@ -173,7 +172,6 @@ class LogGuidance(SamplingParams):
     def to_model_scores(
         self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
     ) -> Tensor:
-        """Scores `[B, W, V]` float32 of raw logits `[R, W, V]`."""
         conditional, unconditional = logits.float().log_softmax(-1).chunk(2)
         scores = (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
         allowed = layout.allowed(slots) if layout is not None else None

@@ -56,7 +56,6 @@ class WindowRule(Checked, ABC):
         """
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Ids `[B, T]` int64 and scores `[B, V]` to `[B, V]`."""
         ends = input_ids.new_full((len(input_ids), 1), input_ids.shape[1])
         return self.over_window(scores[:, None], input_ids, ends)[:, 0]
 
@@ -139,7 +138,6 @@ class RepetitionAwareSampling(WindowRule):
         return kept / kept.sum(-1, keepdim=True)
 
     def _repeated(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
-        """Which tokens are repeated, `[B, W, V]` bool."""
         size = scores.shape[-1]
         recent = recent_tokens(tokens, columns, self.window, size, self.start)
         counts = recent.new_zeros(*scores.shape[:-1], size + 1)

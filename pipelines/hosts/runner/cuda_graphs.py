@@ -75,7 +75,6 @@ class GraphCache:
         return len(self._entries)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are empty."""
         return GraphCache, (self.size,)
 
     def take(self, key: GraphKey) -> GraphEntry | None:
@@ -101,7 +100,6 @@ class GraphCache:
                     del self._entries[next(iter(self._entries))]
 
     def clear(self) -> bool:
-        """Drop all entries; returns whether there were any."""
         with self._lock:
             self.version += 1
             had_entries = bool(self._entries)

@@ -94,12 +94,10 @@ class Engine:
 
     @property
     def needs_fused(self) -> bool:
-        """Whether a model is refused that the fused decoder does not serve."""
         return self.fused in (True, "exact") or self.compile is True
 
     @property
     def options(self) -> PassKeywords:
-        """What it was made with, as keywords."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         return cast(PassKeywords, values)
 

@@ -332,7 +332,6 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 def _read_norm(module: Any, spec: NormSpec) -> Norm | None:
-    """A norm; None where the configuration leaves it out."""
     if module is None:
         return None
     bias = module.bias if spec.has_bias else None

@@ -66,7 +66,6 @@ def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
 
 
 def own_products(own: OwnProducts | None, entries: Tensor) -> AbstractContextManager[None]:
-    """Inside the block, a pass over entries `[R, W, …]` of the model."""
     return nullcontext() if own is None else own.using(entries.shape[0] * entries.shape[1])
 
 
@@ -98,7 +97,6 @@ def find_own_products(model: Any) -> OwnProducts | None:
 
 @in_turn
 def close_own_products(model: Any) -> None:
-    """Drop the copies of a model's weights."""
     own = _opened.pop(model, None)
     if own is not None:
         own.products.unpack()

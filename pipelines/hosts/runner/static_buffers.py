@@ -167,12 +167,10 @@ class StaticModelBuffers(
                 current.copy_(self.fit(selected, current))
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """Cost: a pass over these rows alone."""
         with self.select_inputs(rows), self.run_caches().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Cost: a copy of the rows' keys and values."""
         self.run_caches().keep(rows)
 
     def join_rows(
@@ -198,7 +196,6 @@ class StaticModelBuffers(
 
     @contextmanager
     def select_inputs(self, rows: Tensor) -> Iterator[None]:
-        """Inside the block the row inputs are those of these rows, `[n]` int64."""
         of_all = self.get_row_inputs()
         try:
             for name, value in of_all.items():
@@ -248,7 +245,6 @@ class StaticModelBuffers(
         self.run_caches().commit(start, path)
 
     def run_caches(self) -> LayerStores:
-        """The layers' stores; raises ShapeError before `reserve`."""
         if self.caches is None:
             raise ShapeError(
                 "tokens: expected a call of reserve first, received a pass; call "

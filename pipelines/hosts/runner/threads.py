@@ -28,7 +28,6 @@ def list_counts(most: int) -> list[int]:
 
 
 def is_chosen_already() -> bool:
-    """Whether the environment or the number of cores settles the number of threads."""
     return "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() == 1
 
 
