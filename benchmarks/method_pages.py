@@ -30,6 +30,8 @@ PAGES = {  # slot -> the page of its family, below docs/
     "kv_cache": "cache-policies.md",
     "attention": "sparse-attention.md",
 }
+_SHARED = ("n_keep", "end_threshold", "drop_suffix", "settled")
+"""Fields of a family, about which its page says something at the beginning."""
 PARTS = ("Departures", "Cost", "Memory", "Loses", "Figures")
 _PART = re.compile(rf"^({'|'.join(PARTS)}): (.*(?:\n(?!\w+: ).*)*)", re.MULTILINE)
 _NAMELESS = (  # bases of sources and rules of drafts, some of which have no short name
@@ -90,7 +92,7 @@ def section(cls: Any, public: str, names: list[str]) -> str:
         parts |= texts
         if not texts and not re.match(r"\w+:\n", paragraph):
             prose.append(_line(paragraph))
-    papers = "; ".join(_papers(f"{from_file} {' '.join(prose)}"))
+    papers = _papers(f"{from_file} {' '.join(prose)}")
     source = "own study" if "publication is known" in head else papers
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
@@ -113,13 +115,12 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _papers(text: str) -> Iterator[str]:
+def _papers(text: str) -> str:
     """Links to the papers that a text names, each once, with the section where it stands."""
-    seen = set()
+    places: dict[str, str] = {}
     for number, place in _PAPER.findall(_line(text)):
-        if number not in seen:
-            yield f"[arXiv {number}](https://arxiv.org/abs/{number}){place}"
-        seen.add(number)
+        places.setdefault(number, place)
+    return "; ".join(f"[arXiv {n}](https://arxiv.org/abs/{n}){at}" for n, at in places.items())
 
 
 def _call(cls: Any, public: str) -> str:
@@ -129,6 +130,6 @@ def _call(cls: Any, public: str) -> str:
         default = repr(parameter.default)
         if parameter.default is parameter.empty or name == "keep":
             arguments.append(name)
-        elif name != "n_keep":  # the other way to say how many visual tokens stay
+        elif name not in _SHARED:
             arguments.append(f"{name}={default if len(default) < 40 else '…'}")
     return f"{public}({', '.join(arguments)})"

@@ -370,8 +370,7 @@ def scenes_masked() -> Runs:
 
 @cache
 def _grammar() -> Any:
-    from benchmarks.canvas import GrammarText
-    from scripts.training.loop import WEIGHTS
+    from benchmarks.canvas import WEIGHTS, GrammarText
 
     return GrammarText(WEIGHTS / "grammar-masked")
 

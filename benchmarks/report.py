@@ -7,7 +7,6 @@ shows, a sentence above, and columns with the format of a row's cell.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.method_pages import PAGES, link, method_sections
 from mmaccel.capabilities import GLOSSARY
 from mmaccel.catalog import METHODS, load
+from mmaccel.comfy.ports import field_tooltips
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.evaluation.measure import tabulate
 from mmaccel.evaluation.tables import grid
@@ -442,39 +442,34 @@ class Figure(NamedTuple):
 
 FIGURES = {  # key in a report of `scripts/gpu_check.py` -> figure
     "step_share_of_floor": Figure(
-        "captured step of one token: memory floor (weights and keys read once at the speed of a "
-        "copy) over its time", "{:.0%}", "at least 75 % at 7B, 60 % at 1B",
+        "captured step of one token: share of the floor, weights and keys read once", "{:.0%}",
+        "at least 75 % at 7B, 60 % at 1B",
     ),
     "eager_step_ratio": Figure(
-        "step of transformers' own `generate` over the captured step", "{:.2f}×", "at least 5×"
+        "step of `generate` over the captured step", "{:.2f}×", "at least 5×"
     ),
     "compiled_step_ratio": Figure(
-        "step of `generate` with a static cache and transformers' compiled pass over the captured "
-        "step", "{:.2f}×", "–",
+        "the same, with a static cache and transformers' compiled pass", "{:.2f}×", "–"
     ),
     "window_32_step_ratio": Figure(
-        "captured step of a window of 32 over that of one token at the same positions",
-        "{:.2f}×", "at most 1.15×", max,
+        "captured step of a window of 32 over that of one token", "{:.2f}×", "at most 1.15×", max,
     ),
     "window_64_step_ratio": Figure(
-        "captured step of a window of 64 over that of one token at the same positions",
-        "{:.2f}×", "at most 1.25×", max,
+        "captured step of a window of 64 over that of one token", "{:.2f}×", "at most 1.25×", max,
     ),
     "window_attention_share_of_copy": Figure(
-        "`window_attention`, more than 128 MB of keys and values: share of the copy bandwidth",
-        "{:.0%}", "at least 75 %",
+        "`window_attention` over more than 128 MB: share of the copy bandwidth", "{:.0%}",
+        "at least 75 %",
     ),
     "window_attention_over_sdpa": Figure(
-        "`window_attention`: time of SDPA with a mask over its time", "{:.2f}×", "at least 1×"
+        "`window_attention`: SDPA's time over its", "{:.2f}×", "at least 1×"
     ),
     "window_attention_ragged_gain": Figure(
-        "`window_attention`, one of 8 rows 16 times as long: time of equal splits over that of "
-        "splits by lengths",
-        "{:.2f}×",
+        "`window_attention`, ragged rows: equal splits over splits by lengths", "{:.2f}×",
         "at least 1×",
     ),
     "window_attention_over_flex": Figure(
-        "`window_attention`: time of FlexAttention over its time", "{:.2f}×", "at least 1×"
+        "`window_attention`: FlexAttention's time over its", "{:.2f}×", "at least 1×"
     ),
     "sample_64x131k_ms": Figure(
         "`sample`, 64 rows x 131072 ids: no filters, top-k, top-p", "{:.3f} ms", "at most 0.35 ms",
@@ -484,20 +479,18 @@ FIGURES = {  # key in a report of `scripts/gpu_check.py` -> figure
         "`scenes`, Jacobi in a captured step, batch 64", "{:.1f} images/s", "–"
     ),
     "product": Figure(
-        "`scenes`, batch 1, fewer passes times faster passes: time an image of transformers' own "
-        "`generate` over that of a captured Jacobi run", "{:.2f}×", "at least 20×",
+        "`scenes`, batch 1: an image by `generate` over one by captured Jacobi", "{:.2f}×",
+        "at least 20×",
     ),
     "product_compiled": Figure(
-        "the same against `generate` with a static cache and transformers' compiled pass",
-        "{:.2f}×", "–",
+        "the same, with a static cache and transformers' compiled pass", "{:.2f}×", "–"
     ),
     "scenes_outside": Figure(
         "`scenes`, batch 1: share of a captured Jacobi run outside its steps", "{:.0%}",
         "at most 10 %", max,
     ),
     "canvas_lossless_speed_up": Figure(
-        "`scenes-masked`, batch 1 and 8: time an image of `Stepwise` over that of "
-        "`LosslessUnmask`, Halton order, the same tokens", "{:.2f}×", "–",
+        "`scenes-masked`: an image by `Stepwise` over one by `LosslessUnmask`", "{:.2f}×", "–"
     ),
 }  # fmt: skip
 
@@ -651,9 +644,8 @@ def layer_support_table(reports: Reports) -> Iterator[Block]:
 
 def run_options_table(_: Reports) -> Iterator[Block]:
     """The options of how passes run, from the docstring of `Engine`."""
-    text = inspect.cleandoc(Engine.__doc__ or "").partition("\n\nAttributes:")[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, re.MULTILINE)
-    yield Block("", ("option", "what"), [(f"`{n}`", " ".join(t.split())) for n, t in entries])
+    lines = [(f"`{name}`", what) for name, what in field_tooltips(Engine).items()]
+    yield Block("", ("option", "what"), lines)
 
 
 def fused_layers_list(_: Reports) -> Iterator[Block]:

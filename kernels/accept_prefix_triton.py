@@ -30,8 +30,8 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     j = tl.arange(0, W)[None, :]
     most = tl.load(limit)
-    wanted, n_open = most * 0, most * 0
-    made, n_bad = most * 0, most * 0
+    most_missing, n_open = most * 0, most * 0
+    n_tokens, n_bad = most * 0, most * 0
     for first in range(0, batch, B):
         row = first + tl.arange(0, B)
         is_row = row < batch
@@ -81,15 +81,15 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
                 charged += tl.sum(share.to(tl.float64), 1)
                 tl.debug_barrier()
                 tl.store(spent + row, charged, mask=is_row)
-            left = tl.where(is_row & (closed == 0), most - after, 0)
-            wanted = tl.maximum(wanted, tl.max(left, 0))
-            n_open += tl.sum((left > 0).to(tl.int64), 0)
-            made += tl.sum(tl.where(is_row, after, 0), 0)
-            n_bad = n_bad | tl.max(tl.where(left > 0, bad, 0), 0).to(tl.int64)
+            missing = tl.where(is_row & (closed == 0), most - after, 0)
+            most_missing = tl.maximum(most_missing, tl.max(missing, 0))
+            n_open += tl.sum((missing > 0).to(tl.int64), 0)
+            n_tokens += tl.sum(tl.where(is_row, after, 0), 0)
+            n_bad = n_bad | tl.max(tl.where(missing > 0, bad, 0), 0).to(tl.int64)
     if COUNTS:
-        tl.store(summary, wanted)
+        tl.store(summary, most_missing)
         tl.store(summary + 1, n_open)
-        tl.store(summary + 2, made)
+        tl.store(summary + 2, n_tokens)
         tl.store(summary + 3, n_bad)
 
 

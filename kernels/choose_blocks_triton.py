@@ -58,11 +58,13 @@ def _top_kernel(  # type: ignore[no-untyped-def]
     filled = tl.where(n < n_blocks, filled, 0)
     is_kept = is_kept & (n < n_blocks)
     holds = filled > 0
-    found = tl.load(scores + pair.to(tl.int64) * n_blocks + n, mask=holds, other=0.0)
-    bits = (found + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
+    score = tl.load(scores + pair.to(tl.int64) * n_blocks + n, mask=holds, other=0.0)
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     key = tl.where(is_kept, 0x7FFFFFFF, tl.where(holds, key, -0x80000000))
     wanted = tl.ceil(tl.sum(holds.to(tl.int32), 0).to(tl.float32) * budget).to(tl.int32)
+    # the lowest key that is chosen, three bits at a time from the highest on: the largest of eight
+    # thresholds that as many keys reach as are wanted
     eighth = tl.arange(0, 8)
     least = tl.min(key * 0, 0) - 0x7FFFFFFF - 1
     for step in range(11):
@@ -73,8 +75,8 @@ def _top_kernel(  # type: ignore[no-untyped-def]
         least += (tl.maximum(tl.sum(enough.to(tl.int32), 0) - 1, 0)) << shift
     is_above = key > least
     is_least = key == least
-    left = wanted - tl.sum(is_above.to(tl.int32), 0)
-    chosen = is_above | (is_least & (tl.cumsum(is_least.to(tl.int32), 0) <= left)) | is_kept
+    room_left = wanted - tl.sum(is_above.to(tl.int32), 0)
+    chosen = is_above | (is_least & (tl.cumsum(is_least.to(tl.int32), 0) <= room_left)) | is_kept
     _list(chosen & holds, filled, left_out, index, count, pair, n, most, LIST)
 
 
@@ -89,15 +91,16 @@ def _share_kernel(  # type: ignore[no-untyped-def]
     filled, is_kept = _look(start, pair // heads, n, width, room, size)
     filled = tl.where(n < n_blocks, filled, 0)
     holds = filled > 0
-    found = tl.load(scores + line * n_blocks + n, mask=holds, other=float("-inf"))
-    found = found * scale + tl.log(filled.to(tl.float32))
-    found = tl.where(holds, found, float("-inf"))
-    weights = tl.exp(found - tl.max(found, 0))
+    logit = tl.load(scores + line * n_blocks + n, mask=holds, other=float("-inf"))
+    logit = logit * scale + tl.log(filled.to(tl.float32))
+    logit = tl.where(holds, logit, float("-inf"))
+    weights = tl.exp(logit - tl.max(logit, 0))
     weights = weights / tl.sum(weights, 0)
     kept = tl.where(is_kept, weights, 0.0)
     others = weights - kept
     missing = p - tl.sum(kept, 0)
     bits = others.to(tl.int32, bitcast=True)  # of numbers up to 1: below 2 ** 30
+    # the same of weights: the largest threshold whose weights have the mass that is missing
     eighth = tl.arange(0, 8)
     least = tl.min(bits * 0, 0)
     for step in range(10):
@@ -107,9 +110,9 @@ def _share_kernel(  # type: ignore[no-untyped-def]
         enough = (mass >= missing) & (eighth > 0)
         least += tl.sum(enough.to(tl.int32), 0) << shift
     is_above = bits > least
-    left = missing - tl.sum(tl.where(is_above, others, 0.0), 0)
+    rest = missing - tl.sum(tl.where(is_above, others, 0.0), 0)
     is_least = (bits == least) & (others > 0)
-    n_left = tl.ceil(left / least.to(tl.float32, bitcast=True))
+    n_left = tl.ceil(rest / least.to(tl.float32, bitcast=True))
     rank = tl.cumsum(is_least.to(tl.int32), 0).to(tl.float32)
     chosen = is_above | (is_least & (rank <= n_left))
     tl.store(flags + pair * n_blocks + n, tl.full([N], 1, tl.int8), mask=chosen & (n < n_blocks))
@@ -174,7 +177,7 @@ def _find_shape(n_blocks: int) -> dict[str, int]:
 def builds() -> list[Build]:
     kinds = {"scores": "*fp32", "start": "*i64", "left_out": "*i64", "index": "*i32"}
     kinds |= {"count": "*i32", "flags": "*i8", "budget": "fp32", "p": "fp32", "scale": "fp32"}
-    found = []
+    all_builds = []
     for n_blocks in (512, 2048, WIDEST):
         shape = _find_shape(n_blocks)
         lists = {"N": shape["N"], "LIST": shape["N"]}
@@ -182,7 +185,7 @@ def builds() -> list[Build]:
         for kernel, constants in (
             (_top_kernel, lists), (_share_kernel, {"N": shape["N"]}), (_list_kernel, lists),
         ):  # fmt: skip
-            found.append(
+            all_builds.append(
                 Build.of(kernel, kinds, constants, shape["num_warps"], 1, min(registers, 255))
             )
-    return found
+    return all_builds

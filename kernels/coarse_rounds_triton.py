@@ -97,6 +97,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     inside = h < width
     around = at * n_neighbours
     draft = tl.load(before + at)
+    # a slot whose neighbours are as the pass saw them keeps its draft
     changes = tl.zeros([LANES], tl.int32)
     for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
         there = first + lane < n_neighbours
@@ -107,6 +108,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
     was_seen = tl.load(is_seen + at)
     is_same = (was_seen != 0) & (tl.sum(changes, 0) == 0)
     if (tl.load(is_fixed + at) == 0) & (is_same == 0):
+        # a = relu(base + sum_k table[k, token of neighbour k])
         total = tl.load(base + at * width + h, mask=inside, other=0.0)
         for first in range(0, n_neighbours, ROWS):
             neighbour = first + part
@@ -122,6 +124,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
         low = tl.maximum(total, 0.0)
         tl.store(layer + h, low, mask=inside)
         tl.debug_barrier()  # all entries are written before any is read
+        # h = a + relu(U a + b)
         total = tl.load(inner_bias + h, mask=inside, other=0.0)
         for first in range(0, width, ROWS):
             source = first + part
@@ -137,7 +140,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
         if was_seen != 0:
             change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
             among = at * n_candidates
-            found = _argmax_of_products(
+            best = _argmax_of_products(
                 head,
                 change,
                 values + among,
@@ -153,9 +156,9 @@ def _round_kernel(  # type: ignore[no-untyped-def]
                 ROWS,
                 False,
             )
-            draft = tl.load(ids + among + found)
+            draft = tl.load(ids + among + best)
         else:
-            found = _argmax_of_products(
+            best = _argmax_of_products(
                 head,
                 hidden,
                 head_bias,
@@ -171,7 +174,7 @@ def _round_kernel(  # type: ignore[no-untyped-def]
                 ROWS,
                 True,
             )
-            draft = found.to(tl.int64)
+            draft = best.to(tl.int64)
         tl.store(out, draft)  # here as well: held until the end, it spills registers
     tl.store(out, draft)
     tl.store(drafts + at, draft)

@@ -142,6 +142,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     has_draft = slot < width - 1
     lane = tl.arange(0, PART)
     base = entry.to(tl.int64) * n_splits
+    # the mass that is drawn from: of the residual, or of the target where nothing is left of it
     total = tl.full([], 0.0, tl.float64)
     for first in range(0, n_splits, PART):
         part = first + lane
@@ -152,6 +153,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         for first in range(0, n_splits, PART):
             part = first + lane
             total += tl.sum(tl.load(masses + base + part, mask=part < n_splits, other=0.0), 0)
+    # the split in which the running mass passes the uniform, and the mass before it
     target = tl.load(redraws + entry).to(tl.float64) * total
     split = tl.full([], 0, tl.int32)
     before = tl.full([], 0.0, tl.float64)
@@ -163,16 +165,17 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         split += tl.sum(passed.to(tl.int32), 0)
         before += tl.sum(tl.where(passed, mass, 0.0), 0)
         reached += tl.sum(mass, 0)
+    # the token in that split
     n_drafted = tl.where(has_draft & (has_rest != 0), n_values, 0)
     start = tl.minimum(split, n_splits - 1) * CHUNK
     found, last = start, start
-    own = targets + entry.to(tl.int64) * n_values
-    other = drafted + row * draft_row_stride + slot * draft_slot_stride
+    p_line = targets + entry.to(tl.int64) * n_values
+    q_line = drafted + row * draft_row_stride + slot * draft_slot_stride
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
         valid = index < n_values
-        p = tl.load(own + index, mask=valid, other=0.0)
-        q = tl.load(other + index, mask=index < n_drafted, other=0.0)
+        p = tl.load(p_line + index, mask=valid, other=0.0)
+        q = tl.load(q_line + index, mask=index < n_drafted, other=0.0)
         weight = tl.where(valid & (p > q), p - q, 0.0).to(tl.float64)
         passed = (before + tl.cumsum(weight, 0) <= target) & valid
         found += tl.sum(passed.to(tl.int32), 0)
@@ -180,9 +183,9 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         before += tl.sum(weight, 0)
     token = tl.minimum(found, last).to(tl.int64)  # a sum's rounding draws no token of weight 0
     if has_draft:
-        at = entry - row
+        at = entry - row  # of [B, W-1], which has a slot less in every row
         draft = tl.load(drafts + at)
-        stays = tl.load(coins + at) * tl.load(other + draft) < tl.load(own + draft)
+        stays = tl.load(coins + at) * tl.load(q_line + draft) < tl.load(p_line + draft)
         tl.store(kept + at, stays.to(tl.uint8))
         token = tl.where(stays, draft, token)
     tl.store(verified + entry, token)

@@ -46,8 +46,8 @@ def _gated_act_kernel(  # type: ignore[no-untyped-def]
     is_own = c < width
     gate = tl.load(packed + row * row_step + c, mask=is_own, other=0.0).to(tl.float32)
     up = tl.load(packed + row * row_step + width + c, mask=is_own, other=0.0).to(tl.float32)
-    made = activate(gate, KIND) * up
-    tl.store(out + row * width + c, made.to(out.dtype.element_ty), mask=is_own)
+    product = activate(gate, KIND) * up
+    tl.store(out + row * width + c, product.to(out.dtype.element_ty), mask=is_own)
 
 
 def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:

@@ -77,7 +77,8 @@ def _pack_side(  # type: ignore[no-untyped-def]
         scale = scale_of[None, :]
     for begin in range(0, n_bytes, N):
         byte = begin + lane
-        made = tl.full([N, D], 0, tl.int32)
+        # of 4 bits entry n stands in the lower half of a byte, entry n + P / 2 in the upper
+        packed = tl.full([N, D], 0, tl.int32)
         for part in tl.static_range(8 // BITS):
             entry = byte + part * n_bytes
             is_entry = byte < n_bytes
@@ -90,11 +91,11 @@ def _pack_side(  # type: ignore[no-untyped-def]
                 least_of, scale_of = _find_scale(low, high, BITS, number)
                 tl.store(scales + entry, scale_of, mask=is_entry)
                 tl.store(leasts + entry, least_of, mask=is_entry)
-                made |= _encode(x, least_of[:, None], scale_of[:, None], BITS) << (part * BITS)
+                packed |= _encode(x, least_of[:, None], scale_of[:, None], BITS) << (part * BITS)
             else:
-                made |= _encode(x, least, scale, BITS) << (part * BITS)
+                packed |= _encode(x, least, scale, BITS) << (part * BITS)
         at = byte[:, None] * head + d[None, :]
-        tl.store(codes + at, made.to(tl.uint8), mask=(byte < n_bytes)[:, None] & is_number)
+        tl.store(codes + at, packed.to(tl.uint8), mask=(byte < n_bytes)[:, None] & is_number)
 
 
 @triton.jit

@@ -57,7 +57,7 @@ def _row_product_kernel(  # type: ignore[no-untyped-def]
     at_x = x + t[:, None] * x_step + c
     at_weight = weight + n.to(tl.int64)[:, None] * weight_step + c
     up_step = width.to(tl.int64) * weight_step  # from a row of the gate to that of what it gates
-    made = tl.zeros((T, N), tl.float32)
+    product = tl.zeros((T, N), tl.float32)
     up = tl.zeros((T, N), tl.float32)
     squares = tl.zeros((T,), tl.float32)
     if EARLY:  # programs of the next kernel may begin, and wait as these for what is stored before
@@ -65,36 +65,36 @@ def _row_product_kernel(  # type: ignore[no-untyped-def]
         gdc_wait()
     for first in range(0, depth, C):
         is_here = first + c < depth
-        some = tl.load(at_x + first, mask=is_row[:, None] & is_here, other=0.0)
+        x_block = tl.load(at_x + first, mask=is_row[:, None] & is_here, other=0.0)
         if NORMED:
-            wide = some.to(tl.float32)
+            wide = x_block.to(tl.float32)
             squares += tl.sum(wide * wide, 1)
             if norm is not None:
                 share = tl.load(norm + first + c, mask=is_here, other=0.0).to(tl.float32)
                 wide = wide * (share + offset)
-            some = wide.to(some.dtype)
-        own = is_own[:, None] & is_here
-        block = tl.load(at_weight + first, mask=own, other=0.0)
-        made = tl.dot(some, block.T, made, input_precision="ieee")
+            x_block = wide.to(x_block.dtype)
+        is_weight = is_own[:, None] & is_here
+        block = tl.load(at_weight + first, mask=is_weight, other=0.0)
+        product = tl.dot(x_block, block.T, product, input_precision="ieee")
         if GATE is not None:
-            block = tl.load(at_weight + up_step + first, mask=own, other=0.0)
-            up = tl.dot(some, block.T, up, input_precision="ieee")
+            block = tl.load(at_weight + up_step + first, mask=is_weight, other=0.0)
+            up = tl.dot(x_block, block.T, up, input_precision="ieee")
     if NORMED:
         factor = tl.rsqrt(squares / depth + eps)[:, None]
-        made *= factor
+        product *= factor
         up *= factor
     if bias is not None:
-        made += tl.load(bias + n, mask=is_own, other=0.0).to(tl.float32)
+        product += tl.load(bias + n, mask=is_own, other=0.0).to(tl.float32)
         if GATE is not None:
             up += tl.load(bias + width + n, mask=is_own, other=0.0).to(tl.float32)
     if GATE is not None:
-        made = activate(made, GATE) * up
-    is_made = is_row[:, None] & is_own
+        product = activate(product, GATE) * up
+    is_result = is_row[:, None] & is_own
     if total is not None:
-        made = made.to(out.dtype.element_ty).to(tl.float32) * scale
+        product = product.to(out.dtype.element_ty).to(tl.float32) * scale
         at_total = total + t[:, None] * total_step + n
-        made += tl.load(at_total, mask=is_made, other=0.0).to(tl.float32)
-    tl.store(out + t[:, None] * width + n, made.to(out.dtype.element_ty), mask=is_made)
+        product += tl.load(at_total, mask=is_result, other=0.0).to(tl.float32)
+    tl.store(out + t[:, None] * width + n, product.to(out.dtype.element_ty), mask=is_result)
 
 
 def row_product(
@@ -155,14 +155,16 @@ def _warps(tile: int, block: int) -> int:
 
 
 def builds() -> list[Build]:
-    found = []
+    variants = []
     for tile, block in ((16, 16), (16, 64), (32, 32), (64, 16)):
         for gate in (None, 0):
-            found.append(_build(tile, block, gate, is_normed=True))
-        found.append(_build(tile, block, None, is_normed=False))
+            variants.append(_build(tile, block, gate, is_normed=True))
+        variants.append(_build(tile, block, None, is_normed=False))
     early = {"EARLY": True}
-    found += [replace(each, constants={**each.constants, **early}, only="sm_90") for each in found]
-    return found
+    variants += [
+        replace(each, constants={**each.constants, **early}, only="sm_90") for each in variants
+    ]
+    return variants
 
 
 def _build(tile: int, block: int, gate: int | None, *, is_normed: bool) -> Build:

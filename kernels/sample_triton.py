@@ -210,26 +210,28 @@ def sample_frozen(
     parts = torch.empty(3, entries, n_parts, dtype=real, device=device)
     part_token = torch.empty(entries, n_parts, dtype=torch.int32, device=device)
     to = (parts, part_token)
-    made = allocate(entries if cuts else 0, n_splits, device)
-    peaks = made.peaks
-    lists = (made.lists, made.counts)
-    sums = (made.edges, made.sums)
+    scratch = allocate(entries if cuts else 0, n_splits, device)
+    peaks = scratch.peaks
+    lists = (scratch.lists, scratch.counts)
+    sums = (scratch.edges, scratch.sums)
     wanted = (float(top_k), float(top_p))
-    ends = (made.bounds, made.goals)
+    ends = (scratch.bounds, scratch.goals)
     if min_p and not cuts:
         peaks = torch.empty(entries, n_splits, dtype=real, device=device)
         gather_kernel[grid](*read, peaks, *lists, *sums, *common, 0, 0, **WIDE)
     if cuts:
         rank = first_rank(n_values, top_k, bool(top_p))
-        glance_kernel[(entries,)](*read, made.edges, *common, rank, **WIDE)
+        glance_kernel[(entries,)](*read, scratch.edges, *common, rank, **WIDE)
         gather_kernel[grid](*read, peaks, *lists, *sums, *common, int(not top_k), 1, **WIDE)
-        judge_kernel[(entries,)](made.counts, peaks, *sums, *ends, made.tops, n_splits, *wanted)
+        judge_kernel[(entries,)](
+            scratch.counts, peaks, *sums, *ends, scratch.tops, n_splits, *wanted
+        )
 
     def sample(state: int) -> None:
         _sample_kernel[grid](
             *read,
-            made.tops if state else peaks,
-            made.bounds,
+            scratch.tops if state else peaks,
+            scratch.bounds,
             *lists,
             *drawn,
             *to,
@@ -243,13 +245,13 @@ def sample_frozen(
 
     if cuts:
         id_bits = 4 * triton.cdiv((n_values - 1).bit_length(), 4)
-        found = (*read, *lists, made.tops, *ends, *common, *wanted, id_bits)
+        search = (*read, *lists, scratch.tops, *ends, *common, *wanted, id_bits)
         sample(BRACKETED.value)
-        search_kernel[(entries,)](*found, WHOLE=False, **WIDE)
-        search_kernel[(entries,)](*found, WHOLE=True, **{**PLAIN, "num_warps": 4 * WARPS})
+        search_kernel[(entries,)](*search, WHOLE=False, **WIDE)
+        search_kernel[(entries,)](*search, WHOLE=True, **{**PLAIN, "num_warps": 4 * WARPS})
         sample(SEARCHED.value)
         finish_kernel[grid](
-            *lists, made.tops, made.bounds, *drawn, *to, n_splits, width, *floor, **PLAIN
+            *lists, scratch.tops, scratch.bounds, *drawn, *to, n_splits, width, *floor, **PLAIN
         )
     else:
         sample(0)

@@ -59,10 +59,12 @@ def _part_kernel(  # type: ignore[no-untyped-def]
         for start in range(begin, end, BLOCK):
             index = start + tl.arange(0, BLOCK)
             x = tl.load(line + index, mask=index < end, other=float("-inf")).to(tl.float32)
+            # the two largest logits so far: `runner` is the second of this block
             top = tl.max(x, 0)
             at = tl.min(tl.where(x == top, index, n_values), 0)
             runner = tl.max(tl.where(index == at, float("-inf"), x), 0)
             second = tl.maximum(tl.minimum(high, top), tl.maximum(second, runner))
+            # sums of exp(l - maximum) and of (l - maximum) exp(l - maximum), rescaled
             raised = tl.maximum(high, top)
             safe = tl.where(raised == float("-inf"), 0.0, raised)
             drop = tl.where(high == float("-inf"), 0.0, high - safe)
@@ -72,7 +74,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]
             second_sum = scale * (second_sum + drop * first_sum) + tl.sum(less * weight, 0)
             first_sum = scale * first_sum + tl.sum(weight, 0)
             high = raised
-            noisy = x
+            noisy = x  # the block's noise: four values of each Philox block
             if not GREEDY:
                 blocks = start // 4 + tl.arange(0, BLOCK // 4)
                 a, b, c, d = words(seed, slot, item, use, blocks)
@@ -84,6 +86,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]
             token = tl.where(leads > best, lowest, token)
             chosen = tl.where(leads > best, logit, chosen)
             best = tl.maximum(leads, best)
+        # six numbers a part and row, `[parts, 6, rows]`
         to = floats + tl.program_id(1).to(tl.int64) * 6 * n_rows + entry
         n = tl.full([], 0, tl.int64) + n_rows
         tl.store(to, high)
@@ -126,6 +129,7 @@ def _join_kernel(  # type: ignore[no-untyped-def]
     chosens = tl.load(source + 5 * n, mask, other=float("-inf"))
     candidates = tl.load(ids + parts[None, :].to(tl.int64) * n + rows[:, None], mask, other=0)
 
+    # as within a part: the largest of all parts, the second, and the rescaled sums
     high = tl.max(highs, 1)
     is_open = high > float("-inf")
     safe = tl.where(is_open, high, 0.0)
@@ -201,11 +205,11 @@ def builds() -> list[Build]:
     kinds = dict.fromkeys(("seeds", "items", "slots", "purpose", "tokens"), "*i64")
     kinds |= {"floats": "*fp32", "ids": "*i32", "masked": "*i1", "temperature": "fp32"}
     kinds |= dict.fromkeys(("confidences", "entropies", "gaps", "peaks"), "*fp32")
-    found = []
+    all_builds = []
     for dtype in ("fp32", "bf16"):
         for greedy in (True, False):
             sizes = {"GREEDY": greedy, "BLOCK": BLOCK}
-            own = kinds | {"logits": f"*{dtype}"}
-            found.append(Build.of(_part_kernel, own, sizes, WARPS, 2, 96, ["part"]))
+            types = kinds | {"logits": f"*{dtype}"}
+            all_builds.append(Build.of(_part_kernel, types, sizes, WARPS, 2, 96, ["part"]))
     sizes = {"ROWS": ROWS, "PARTS": PARTS}
-    return [*found, Build.of(_join_kernel, kinds, sizes, WARPS, 2, 64)]
+    return [*all_builds, Build.of(_join_kernel, kinds, sizes, WARPS, 2, 64)]

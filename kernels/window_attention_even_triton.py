@@ -54,12 +54,12 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _count_before(ends, units, tile, UNITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many units end at a tile of the line or before it."""
-    found = tl.full([], 0, tl.int32)
+    n_before = tl.full([], 0, tl.int32)
     for first in range(0, units, UNITS):
         unit = first + tl.arange(0, UNITS)
         end = tl.load(ends + unit, mask=unit < units, other=2**31 - 1)
-        found += tl.sum((end <= tile).to(tl.int32), 0)
-    return found
+        n_before += tl.sum((end <= tile).to(tl.int32), 0)
+    return n_before
 
 
 @triton.jit

@@ -207,15 +207,15 @@ def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor, splits: int) -> 
 
 
 def builds() -> list[Build]:
-    made = []
+    attend_builds = []
     ragged = []
     for (itemsize, block), shapes in TABLE.items():
         for shape in shapes:
             for restriction in ("tree", "blocks", ""):
                 build = _build_attend(itemsize, block, shape, restriction)
-                made.append(build)
+                attend_builds.append(build)
                 ragged.append(build_ragged(build, shape.ragged))
-    return [*made, build_merge(), *ragged, *build_others()]
+    return [*attend_builds, build_merge(), *ragged, *build_others()]
 
 
 def _build_attend(itemsize: int, block: int, shape: Shape, restriction: str) -> Build:

@@ -30,16 +30,16 @@ def _window_inputs_kernel(  # type: ignore[no-untyped-def]
     token = tl.load(here, mask=j < width, other=0)
     if proposed is not None:
         is_draft = (j > 0) & (j < width)
-        own = row * (width - 1) + j - 1
-        new = tl.load(proposed + own, mask=is_draft, other=0)
+        at_draft = row * (width - 1) + j - 1
+        new = tl.load(proposed + at_draft, mask=is_draft, other=0)
         is_new = is_draft & (column >= tl.load(filled + row))
         token = tl.where(is_new, new, token)
         if forced is not None:
-            known = tl.load(forced + own, mask=is_draft, other=-1)
+            known = tl.load(forced + at_draft, mask=is_draft, other=-1)
             token = tl.where(known >= 0, known, token)
         tl.debug_barrier()
         tl.store(here, token, mask=is_draft)
-        tl.store(drafts + own, token, mask=is_draft)
+        tl.store(drafts + at_draft, token, mask=is_draft)
     for branch in range(0, branches):
         entry = branch * batch + row
         last = tl.load(last_of_prompt + entry)

@@ -416,7 +416,6 @@ def _own_policy(name: str) -> Entry | None:
 
 
 def find_own(slot: str, name: str) -> str | None:
-    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`."""
     return find_named(GROUPS.get(slot, slot), name, BASES[slot])
 
 
@@ -425,7 +424,6 @@ def _remedy(name: Any, names: Iterable[str]) -> str:
 
 
 def load(target: str) -> Any:
-    """Import what "module:name" names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
@@ -448,7 +446,6 @@ def make(slot: str, name: str, /, **options: Any) -> Any:
 
 
 def make_policy(name: str, /, **options: Any) -> Any:
-    """Build a policy from its short name, as `make` builds methods."""
     return _build(f"policy {name}", find_policy(name), options, "policy")
 
 
@@ -481,7 +478,6 @@ def _parents(kind: Any) -> Iterator[type]:
 def _check_fields(
     name: str, cls: Any, preset: Mapping[str, Any], options: Mapping[str, Any], what: str
 ) -> None:
-    """Refuse options that a class lacks, and a field without a value."""
     own = [f.name for f in fields(cls) if f.init and f.name not in preset]
     for option in options:
         if option not in own:
@@ -499,7 +495,6 @@ def _check_fields(
 
 
 def _read_drafts(text: str | Path) -> Any:
-    """The draft source of a window policy that a text names."""
     if str(text).partition(":")[0] in METHODS["drafts"] and ":" in str(text):
         return read_method("drafts", text)
     source = load(f"{_DRAFTING}parse_source")(text)
@@ -515,8 +510,8 @@ def _read_drafts(text: str | Path) -> Any:
 
 
 def read_policy(policy: Any) -> Any:
-    """The policy that a user names: a policy itself; a short name, such as "jacobi" or
-    "jacobi:window=32"; or a dictionary, such as `{"name": "jacobi", "window": 32}`.
+    """The policy that a user names: one itself; "jacobi", "jacobi:window=32" or `{"name":
+    "jacobi"}`.
     """
     if not isinstance(policy, str | Mapping):
         return policy

@@ -44,7 +44,6 @@ def show(value: Any) -> str:
 
 
 def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
-    """ "did you mean …?" where one of the known names resembles a value, else `otherwise`."""
     from difflib import get_close_matches
 
     near = get_close_matches(str(value)[:_MAX_SHOWN].lower(), list(known), n=1, cutoff=0.6)
@@ -58,7 +57,6 @@ def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: st
 def check_number(
     name: str, value: Any, low: float, high: float, hint: str, *, above_low: bool = False
 ) -> None:
-    """Raise OptionError unless `value` is a finite number in low..high, or above `low`."""
     check_value(name, value, float, Domain(low, high, hint, above_low))
 
 
@@ -175,8 +173,6 @@ def one_of(default: Any, choices: Collection[Any], hint: str = "choose one of th
 
 
 class Checked:
-    """A dataclass whose fields are checked when it is made."""
-
     def __post_init__(self) -> None:
         check_fields(self, f"{type(self).__name__}.")
 
@@ -205,7 +201,6 @@ def check_fields(owner: Any, prefix: str = "", otherwise: Domain = ANY) -> None:
 
 @cache
 def field_types(cls: Any) -> dict[str, Any]:
-    """The types of a dataclass' fields; none where its module imports some for checkers alone."""
     try:
         return get_type_hints(cls)
     except NameError:
@@ -293,7 +288,6 @@ def _check_number(name: str, value: Any, kind: type, domain: Domain) -> None:
 
 
 def is_one(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, as far as the type alone says."""
     if kind in (int, float):
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool)
@@ -324,7 +318,6 @@ def check_callable(name: str, value: Any) -> None:
 def check_path(
     name: str, path: str | Path, kind: Literal["file", "folder"], *, hint: str = "check the path"
 ) -> None:
-    """Raise OptionError unless `path` names an existing file or folder, as `kind` asks."""
     exists = os.path.isfile(path) if kind == "file" else os.path.isdir(path)
     if not exists:
         raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")

@@ -94,7 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Run a command and report its error."""
     try:
         check_outputs(argv)
         with restored_collector(), quiet_imports():
@@ -141,7 +140,6 @@ def _finish(code: int) -> int:
 
 
 def _report(argv: Sequence[str], error: object, code: int) -> int:
-    """Print an error on stderr, and as JSON on stdout with --json."""
     from mmaccel.commands.terminal import print_envelope, printable
 
     line = " ".join(str(error).split())

@@ -25,7 +25,6 @@ class Decoder(GenerateService):
 
     @property
     def engine(self) -> Engine:
-        """Its `close` drops CUDA graphs."""
         return self.options.engine
 
     def __call__(

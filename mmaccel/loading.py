@@ -62,13 +62,8 @@ def load_keywords(load: LoadOptions) -> dict[str, Any]:
 def open_pipeline(
     model: str, load: LoadOptions, *, size: str | None = None, decoder: Path | None = None
 ) -> Any:
-    """Load a `TextToImage`; size and decoder are as on the command line."""
     parts = {"size": parse_size(size), "decoder": decoder}
     return open_with_parts("TextToImage", model, load, **parts)
-
-
-def open_clip_pipeline(model: str, load: LoadOptions) -> Any:
-    return open_with_parts("TextToVideo", model, load)
 
 
 def open_with_parts(pipeline: str, model: str, load: LoadOptions, **parts: Any) -> Any:

@@ -130,7 +130,7 @@ class LoadOptions:
 
 
 class PassKeywords(TypedDict, total=False):
-    """The options of `pipelines.hosts.runner.engine.Engine` as keywords, for type checkers."""
+    """`pipelines.hosts.runner.engine.Engine` for type checkers."""
 
     cuda_graphs: Switch
     sync_every: int
@@ -141,7 +141,7 @@ class PassKeywords(TypedDict, total=False):
 
 
 class LoadKeywords(PassKeywords, total=False):
-    """The fields of `LoadOptions` as keywords, for type checkers."""
+    """`LoadOptions` for type checkers."""
 
     device: Any
     dtype: Any
@@ -238,7 +238,6 @@ def takes(
 
 
 def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -> Options:
-    """Options from the keywords of a call; OptionError for one that is no field."""
     _check_known([each.name for each in fields(kind)], where, keywords)  # type: ignore[arg-type]
     return kind(**keywords)
 

@@ -173,7 +173,6 @@ class Stats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens a row gains in one forward pass, on average."""
         return self.tokens / self.row_passes if self.row_passes else 0.0
 
     @property
@@ -184,7 +183,6 @@ class Stats:
 
     @property
     def of_canvases(self) -> str:
-        """Words that follow a number of passes, " of 3.8 canvases"; empty where they are plain."""
         each = self.canvases_per_pass
         return f" of {each:.1f} canvases" if each >= _WIDER else ""
 
@@ -208,7 +206,6 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """One line; where passes are wider than plain ones, with canvases."""
         return (
             f"{self.tokens} tokens in {self.passes} forward passes{self.of_canvases}, "
             f"{self.tokens_per_pass:.2f} tokens {self._each_pass}, {self.seconds:.2f} s"
@@ -267,7 +264,7 @@ class Stats:
 
 
 def add_stats(parts: Sequence[Stats]) -> Stats:
-    """Sum the stats of consecutive runs of one policy; the exactness is the weakest of theirs."""
+    """The exactness is the weakest of theirs."""
     total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
     weakest = max(parts, key=lambda part: _STRONGEST_FIRST.index(part.exactness))
     total["exactness"], total["dtype"] = weakest.exactness, weakest.dtype

@@ -182,7 +182,7 @@ def save_folder(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write a folder for `open_folder`, weights first; floating-point tensors in a dtype."""
+    """Write a folder for `open_folder`, weights first."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -200,7 +200,6 @@ def save_folder(
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory that can be filled without swapping; None where nothing tells."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -100,9 +100,12 @@ def same_logits(
     if not all(difference.is_telling for difference in differences):
         return None
     off = {n: each for n, each in enumerate(differences) if not each.within(tolerance)}
-    for n in off if faults else ():
-        return f"{faults[n]} ({off[n]})"
-    return f"logits that are {max(off.values(), key=lambda each: each.mean)}" if off else ""
+    if not off:
+        return ""
+    if faults:
+        first = min(off)
+        return f"{faults[first]} ({off[first]})"
+    return f"logits that are {max(off.values(), key=lambda each: each.mean)}"
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:

@@ -139,7 +139,7 @@ class Scheduler:
 
     def _check(self, prompt: Prompt, most: int) -> None:
         """Refuse rows that do not fit the run."""
-        rows = self.whole.branches
+        branches = self.whole.branches
         width = self.whole.tokens.shape[1]
         if prompt.is_text is not None or self.whole.is_text is not None:
             raise ShapeError(
@@ -147,12 +147,12 @@ class Scheduler:
                 "them without arrivals"
             )
         if (
-            prompt.branches != rows
+            prompt.branches != branches
             or prompt.tokens.shape[1] > width
             or not 1 <= prompt.batch <= most
         ):
             raise ShapeError(
-                f"arrivals: expected 1..{most} rows of {rows} branches with at most {width} "
+                f"arrivals: expected 1..{most} rows of {branches} branches with at most {width} "
                 f"positions, received {prompt.batch} of {prompt.branches} with "
                 f"{prompt.tokens.shape[1]}; keep the others for the next run"
             )

@@ -68,7 +68,8 @@ class Frames:
         """Slots with consecutive ranges of `codes` ids: slot s has those from ``first + s * codes``
         on.
         """
-        if not all(_is_int(number) for number in (first, codes, slots)):
+        numbers = (first, codes, slots)
+        if not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
             raise OptionError(
                 f"frames: expected integers, received first {first!r}, codes {codes!r} and slots "
                 f"{slots!r}; for example first=128266, codes=4096, slots=7"
@@ -131,7 +132,3 @@ def _table(frames: Frames, device: torch.device) -> Tensor:
         table[slot, low:high] = True
     table[0, list(frames.ends)] = True
     return table.to(device)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

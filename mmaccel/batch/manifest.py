@@ -96,7 +96,6 @@ def names_of(file: str) -> list[str]:
 
 
 def names_file_inside(record: Record) -> bool:
-    """Whether the file name of a record stays inside the folder of the manifest."""
     name = record.get("file")
     if not isinstance(name, str) or len(name.encode("utf-8", "surrogatepass")) > _MAX_NAME:
         return False

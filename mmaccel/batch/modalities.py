@@ -104,20 +104,17 @@ class Modality(ABC):
                 raise OptionError(
                     f"{name}: expected none for {self.unit}s, received {show(value)}; leave it out"
                 )
-        policy_fields = {
-            name: value for name, value in row.params.items() if name not in self.beside
-        }
         kind = pipe.model.kind
         default, options = loading.pick_name(self.policy, {**self.options}, kind)
-        name = default if row.policy is None else row.policy
-        name, options = loading.pick_name(
-            name, (options if name == default else {}) | policy_fields, kind
-        )
+        name = row.policy or default
+        options = options if name == default else {}
+        options |= {key: value for key, value in row.params.items() if key not in self.beside}
+        name, options = loading.pick_name(name, options, kind)
         return name, make_policy(name, **options)
 
     def sampling_of(self, row: Row) -> dict[str, Any]:
-        row_sampling = {name: row.params[name] for name in self.beside if name in row.params}
-        return given(self.sampling) | row_sampling
+        of_row = {name: row.params[name] for name in self.beside if name in row.params}
+        return given(self.sampling) | of_row
 
     def title_of(self, item: Item) -> str:
         """What the name of a file begins with that is not of a prompt file."""
@@ -264,7 +261,7 @@ class Clips(Images):
     unit: ClassVar[str] = "clip"
 
     def open(self) -> Any:
-        pipe = loading.open_clip_pipeline(self.model, self.load)
+        pipe = loading.open_with_parts("TextToVideo", self.model, self.load)
         check_sides(self.suffix, pipe.size)
         return pipe.start_with(self.frames) if self.frames else pipe
 

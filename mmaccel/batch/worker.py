@@ -69,7 +69,6 @@ class Worker:
         return self._settings[row]
 
     def describe(self, item: Item) -> dict[str, Any]:
-        """Everything that a planned item depends on, ready for JSON."""
         return self.modality.describe(item, self.plan(item), self._hashes, self.pipe.model)
 
     def run_all(
@@ -169,7 +168,6 @@ class Worker:
         }
 
     def _resize(self, item: Item) -> Any:
-        """The pipeline for the size of an item, with the same weights."""
         size = item.row.size or self._size
         if size != self.pipe.size:
             self.pipe = self.modality.resize(self.pipe, size)
@@ -182,7 +180,6 @@ def fingerprint(facts: dict[str, Any]) -> str:
 
 
 def _by_size(items: Sequence[Item]) -> list[Item]:
-    """Items of equal size next to each other, else in the order given."""
     sizes = {size: k for k, size in enumerate(dict.fromkeys(item.row.size for item in items))}
     return sorted(items, key=lambda item: sizes[item.row.size])
 

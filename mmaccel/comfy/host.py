@@ -30,7 +30,6 @@ def report(done: int, total: int, image: Image | None = None) -> None:
 
 
 def output(*values: Any, **more: Any) -> Any:
-    """What a node returns that shows something on the page (`ui`) or runs others (`expand`)."""
     from comfy_api.latest import io
 
     return io.NodeOutput(*values, **more)
@@ -46,7 +45,6 @@ def video(frames: Tensor, fps: float) -> Any:
 
 
 def graph() -> Any:
-    """An empty `GraphBuilder`, for a node that runs others."""
     from comfy_execution.graph_utils import GraphBuilder
 
     return GraphBuilder()

@@ -84,7 +84,6 @@ def to_tensor(images: Sequence[Image]) -> Tensor:
 
 
 def _opaque(frames: Tensor) -> Tensor:
-    """Frames without transparency, which no model here takes."""
     return frames[..., :3].clamp(0, 1)
 
 

@@ -79,7 +79,6 @@ doctor = as_command(Doctor, pauses=False)
 
 
 def list_packages() -> list[Finding]:
-    """Versions of Python, of the required packages and of triton."""
     from mmaccel.outputs.machine import package_version
 
     findings = [Finding("python", "yes", sys.version.split()[0])]
@@ -257,7 +256,6 @@ def try_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -> 
 
 
 def try_writing(folder: Path) -> Finding:
-    """Whether the folder for results, or the nearest existing one above it, can be written."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest):

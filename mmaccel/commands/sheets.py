@@ -78,7 +78,6 @@ class Sheet:
             yield part
 
     def keep(self, item: Item, made: Any) -> None:
-        """Store an image, of many its tokens alone."""
         self._keep(self._made, item, made)
 
     def _keep(self, side: dict[Key, Any], item: Item, made: Any) -> None:
@@ -127,7 +126,6 @@ class Sheet:
         )
 
     def _warm_up(self, policy: Any) -> float:
-        """Seconds of a pass under a policy, after some that are not measured."""
         rows = min(self._worker.modality.rows, len(self._items))
         prompt = self._items[0].row.prompt
         return float(self._worker.pipe.warm_up(policy, self._settings.params, prompt, rows))
@@ -150,7 +148,6 @@ class Sheet:
 
 
 def _print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: str) -> None:
-    """Print passes, tokens per pass, seconds and identical images of both sides."""
     count = len(images.prompts)
     same = identical(plain, images)
     said = "yes" if same == count else f"no, {same} of {count}"

@@ -164,7 +164,6 @@ def open_model(
 
 
 def draw_questions(per_task: int, length: int) -> list[Question]:
-    """Questions about documents of `length` tokens that no training saw."""
     from mmaccel.demo.recall.documents import list_questions
     from mmaccel.demo.recall.words import to_text
 
@@ -207,7 +206,6 @@ def _find_slot(name: str) -> str:
 
 
 def make_side(method: Method, budget: float | None = None) -> Side:
-    """A method at a budget; None where it fixes its own."""
     slot, name, options = method
     label = ":".join((name, *(f"{key}={value}" for key, value in options.items())))
     key = label if budget is None else f"{label} at {budget:g}"

@@ -65,7 +65,6 @@ class Question:
 
 
 def normalize(text: str) -> str:
-    """A text in lower case, with single blanks, without punctuation at its end."""
     return " ".join(text.casefold().split()).rstrip(" .,;:!?")
 
 

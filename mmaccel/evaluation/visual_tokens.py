@@ -127,7 +127,6 @@ class VisionModel(AskedModel):
         return dict(inputs.to(self.model.device))
 
     def decode(self, tokens: Any) -> list[str]:
-        """The answers in generated tokens `[B, T]`."""
         texts: list[str] = self.processor.batch_decode(tokens, skip_special_tokens=True)
         return texts
 
@@ -307,5 +306,4 @@ def layer_flops(config: Any, columns: Tensor) -> Tensor:
 
 
 def head_flops(config: Any) -> float:
-    """Operations of the logits of one column."""
     return 2.0 * config.hidden_size * config.vocab_size

@@ -317,7 +317,6 @@ class SpeechRoute(Route):
 
 
 def to_event(name: str, data: Any) -> bytes:
-    """A server-sent event."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 

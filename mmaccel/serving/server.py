@@ -75,7 +75,6 @@ class Server(uvicorn.Server):
         self._engine = engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; then the log says where it listens."""
         await super().startup(sockets)
         settings = self._engine.settings
         logger.info("serving %s at http://%s:%s/v1", settings.name, settings.host, self.port)
@@ -87,7 +86,6 @@ class Server(uvicorn.Server):
         self.drain()
 
     def drain(self) -> None:
-        """Answer what was accepted, then end."""
         self.should_exit = True
         self._engine.drain()
 

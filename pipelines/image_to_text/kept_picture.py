@@ -30,11 +30,7 @@ _KEPT = 2
 
 
 def draw_kept(images: Sequence[ImageTokens]) -> Image:
-    """The tokens of images, one below the other.
-
-    Raises:
-        UnsupportedModelError: none of the images has tokens whose places are known.
-    """
+    """The tokens of images whose places are known, one image below the other."""
     from PIL import Image
 
     rows = [_draw_row(image) for image in images if image.pixels is not None]

@@ -1,8 +1,5 @@
 """Image to text: questions about images, answered under a decoding policy and, where asked for, on
-fewer visual tokens.
-
-The processor makes the prompt, `generate` runs with the policy attached, and what the reducers kept
-comes back with each answer.
+fewer visual tokens, by `generate` with the policy attached.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Contact sheets of images with their prompts, and sheets that compare two policies.
-
-A comparison shows token-by-token decoding on the left and a policy on the right, with a sentence on
-their differences.
-"""
+"""Contact sheets of images with their prompts, and sheets that compare two policies."""
 
 from __future__ import annotations
 
@@ -43,9 +39,7 @@ class Panel:
 
 
 def draw_sheet(panels: Sequence[Panel], columns: int, foot: str = "") -> Image:
-    """Panels side by side, with equally many images each, `columns` in a row; `foot` is one line
-    across.
-    """
+    """Panels side by side, with equally many images each, `columns` in a row; a line as `foot`."""
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
     title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
@@ -118,9 +112,7 @@ def identical(plain: ImageOutput, made: ImageOutput) -> int:
 
 
 def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> str:
-    """How an output of a policy differs from token-by-token decoding of the same prompts and seeds,
-    and whether the policy's guarantee allows it.
-    """
+    """How a policy's output differs from the plain loop's, and whether its guarantee allows it."""
     same = identical(plain, made)
     count = len(plain.tokens)
     exactness = exactness_in(made.stats.exactness, dtype)

@@ -1,9 +1,7 @@
-"""`PromptedModel` and `ImageModel`, parents of models that draw from prompts, and the encoding of
-prompts for them.
+"""Parents of models that draw from prompts, and the encoding of prompts for them.
 
-Classifier-free guidance (J. Ho and T. Salimans, 2022, arXiv 2207.12598) computes the logits
-u + s (c - u). A negative prompt replaces the model's own unconditional prompt in the row that gives
-u.
+Classifier-free guidance (J. Ho and T. Salimans, 2022, arXiv 2207.12598) computes the logits u + s
+(c - u). A negative prompt replaces the model's own unconditional one in the row of u.
 """
 
 from __future__ import annotations
@@ -127,10 +125,7 @@ class PromptedModel(ABC):
 
     @abstractmethod
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
-        """B results of tokens `[B, length]` int64, structural tokens included.
-
-        `seeds` are for models whose decoder draws random numbers.
-        """
+        """B results of tokens `[B, length]`; seeds are for decoders that draw random numbers."""
 
 
 class ImageModel(PromptedModel):
@@ -151,10 +146,7 @@ class ImageModel(PromptedModel):
 def stack_rows(
     rows: Sequence[Sequence[int]], branches: int, layout: Layout, device: torch.device, pad: int = 0
 ) -> Prompt:
-    """R rows of ids, none empty, branch by branch, as one prompt of G branches.
-
-    `pad` fills short rows on the right; no token attends to it.
-    """
+    """R rows of ids, none empty, branch by branch, as one prompt; no token attends to `pad`."""
     longest = max(map(len, rows))
     padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
     lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
@@ -212,9 +204,7 @@ def encode_prompts(
 
 
 def spread_negatives(given: Any, count: int) -> list[str | None]:
-    """Negative prompts of `count` images, one each, of one text for all or a list; None where an
-    image has none.
-    """
+    """Negative prompts of `count` images, one each, of one for all or a list; None: none."""
     if given is None or isinstance(given, str):
         texts: list[Any] = [given] * count
     else:

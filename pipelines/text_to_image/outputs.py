@@ -37,19 +37,13 @@ class Request:
 
 @dataclass(frozen=True, repr=False)
 class RequestOutput(ShortRepr):
-    """A finished image and its cost.
-
-    Attributes:
-        tokens: `[N]` int64, on the CPU.
-        passes: forward passes it took part in while it was unfinished.
-        total_variation, nats: as in `mmaccel.Stats`, of this image.
-    """
+    """A finished image and its cost."""
 
     request: Request
     image: Image
-    tokens: Tensor
-    passes: int
-    total_variation: float = 0.0
+    tokens: Tensor  # [N] int64, on the CPU
+    passes: int  # forward passes it took part in while it was unfinished
+    total_variation: float = 0.0  # as in `Stats`, of this image
     nats: float = 0.0
 
 

@@ -158,15 +158,12 @@ class TextToImage(PromptPipeline):
 
         Returns:
             Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
-                the
-            cost, not the images. Under other policies an image may differ between batch sizes where
-            an acceptance depends on the last bit of a probability. A call that was interrupted has
-            the images of the batches before, and the tokens so far.
+            the cost, not the images. Under other policies an image may differ between batch sizes
+            where an acceptance depends on the last bit of a probability. A call that was
+            interrupted has the images of the batches before, and the tokens so far.
 
         Raises:
-            OptionError: a prompt or an argument outside its domain, before any pass; or a callback
-                that changes a tensor.
-            UnsupportedModelError: a model whose layers do not carry `kv_cache` or `attention`.
+            OptionError: an argument, before any pass; or a callback that changes a tensor.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         params = choose_params(self.image_model.params, **sampling_of(call))

@@ -98,8 +98,6 @@ class PromptPipeline(Pipeline):
             request's negative prompt where it has one.
 
         Raises:
-            OptionError: a request or an argument outside its domain, before any pass; or a request
-                that joins.
             NumericsError: the model returned NaN; its `rows` are indices of requests.
         """
         requests = check_requests(call.requests)

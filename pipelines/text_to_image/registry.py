@@ -59,10 +59,7 @@ def find_source(name: str | Path, hub: LoadOptions = USUAL) -> Path:
 
 
 def find_image_family(source: Path, name: str | Path) -> str:
-    """The family of a model, one of `IMAGE_MODELS`.
-
-    `name`, which the user gave, distinguishes Lumina-mGPT from Chameleon where the files do not.
-    """
+    """The family of a model, where files say it; else by `name`, which the user gave."""
     is_file = source.is_file() and source.suffix in _FILES
     if is_file or any("c2i" in n or "t2i" in n for n in _list(source) if n.endswith(_FILES)):
         return "llamagen"

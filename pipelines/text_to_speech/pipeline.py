@@ -210,8 +210,7 @@ class TextToSpeech(Pipeline):
             differs from it, `SpeechModel.sound_context` and docs/speech.md say.
 
         Raises:
-            OptionError, UnsupportedModelError: as in `__call__`, before any pass.
-            NumericsError, BusyError: as in `__call__`, from the iterator.
+            NumericsError, BusyError: from the iterator; others before any pass.
         """
         seed = choose_one_seed(call.seed)
         plan = make_plan(
@@ -350,15 +349,11 @@ def finish_utterance(
     plan: SpeechPlan,
     row: FinishedRow,
     *,
-    index: int,
+    index: int,  # of the row in the plan
     sound: Tensor | None = None,
 ) -> Utterance:
-    """One row, decoded to sound by itself, so that no other row affects it.
-
-    Args:
-        row: all of its tokens.
-        index: of the row in the plan.
-        sound: what was sent in chunks, if the row was.
+    """One row, with all of its tokens, decoded to sound by itself, so that no other row affects it;
+    `sound` is what was sent in chunks, if the row was.
     """
     owner = plan.owners[index]
     seed = plan.seeds[index]

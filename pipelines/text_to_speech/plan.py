@@ -48,13 +48,10 @@ def make_plan(
     voice: str | None = None,
     max_seconds: float | None = None,
     batch_size: int | None = None,
-    in_parts: bool = False,
+    in_parts: bool = False,  # a text that is too long for the model becomes several rows
     **params: Any,
 ) -> SpeechPlan:
-    """Check the arguments of `TextToSpeech.__call__` and plan it. Nothing is decoded.
-
-    With `in_parts` a text that is too long for the model becomes several rows, one after the other.
-    """
+    """Check the arguments of `TextToSpeech.__call__` and plan it. Nothing is decoded."""
     chosen = pick_params(speech, **params)
     layout = speech.layout
     device = speech.window.device
@@ -181,9 +178,7 @@ def count_chunk_frames(speech: SpeechModel, chunk_seconds: float) -> int:
 
 
 def take_codes(tokens: Tensor, layout: Frames, length: int) -> tuple[Tensor, bool]:
-    """The codes of whole frames among the tokens `[n]` of a row, the last of which may be an end,
-    and whether the model ended it.
-    """
+    """The codes of whole frames among the tokens `[n]` of a row, and whether the model ended it."""
     is_finished = bool(len(tokens)) and int(tokens[-1]) in layout.ends
     columns = layout.columns
     n_codes = min(len(tokens) - is_finished, length - 1)  # the last slot is for an end alone

@@ -30,9 +30,7 @@ _MARKER_TOKENS = {  # of one family only
 def open_speech(
     name: str | Path, codec: str | Path | None, load_config: LoadConfig
 ) -> tuple[SpeechModel, Path, Path]:
-    """A speech model, the path of its checkpoint, and the path of its codec: the given one, or that
-    of `CODECS`, or of the model's folder.
-    """
+    """A speech model, the path of its checkpoint, and the path of its codec."""
     from transformers import AutoTokenizer
 
     from mmaccel.samplers.drafting.coarse import use_folder

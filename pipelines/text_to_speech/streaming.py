@@ -62,9 +62,7 @@ class RowSound:
         self._done = 0  # frames that were sent
 
     def take(self, tokens: Tensor, passes: int, *, is_whole: bool = False) -> None:
-        """Send the chunks that can be decoded, of all tokens `[n]` of the row so far; with
-        `is_whole` no further token comes.
-        """
+        """Send the chunks that can be decoded, of all tokens `[n]` of the row so far."""
         codes, _ = take_codes(tokens, self._speech.layout, self._length)
         n_frames = len(codes) // self._speech.layout.columns
         is_whole = is_whole or len(codes) == self._length - 1
@@ -152,15 +150,10 @@ def check_sound(sound: Tensor, number: int) -> Tensor:
 
 @dataclass
 class StreamStats(Stats):
-    """Stats of a stream.
+    """Stats of a stream."""
 
-    Attributes:
-        first_audio_seconds: from the first question for a chunk until it was there.
-        sound_seconds: duration of all chunks.
-    """
-
-    first_audio_seconds: float = 0.0
-    sound_seconds: float = 0.0
+    first_audio_seconds: float = 0.0  # from the first question for a chunk until it was there
+    sound_seconds: float = 0.0  # duration of all chunks
 
     @property
     def real_time_factor(self) -> float:

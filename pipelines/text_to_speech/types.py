@@ -47,10 +47,8 @@ class SpeechModel(Protocol):
         """
 
     def render(self, tokens: Tensor, seed: int) -> Tensor:
-        """The sound of the tokens `[n]` int64 of whole frames, without an end token: `[n / columns
-        * frame_samples]` floats in about -1..1.
-
-        `seed` is for codecs that draw random numbers.
+        """`[n / columns * frame_samples]` floats in about -1..1 of the tokens `[n]` of whole
+        frames, without an end; `seed` is for codecs that draw random numbers.
         """
 
 

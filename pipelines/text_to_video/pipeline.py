@@ -61,9 +61,7 @@ class TextToVideo(PromptPipeline):
 
     def start_with(self, start: Any) -> Self:
         """This pipeline for clips that begin with frames, as `__call__` takes them. Weights are
-        shared.
-
-        Both pipelines together still have one run at a time.
+        shared, and both pipelines together still have one run at a time.
         """
         model = self.clip_model
         frames = read_start(start, model.size, model.starts)

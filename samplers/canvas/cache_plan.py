@@ -91,12 +91,8 @@ class CachePlan:
     def needs_refresh(
         self, block_commits: Tensor, is_new_block: Tensor, refreshed_at: Tensor
     ) -> Tensor:
-        """`[B]` bool, rows that compute everything at the next pass.
-
-        Args:
-            block_commits: `[B]` int64, commits since the active block began.
-            is_new_block: `[B]` bool, rows whose block is new since their last pass.
-            refreshed_at: `[B]` int64, `block_commits` at the row's last refresh.
+        """`[B]` bool, rows that compute everything at the next pass: in a new block, or as many
+        commits in this one (`block_commits`) after the last refresh (`refreshed_at`).
         """
         if self.kind == "block":
             return torch.zeros_like(is_new_block)
@@ -105,9 +101,7 @@ class CachePlan:
         return is_new_block | (block_commits - refreshed_at >= self.refresh)
 
     def computed(self, columns: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        """`[R, N]` bool, columns (`[N]`, 0..N-1) that a pass between two refreshes computes;
-        `start` and `end` `[R]` int64 are columns of the active block.
-        """
+        """`[R, N]` bool, columns that a pass between two refreshes computes."""
         low, high = start[:, None], end[:, None]
         if self.kind == "prefix":
             return columns >= low

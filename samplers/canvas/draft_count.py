@@ -52,9 +52,7 @@ class MeasuredDrafts:
         return self.tuner.choose(most, lag=self._lag)
 
     def observe(self, number: int, gains: Sequence[float], seconds: float) -> None:
-        """Measure the pass just chosen, of `number` canvases, in which a row gained `gains` slots
-        on average with 1, 2, 4, … of them.
-        """
+        """Measure the pass just chosen: what a row gained on average with 1, 2, 4, … canvases."""
         if not self._is_observed:
             return
         for tried, gain in zip(CANDIDATES, gains):

@@ -86,16 +86,14 @@ class Columns:
         return per_row.repeat(self.branches)
 
     def own_block(self, column: Tensor) -> tuple[Tensor, Tensor]:
-        """First column of the model's block that each row's column `[R]` is in, and the first one
-        after it.
-        """
+        """First column of the model's block that a column `[R]` is in, and of the next block."""
         assert self._block is not None
         low = (column - self.pad) // self._block * self._block + self.pad
         return low, low + self._block
 
     def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
-        """All columns of K canvases `[K, B, L]`, as G * K * B rows, for the logits of `slots` `[B,
-        Q]`; `visible` is `[R, N]`.
+        """All columns of K canvases `[K, B, L]`, as G * K * B rows, for logits of `slots`
+        `[B, Q]`.
         """
         copies = canvases.shape[0]
         tokens = self.tokens(canvases).flatten(0, 2)  # [G * K * B, N]

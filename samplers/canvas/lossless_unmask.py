@@ -55,9 +55,8 @@ class LosslessUnmask(RunPolicy):
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
 
-    Loses: in seconds where a pass of several canvases costs as many times one (a CPU): "auto" then
-    stays at 1 and loses 2 % at most; in orders that depend on logits; with `cache="block"` in
-    ragged batches.
+    Loses: in seconds where several canvases cost as many times one (a CPU): "auto" then stays at 1
+    and loses 2 % at most; in orders that depend on logits; with `cache="block"` in ragged batches.
     Figures: passes 256 to 42 on `scenes-masked` (Halton), 170 by confidence; 14.3 to 5.5 on
     `grammar-masked`.
     """
@@ -131,8 +130,8 @@ class LosslessUnmask(RunPolicy):
 
 
 def mean_gains(run: CanvasRun, number: int, n_right: Tensor) -> list[float]:
-    """Slots that a row gains on average in the last pass of `number` canvases and the commit after
-    it, with 1, 2, 4, … of them; `n_right` `[B]` drafts were right. Cost: one host synchronisation.
+    """Slots that a row gains on average in the last pass and the commit after it, with 1, 2, 4, …
+    of its canvases; `n_right` `[B]` drafts were right.
     """
     right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
     n_live, *totals = torch.stack([run.canvas.is_live.sum(), *right]).tolist()

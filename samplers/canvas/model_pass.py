@@ -121,8 +121,8 @@ class ModelPass:
         result = torch.full_like(canvas.block_commits, most)
         if self.cache.refresh is None or not self.cache.reuses:
             return result
-        left = self.cache.refresh - 1 - (canvas.block_commits - self._refreshed_at)
-        return torch.minimum(result, left.clamp(min=0))
+        rest = self.cache.refresh - 1 - (canvas.block_commits - self._refreshed_at)
+        return torch.minimum(result, rest.clamp(min=0))
 
     def slots(self, canvas: Canvas) -> Tensor:
         """`[K * B, Q]` int64, Q slots from the active block's first on; L and above are none."""

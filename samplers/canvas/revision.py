@@ -77,8 +77,8 @@ class Reviser:
 
     @abstractmethod
     def revise(self, predictions: SlotPredictions, new: Tensor) -> None:
-        """Change what is committed in the active blocks, those of the pass, which committed `new`
-        `[B, Q]`.
+        """Change what is committed in the active blocks of the pass, which committed `new` `[B,
+        Q]`.
         """
 
 
@@ -199,14 +199,12 @@ def with_shadows(
     entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
 ) -> CanvasPass:
     """A pass (as entries, of one canvas) with a shadow for every slot whose logits are wanted;
-    those that are not `checked` `[B, Q]` are padding. `columns` have Q extra cache indices before
-    the last.
+    those that are not `checked` `[B, Q]` are padding. C + Q entries, 2 Q queries, those of shadows
+    last.
 
-    Where logits are shifted, those of a shadow are the ones of a twin: a copy of the entry before
-    the slot, which attends to the shadow instead of the slot's entry, and to which nothing attends.
-
-    Returns:
-        C + Q entries, or C + 2 Q with twins, and 2 Q queries, those of shadows last.
+    Where logits are shifted, those of a shadow are the ones of a twin, of which there are Q more: a
+    copy of the entry before the slot, which attends to the shadow instead of the slot's entry, and
+    to which nothing attends.
     """
     rows, count = entries.tokens.shape
     queries, n = entries.queries, entries.queries.shape[1]  # [R, Q]

@@ -126,8 +126,8 @@ class CanvasRun:
         return order
 
     def sync(self) -> bool:
-        """Hand out rows that have ended, admit the next ones, and return whether any slot is still
-        to be committed. Cost: one host synchronisation.
+        """Hand out ended rows, admit the next; whether any slot is open. Cost: a host
+        synchronisation.
         """
         is_live, is_invalid = torch.stack([self.canvas.is_live, self._is_invalid]).tolist()
         if any(is_invalid):
@@ -141,9 +141,7 @@ class CanvasRun:
         return any(is_live)
 
     def _refill(self, scheduler: Scheduler, is_live: list[bool]) -> list[bool]:
-        """Hand out rows that have ended and admit others; returns which batch slots hold a live
-        row.
-        """
+        """Hand out ended rows and admit others; which batch slots hold a live row."""
         while True:  # an admitted row may have nothing open: its layout forces all slots
             free = [k for k, is_one in enumerate(scheduler.is_open) if is_one and not is_live[k]]
             for batch_slot in free:
@@ -186,9 +184,7 @@ class CanvasRun:
         return predictions if self.draws is None else self.draws(predictions)
 
     def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
-        """Commit the drawn tokens of chosen slots `[B, Q]`, of a row without any the most confident
-        one, and finish the pass.
-        """
+        """Commit drawn tokens of chosen slots `[B, Q]`, one a row at least, and finish the pass."""
         name = f"{self.stats.policy}: the slots to commit"
         check_answer(name, chosen, predictions.is_open.shape, "bool")
         chosen = predictions.at_least_one(chosen)
@@ -208,9 +204,7 @@ class CanvasRun:
         return self.model_pass.slots(self.canvas)
 
     def commit_on(self, canvas: Canvas, chosen: Tensor, tokens: Tensor) -> Tensor:
-        """Commit `tokens` where `chosen`, `[n * B, Q]` both, on the run's canvas or copies of it;
-        returns how many slots, `[n * B]` int64.
-        """
+        """Commit `tokens` where `chosen`, `[n * B, Q]` both; returns how many slots, `[n * B]`."""
         slots = self.model_pass.slots(canvas)
         n_new = canvas.commit(canvas.spread(slots, chosen, False), canvas.spread(slots, tokens, 0))
         canvas.cut_at_stop_tokens()
@@ -258,9 +252,7 @@ class CanvasRun:
         return self._result()[0]
 
     def _result(self) -> tuple[Generation, Tensor]:
-        """The result of all rows, and what of it is committed, `[B, L]` bool: of finished rows, of
-        those in the batch slots, and of those that were never admitted.
-        """
+        """The result of all rows, also of those never admitted, and what of it is committed."""
         canvas, stats, scheduler = self.canvas, self.stats, self.scheduler
         tokens = torch.where(canvas.slots < canvas.limit[:, None], canvas.tokens, 0)
         lengths, is_committed = canvas.limit.clone(), canvas.is_committed

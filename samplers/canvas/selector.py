@@ -50,8 +50,8 @@ class SelectorState:
         return state
 
     def restart(self, batch_slots: Tensor) -> None:
-        """New rows begin in `batch_slots`, `[n]` int64: their blocks count as new at the next
-        pass, so that `saved` is forgotten too.
+        """New rows begin in `batch_slots`, `[n]`: their blocks count as new, and `saved` is
+        forgotten.
         """
         self.block_start = self.block_start.index_fill(0, batch_slots, -1)
         # a batch slot that waited for its first row had no open slot at the start

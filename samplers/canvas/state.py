@@ -146,9 +146,7 @@ class Canvas:
         self.end = torch.maximum(torch.minimum(self.end, end), self.start)
 
     def update_blocks(self) -> Tensor:
-        """Cut rows at stop tokens, and go on from full blocks; returns which rows have another
-        active block.
-        """
+        """Cut rows at stop tokens, go on from full blocks; which rows have another active block."""
         self.cut_at_stop_tokens()
         is_open = self.is_open
         first = torch.where(is_open, self.slots, self.limit[:, None]).amin(1)  # [B]

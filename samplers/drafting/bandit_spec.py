@@ -78,11 +78,11 @@ class BanditSpec(DraftSource):
                 _refuse("sources that read tokens and the scores of passes alone", each)
 
     def open(self, run: OpenRun) -> Drafter:
-        kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
+        conditions = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
         return BanditDrafter(
             self,
             drafters=tuple(each.open(run) for each in self.sources),
-            judged=keep(run.model, kind, lambda: [self._judge() for _ in self.sources]),
+            judged=keep(run.model, conditions, lambda: [self._judge() for _ in self.sources]),
         )
 
     def _judge(self) -> Judged:

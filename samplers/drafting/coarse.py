@@ -145,10 +145,7 @@ def shipped_source(model: object) -> Coarse | None:
 
 
 def coarse_facts(policy: object, model: object) -> dict[str, str]:
-    """The SHA-256 of the coarse model on which a policy's tokens depend, as "coarse"; else nothing.
-
-    Bitwise policies have the same tokens with any coarse model.
-    """
+    """The SHA-256 of the coarse model on which tokens depend (not bitwise ones), as "coarse"."""
     source = getattr(policy, "drafts", None)
     if getattr(policy, "exactness", None) == "bitwise":
         return {}
@@ -160,18 +157,13 @@ def coarse_facts(policy: object, model: object) -> dict[str, str]:
 
 
 def use_folder(model: object, folder: Path) -> None:
-    """Let a `StateModel` draft with the coarse model in the folder, or beside the file, that it was
-    loaded from.
-    """
+    """Let a `StateModel` draft with the coarse model in the folder that it was loaded from."""
     if isinstance(model, StateModel):
         model.coarse = find_coarse(folder if folder.is_dir() else folder.parent)
 
 
 def opened_for(model: object) -> Opened:
-    """What was opened for a token model, and lives as long as it does; by what it was opened for.
-
-    Of coarse models in folders the last one is there.
-    """
+    """What was opened for a token model and lives as long, by what it was opened for."""
     return _OPENED.setdefault(model, {})
 
 

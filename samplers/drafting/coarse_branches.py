@@ -34,9 +34,7 @@ GAPS: Prior = ((2.5, -2.5), (4.0, -3.5))  # beta and c that rows begin with
 def grow_branches(
     drafter: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
 ) -> Nodes | None:
-    """N branches of L drafts (at most K) beside the chain `drafts` `[B, K]`, see `Drafter.branch`;
-    None before the first pass.
-    """
+    """N branches of L drafts beside the chain; None before the first pass."""
     slots = drafter.sweep_slots(run, noise)
     if slots is None:
         return None
@@ -87,9 +85,7 @@ def find_children(
 
 @torch.no_grad()
 def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Tensor:
-    """What may follow entries of a tree, `[B, n, V]`: of a slot whose draft is fixed that draft. No
-    slot's noise has a part in it.
-    """
+    """What may follow entries of a tree, `[B, n, V]`; of a fixed slot its draft."""
     slots = run.rows.slots[:, :1] + paths.depths
     drafts = run.rows.tokens.gather(1, slots + run.rows.origin)
     fixed = one_hot(drafts, run.vocab_size)
@@ -105,9 +101,7 @@ def find_distributions(drafter: CoarseDrafter, run: OpenRun, paths: Paths) -> Te
 def _slots_behind(
     drafter: CoarseDrafter, run: OpenRun, paths: Paths, noise: Tensor
 ) -> tuple[SweepSlots, Tensor] | None:
-    """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64;
-    None before the first pass.
-    """
+    """The slots behind n entries, and their neighbours' tokens `[B, n, N]`; None before a pass."""
     slots = drafter.sweep_slots(run, noise)
     if slots is None:
         return None
@@ -128,9 +122,7 @@ def _slots_behind(
 def _rank(
     drafter: CoarseDrafter, run: OpenRun, slots: SweepSlots, now: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best perturbed scores of K slots and their tokens, `[B, K, r]`, falling; `now` `[B, K,
-    N]` are the tokens of their neighbours.
-    """
+    """The best perturbed scores of K slots and their tokens, `[B, K, r]`, falling."""
     moved, fresh = drafter.find_changes(run, slots, slots.ids, now)
     n_ranks = min(_RANKS, moved.shape[2])
     seen = (slots.values + moved).topk(n_ranks, -1)

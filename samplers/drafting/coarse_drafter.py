@@ -140,9 +140,7 @@ class CoarseDrafter(Drafter):
 
     @classmethod
     def begin(cls, source: DraftSource, run: OpenRun, opened: OpenedCoarse) -> Self:
-        """A drafter of a run before its first pass, whose model, a `StateModel`, keeps its states
-        from now on.
-        """
+        """A drafter of a run whose model, a `StateModel`, keeps its states from now on."""
         cast(StateModel, run.model).keep_states(True)
         state = run.steps.declare_fields(CoarseState)
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
@@ -235,10 +233,8 @@ class CoarseDrafter(Drafter):
         self.gaps.begin_rows(batch_slots)
 
     def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
-        """Corrected scores of n slots, `[B, n, V]`, without noise; see `observe`.
-
-        `now` `[B, n, N]` int64 are the tokens of their neighbours, `index` `[B, n]` int64 the draft
-        slots of the window that they are.
+        """Corrected scores `[B, n, V]`, without noise, of draft slots `index` `[B, n]` of the
+        window, whose neighbours hold `now` `[B, n, N]`.
         """
         ids = slots.ids[..., :-1]
         rows = torch.arange(len(ids), device=ids.device)[:, None]
@@ -251,8 +247,8 @@ class CoarseDrafter(Drafter):
     def find_changes(
         self, run: OpenRun, slots: SweepSlots, ids: Tensor, now: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of new slots;
-        `now` as in `find_scores`.
+        """What is added to stale scores of `ids` `[B, n, M]`, and scores `[B, n, V]` of
+        new slots.
         """
         weights = self.opened.weights
         hidden = find_hidden(weights, now, slots.base)
@@ -290,8 +286,8 @@ class CoarseDrafter(Drafter):
         return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
 
     def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
-        """Keep what a pass saw, the ids `[B, W, N]` of all neighbours, and said: its states `[B, W,
-        D]` and the last slot's scores `[B, V]`.
+        """Keep the ids `[B, W, N]` that a pass saw, its states and its last slot's scores
+        `[B, V]`.
         """
         slots = run.rows.slots
         _hold_window(run, self.state.neighbours, seen)

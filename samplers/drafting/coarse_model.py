@@ -58,9 +58,8 @@ class CoarseConfig:
     reach: int = within(32, 1, 4096)  # the largest distance with an embedding of its own
 
     def find_neighbours(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots `[..., N]` int64 of the neighbours of `slots` `[...]`, and which exist, bool.
-
-        Without rows a neighbour may lie before slot 0, in the prompt.
+        """Slots `[..., N]` of the neighbours of `slots` `[...]`, and which exist; without rows one
+        may lie before slot 0, in the prompt.
         """
         frames, rows, columns = slots.new_tensor(self.neighbours).unbind(1)
         slots = slots[..., None]
@@ -134,9 +133,7 @@ class CoarseModel(nn.Module):
         return known + self.mix.bias
 
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
-        """What is known of slots `[...]` before their neighbours are, `[..., H]`; `states` and
-        `prompts` are `[..., D]`, or what broadcasts to it.
-        """
+        """What is known of slots `[...]` before their neighbours are, `[..., H]`."""
         config = self.config
         slots = slots.clamp(max=max(1, config.n_slots) - 1)
         distances = distances.clamp(max=config.reach)
@@ -149,9 +146,7 @@ class CoarseModel(nn.Module):
         return weights
 
     def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
-        """The second hidden layer `[..., H]` from the ids `[..., N]` of neighbours, V where there
-        is none, and `base`.
-        """
+        """The second hidden layer `[..., H]` from the ids `[..., N]` of neighbours, V for none."""
         ids, index = neighbours.unique(return_inverse=True)
         tokens = self.project(self.embedded[ids])  # [ids, E]: few of a large vocabulary
         mixed = F.linear(F.embedding(index, tokens).flatten(-2), self.mix.weight)
@@ -164,8 +159,8 @@ class CoarseModel(nn.Module):
         return state
 
     def corrected_state(self, now: Tensor, seen: Tensor, states: Tensor) -> Tensor:
-        """The large model's state `[..., D]` at slots that a pass has seen on other tokens, from
-        `hidden` of the tokens now and of those seen.
+        """The state `[..., D]` of slots that a pass has seen on other tokens, from both
+        `hidden`.
         """
         return states + F.linear(now - seen, self.out.weight)
 

@@ -277,7 +277,7 @@ class Drafter:
 
 
 def check_proposed(
-    source: DraftSource, found: Any, frontier_shape: tuple[int, int, int], refuses_nan: bool
+    source: DraftSource, proposed: Any, frontier_shape: tuple[int, int, int], refuses_nan: bool
 ) -> None:
     """Raise ShapeError unless a source proposes what `Drafts` describes, NumericsError for NaN.
 
@@ -287,14 +287,14 @@ def check_proposed(
     rows, drafts, size = frontier_shape
     name = f"{type(source).__name__}.propose"
     hint = "return Drafts(tokens=…) or Drafts(scores=…)"
-    check_kind(name, found, Drafts, hint)
+    check_kind(name, proposed, Drafts, hint)
     reads = not source.is_capturable
-    if found.tokens is None:
+    if proposed.tokens is None:
         counts = True if reads and refuses_nan else None
-        check_answer(name, found.scores, (rows, drafts, size), "float", hint, counts=counts)
+        check_answer(name, proposed.scores, (rows, drafts, size), "float", hint, counts=counts)
         return
-    if found.scores is not None:
+    if proposed.scores is not None:
         raise ShapeError(f"{name}: expected tokens or scores, received both; {hint}")
     hint = "propose a token for every slot of frontier.slots; padding, which is -1, is none"
     within = (0, size - 1) if reads else None
-    check_answer(name, found.tokens, (rows, drafts), "int64", hint, within=within)
+    check_answer(name, proposed.tokens, (rows, drafts), "int64", hint, within=within)

@@ -35,5 +35,5 @@ def copy_back(frontier: Frontier, period: int) -> Tensor:
     periods = (ahead.clamp(min=0) // period) + 1
     back = periods * period
     is_known = back <= frontier.slots + frontier.n_shown
-    left = frontier.filled[:, None] - 1
-    return tokens_at(frontier, torch.where(is_known, frontier.columns - back, left))
+    last = frontier.filled[:, None] - 1
+    return tokens_at(frontier, torch.where(is_known, frontier.columns - back, last))

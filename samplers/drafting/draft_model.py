@@ -117,8 +117,8 @@ class ModelDrafter(Drafter):
 
     @as_called()
     def prefill(self, run: OpenRun) -> None:
-        """Process the text of the prompt without its last token, or leave it to a scheduler that
-        lets prompts be processed in chunks.
+        """Process the prompt's text without its last token, unless a scheduler does so in
+        chunks.
         """
         if self.model.vocab_size != run.vocab_size:
             raise OptionError(
@@ -155,9 +155,7 @@ class ModelDrafter(Drafter):
         return longest - 1 + run.rows.n_generated < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
-        """Beyond the model's positions drafts are whatever it says, and without a row that has room
-        they are certain.
-        """
+        """Without a row that has room for the model's positions, drafts are certain."""
         if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
             return Drafts(torch.zeros_like(run.rows.slots[:, 1:]))
         return self.draft(run)

@@ -58,12 +58,10 @@ class GapModel:
     _ranks: Ranks | None = field(default=None, init=False)
 
     def log_chances(self, values: Tensor, depths: Tensor) -> Tensor:
-        """Logarithms of the chances `[B, n, r]` of ranks, by their falling perturbed scores and the
-        numbers `[B, n]` of drafts before the slots.
-        """
+        """Logarithms of the chances `[B, n, r]` of ranks behind `depths` `[B, n]` drafts."""
         rows = torch.arange(len(values), device=values.device)[:, None]
-        own = self._fitted(values)[rows, (depths > 0).long()]  # [B, n, 4]
-        return rank_chances(values, own[..., :1].exp(), own[..., 1:2])
+        fitted = self._fitted(values)[rows, (depths > 0).long()]  # [B, n, 4]
+        return rank_chances(values, fitted[..., :1].exp(), fitted[..., 1:2])
 
     def expect(self, ranks: Ranks) -> None:
         """Keep what the pass will judge: the first ranks since the last one."""

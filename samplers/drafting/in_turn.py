@@ -41,7 +41,5 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
 
 
 def draft_at_once(run: OpenRun, logits: Tensor) -> Drafts:
-    """All drafts of a window from one pass's logits `[R, W-1, V]`, none of which depends on the
-    other drafts; see `draft_in_turn`.
-    """
+    """Drafts of a window from one pass's logits `[R, W-1, V]`, which depend on no other draft."""
     return draft_in_turn(run, lambda work, k: logits[:, k : k + 1])

@@ -171,8 +171,8 @@ class OnlineModel:
         return torch.ones(*distances.shape, 1, device=distances.device, dtype=torch.float32)
 
     def learn(self, seen: Tensor, now: Tensor, states_seen: Tensor, states: Tensor) -> None:
-        """Add n slots which a pass evaluated, and the pass before it: ids `[n, N]` of the
-        neighbours as the earlier and the later pass saw them, and both states `[n, D]` float32.
+        """Add n slots: ids `[n, N]` of neighbours in two passes, and both states `[n, D]`
+        float32.
         """
         change = (self.embedded[now] - self.embedded[seen]).flatten(1)  # [n, N * R]
         self._squares.addmm_(change.T, change)

@@ -25,7 +25,7 @@ def cut_paths(paths: Paths) -> Tensor:
     return paths.tokens.masked_fill(slot >= paths.depths[..., None], _NONE)
 
 
-def find_paths(known: Tensor, wanted: Tensor) -> Found:
+def find_paths(known: Tensor, paths: Tensor) -> Found:
     """Find paths `[B, n, W-1]` among known ones `[B, m, W-1]`, both from `cut_paths`."""
-    is_same = (known[:, None] == wanted[:, :, None]).all(-1)  # [B, n, m]
+    is_same = (known[:, None] == paths[:, :, None]).all(-1)  # [B, n, m]
     return Found(is_same.long().argmax(-1), is_same.any(-1))

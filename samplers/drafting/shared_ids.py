@@ -73,25 +73,27 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
     """
     if isinstance(ids, str | Path):
         return read_ids(_read_file(Path(ids), option), vocab_size, option)
-    given: Any = ids.tolist() if isinstance(ids, Tensor) else ids
-    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) > 0
-    if not is_list or not all(type(each) is int for each in given):
+    values: Any = ids.tolist() if isinstance(ids, Tensor) else ids
+    is_list = (
+        isinstance(values, Sequence) and not isinstance(values, str | bytes) and len(values) > 0
+    )
+    if not is_list or not all(type(each) is int for each in values):
         raise OptionError(
             f"{option}: expected a list of ids, a tensor [K] or a file, received {show(ids)}; "
             "mmaccel.frequent_ids(texts, n) makes one"
         )
-    outside = [each for each in given if not 0 <= each < vocab_size]
+    outside = [each for each in values if not 0 <= each < vocab_size]
     if outside:
         raise OptionError(
             f"{option}: expected ids in 0..{vocab_size - 1}, received {outside[0]}; take the ids "
             "of this vocabulary"
         )
-    if len(set(given)) < len(given):
+    if len(set(values)) < len(values):
         raise OptionError(
-            f"{option}: expected different ids, received {len(given)} of which "
-            f"{len(set(given))} differ; name each once"
+            f"{option}: expected different ids, received {len(values)} of which "
+            f"{len(set(values))} differ; name each once"
         )
-    return torch.tensor(given, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _read_file(file: Path, option: str) -> Any:

@@ -168,7 +168,7 @@ class RecyclingDrafter(Drafter):
         """`[V + 1, n]` each: every token is its own successor, one of V, the others are none."""
         device = run.rows.tokens.device
         index = torch.arange(run.vocab_size + 1, dtype=torch.int32, device=device)
-        own = (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
-        log_probs = torch.full_like(own, float("-inf"), dtype=torch.float16)
+        successors = (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
+        log_probs = torch.full_like(successors, float("-inf"), dtype=torch.float16)
         log_probs[:, :1].fill_(-math.log(run.vocab_size))
-        return own, log_probs
+        return successors, log_probs

@@ -26,7 +26,8 @@ _RANKS = 6  # of an entry's children that are looked at, the chain's draft among
 
 @dataclass(frozen=True)
 class Comb(TreeShape):
-    """N branches of L drafts.
+    """A chain of drafts, and N branches of L drafts that leave it: the likeliest alternatives to
+    drafts of the chain, each continued by the drafter.
 
     Args:
         branches: N.
@@ -52,8 +53,8 @@ class Comb(TreeShape):
         return self.length
 
     def plan(self, width: int) -> Plan:
-        """Branch b leaves the chain after b drafts: the first draft has a sibling, then the next
-        one; where the window has no more, each has a second one.
+        """Branch b leaves the chain after b drafts; where the window has no more, each has a
+        second.
         """
         n_forks = width - self.length
         generations: list[list[Planned]] = [[] for _ in range(self.length)]

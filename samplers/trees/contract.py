@@ -76,9 +76,7 @@ class TreeShape(Checked, Capable, ABC):
         """The most nodes of a path."""
 
     def plan(self, width: int) -> Plan:
-        """The tree that every pass has, for drafts that are drawn, by the W of the widest window;
-        empty: it depends on the drafts.
-        """
+        """The tree of every pass, for drafts that are drawn; empty: it depends on the drafts."""
         return ()
 
     def ways(self, source: DraftSource) -> set[str]:
@@ -92,9 +90,8 @@ class TreeShape(Checked, Capable, ABC):
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
-        """Nodes beside the chain of a window, `[B, W-1]` int64; None for a pass without.
-
-        Their number depends on the window's width alone. `noise` is as in `Drafter.correct`.
+        """Nodes beside the chain `[B, W-1]` of a window; None for a pass without. Their number
+        depends on the window's width alone; `noise` is as in `Drafter.correct`.
         """
 
 
@@ -121,9 +118,8 @@ def check_tree(policy: WindowPolicy) -> None:
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew what `Nodes` describes, beside the chain `[B, W-1]`.
-
-    Cost: two host synchronisations, for the ranges and the depths, unless the shape is captured.
+    """Raise ShapeError unless a shape grew `Nodes`. Cost: two host synchronisations, if not
+    captured.
     """
     rows = len(drafts)
     width = drafts.shape[1] + 1
@@ -151,9 +147,8 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 
 
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
-    """Cache indices a row that a run needs beside those of its positions.
-
-    Nodes stand behind the whole window, also in a row that is nearly at its end.
+    """Cache indices a row beside its positions: nodes stand behind the whole window, also at its
+    end.
     """
     if not isinstance(tree, TreeShape) or model.lack("trees", tree):
         return 0

@@ -48,11 +48,7 @@ class CoupledWalk:
     def verify(
         self, tree: DrawnTree, noise: Tensor | None, fresh: Fresh, record: DraftRecord
     ) -> None:
-        """One pass over a tree; what the path's tokens are is generated.
-
-        The drafter is shown the window's frozen noise, if any. `record` keeps what later slots are
-        redrawn from.
-        """
+        """One pass over a tree; what the path's tokens are is generated."""
         run = self._run
         entries, choose = choose_by_rule(run, tree, self._rule, fresh)
         pass_scores = run.passes.forward_tree(entries.tokens, entries.parents, entries.depths())

@@ -98,9 +98,8 @@ def _add(
     entry_of: dict[int, int],
     drafts: Tensor | None,
 ) -> DrawnTree:
-    """Draw a generation of nodes, siblings in the order of their ranks; `entry_of` gets their
-    entries. `drafts` `[B, W-1]` are the first children of nodes that follow the chain; None where
-    they follow nodes.
+    """Draw a generation of nodes; `entry_of` gets their entries. `drafts` are the first children of
+    nodes that follow the chain.
     """
     device = tree.tokens.device
     depth_of = {entry_of[node.parent]: node.depth - 1 for node in nodes}

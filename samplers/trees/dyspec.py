@@ -29,7 +29,8 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class DySpec(TreeShape):
-    """The N likeliest nodes.
+    """The N likeliest nodes, whatever tree they make; a node's chance is the product of the
+    drafter's on its path.
 
     Args:
         nodes: N.
@@ -60,9 +61,7 @@ class DySpec(TreeShape):
         return None
 
     def is_needed(self, chances: Tensor) -> Tensor:
-        """Which nodes are verified, `[B, N]` bool, by the logarithms of the chances of the
-        likeliest nodes of each row, falling; -inf for one that is none.
-        """
+        """Which nodes are verified, `[B, N]` bool, by their chances, falling; -inf for none."""
         return chances > _NEVER
 
 
@@ -108,9 +107,7 @@ class Forks(NamedTuple):
 
 
 def fork_chain(tree: Growth, ranks: int) -> Forks | None:
-    """What may stand beside the chain's drafts, of their best `ranks` children (k, the draft among
-    them); None for a pass without a tree.
-    """
+    """What may stand beside the chain's drafts, of k children each; None for a pass without."""
     if tree.width == 1:
         return None
     entries = tree.parents[:, 1:]
@@ -124,8 +121,8 @@ def fork_chain(tree: Growth, ranks: int) -> Forks | None:
 def add_children(
     tree: Growth, entries: Tensor, values: Tensor, tokens: Tensor, log_probs: Tensor
 ) -> Tensor:
-    """Add children `[B, n, k]` of entries `[B, n]`, whose chances have the logarithms `values`;
-    returns those of the children, `[B, n k]`.
+    """Add children `[B, n, k]` of entries `[B, n]`; returns their chances' logarithms `[B,
+    n k]`.
     """
     parents = entries[..., None].expand_as(tokens).flatten(1)
     tree.add(parents, tokens.flatten(1))
@@ -176,9 +173,7 @@ def extend_likeliest(
 
 
 def chances_of_chain(log_probs: Tensor) -> Tensor:
-    """`[B, W-1]`, logarithms of the chances of what the chain's drafts follow, by those `[B, W-1,
-    k]` of the children of its entries, the next draft first.
-    """
+    """`[B, W-1]`, logarithms of the chances of what the chain's drafts follow."""
     on_chain = round_chances(log_probs[..., 0]).cumsum(1)
     return torch.cat([torch.zeros_like(on_chain[:, :1]), on_chain[:, :-1]], 1)
 

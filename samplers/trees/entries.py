@@ -50,9 +50,8 @@ class TreeEntries:
         return Paths(tokens, depths.clamp(max=max(self.width - 2, 0)))
 
     def is_right(self, targets: Tensor) -> Tensor:
-        """`[B, E]` bool: whether an entry and all that it follows hold the right tokens.
-
-        `targets` `[B, E]` are the right tokens after each entry that is right itself.
+        """`[B, E]` bool: whether an entry and all that it follows hold the right tokens, `targets`
+        `[B, E]` behind each entry.
         """
         right = targets.gather(1, self.parents.clamp(min=0)) == self.tokens
         right = right | (self.parents < 0)

@@ -26,7 +26,8 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class ForkedComb(TreeShape):
-    """N branches of L drafts, and M twigs of K drafts that leave branches.
+    """A comb whose branches fork once more: N branches of L drafts, and M twigs of K drafts that
+    leave branches.
 
     Args:
         branches: N.

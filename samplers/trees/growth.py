@@ -76,9 +76,7 @@ class Growth:
         self._paths = torch.cat([self._paths, paths], 1)
 
     def keep(self, nodes: Tensor) -> None:
-        """Go on with the nodes `[B, n]` (entries) alone, in their order, each behind the one that
-        it follows.
-        """
+        """Go on with the nodes `[B, n]` alone, each behind the one that it follows."""
         width = self.width
         chain = torch.arange(width, device=nodes.device).expand(len(nodes), -1)
         kept = torch.cat([chain, nodes], 1)  # [B, W + n]

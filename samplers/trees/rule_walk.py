@@ -151,9 +151,7 @@ def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Ten
 
 
 def choose_certain(entries: TreeEntries, p_draft: Tensor, fresh: Fresh) -> Choose:
-    """Among children that no randomness chose, but for the chain's drafts, which were drawn from
-    `p_draft` `[B, W-1, V]`.
-    """
+    """Among children that no randomness chose, but for the chain's drafts, drawn from `p_draft`."""
     n_drafts = p_draft.shape[1]
     rows = torch.arange(len(p_draft), device=p_draft.device)
 

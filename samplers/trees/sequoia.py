@@ -37,7 +37,8 @@ COARSE: Chances = (_FIRST, _SECOND, *(_NEAR,) * 10, _FAR)
 
 @dataclass(frozen=True)
 class Sequoia(TreeShape):
-    """A tree of at most N nodes, the same in every pass.
+    """A tree of at most N nodes, the same in every pass: the best one for measured chances of each
+    rank.
 
     Args:
         nodes: N.
@@ -78,9 +79,7 @@ class Sequoia(TreeShape):
 
 @lru_cache(64)
 def plan_tree(n_nodes: int, depth: int, acceptance: Chances, width: int) -> Plan:
-    """The best tree beside a chain of W - 1 drafts, W that of the widest window, generation by
-    generation.
-    """
+    """The best tree beside a chain of W - 1 drafts, generation by generation."""
     last = len(acceptance) - 1
     chances = [torch.tensor(row, dtype=torch.float64) for row in acceptance]
     # behind[g][d]: up to g generations behind a node that d drafts end with

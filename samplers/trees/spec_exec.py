@@ -26,7 +26,8 @@ from mmaccel.samplers.trees.growth import Growth
 
 @dataclass(frozen=True)
 class SpecExec(TreeShape):
-    """The N likeliest nodes of those that a search has met.
+    """The N likeliest nodes of those that a best-first search has met, which asks the drafter about
+    many at once.
 
     Args:
         nodes: N.

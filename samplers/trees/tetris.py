@@ -24,7 +24,7 @@ from mmaccel.samplers.trees.dyspec import DySpec
 
 @dataclass(frozen=True)
 class TETRIS(DySpec):
-    """The likeliest nodes of all rows together.
+    """One budget of nodes for all rows of a batch: the likeliest nodes of all of them together.
 
     Args:
         nodes: the most of a row.

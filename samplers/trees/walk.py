@@ -67,8 +67,8 @@ class TreeStep:
 
 
 def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
-    """The window that paths to the entries `last` `[B]` are in, as the next passes take it for one
-    without a tree.
+    """The window that paths to the entries `last` `[B]` are in, as passes without a tree
+    take it.
     """
     view = entries.view(last)
     is_branch = view >= entries.width
@@ -80,9 +80,7 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
 
 
 def find_walked(run: WindowRun) -> TreeShape | None:
-    """The tree that passes of a fresh run cover; None for the chain alone, and a note in the run's
-    statistics says why.
-    """
+    """The tree that passes of a run cover; None, and a note that says why, for the chain alone."""
     shape = run.policy.tree
     if shape is None:
         return None

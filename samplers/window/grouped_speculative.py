@@ -42,7 +42,8 @@ Ratio = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class GroupedSpeculative(WindowPolicy):
-    """GSD with acceptance never below the exact rule's; reports what it spent.
+    """GSD: accepts a draft by the mass of its group of like tokens, never less often than the exact
+    rule; reports what it spent.
 
     Args:
         window: tokens processed per pass.

@@ -46,8 +46,7 @@ class Jacobi(WindowPolicy):
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".
 
     Loses: in batches on a processor without spare arithmetic (two CPU cores in float32: between
-    batch 1 and 8); in windows wider than two rows of an image, as a draft below a slot that is not
-    final is mostly wrong; on text that does not repeat itself.
+    batch 1 and 8); in windows wider than two rows of an image; on text that does not repeat itself.
     Figures: SmolLM2-135M, four kinds of prompts: 1.07 to 1.86 times as fast as transformers'
     `generate`; `scenes`, window 32, one image on two cores: 4.5 tokens a pass, 6.2 with coarse
     drafts.

@@ -169,7 +169,7 @@ class RunPasses:
         if nodes is not None:
             number = torch.arange(entries.numel(), device=entries.device)
             number = number.view(branches, *tokens.shape)  # [G, B, E], entries of the pass
-            chosen = number[..., width:].flatten(1)[:, nodes].flatten()
+            chosen = number[..., width:].flatten(1)[:, nodes].flatten()  # of every branch
             wanted = torch.cat([number[..., :width].flatten(), chosen])
             n_behind = len(chosen)
         logits = self._compute(

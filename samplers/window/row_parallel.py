@@ -49,7 +49,8 @@ from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
 
 @dataclass(frozen=True)
 class RowParallel(WindowPolicy):
-    """Rows of an image in parallel; reports what it spent.
+    """Several rows of an image at once, each some columns behind the one above; reports what it
+    spent.
 
     Args:
         window: tokens processed per pass; of rows that are decoded together, all slots.

@@ -175,7 +175,7 @@ class WindowScheduler(Scheduler):
     def _add_cursors(self, batch_slots: Sequence[int]) -> None:
         """Let prompts in some batch slots be processed after those that came before."""
         whole = self.whole.lengths.view(self.whole.branches, -1)
-        tokens = self.whole.tokens.unflatten(0, whole.shape)  # [G, B, T]
+        tokens = self.whole.tokens.unflatten(0, whole.shape)  # [G, B, T], branch-major
         indices = self.indices()
         for batch_slot in batch_slots:
             index = indices[batch_slot]
@@ -206,8 +206,9 @@ class WindowScheduler(Scheduler):
 
     def _process(self, run: WindowRun) -> int:
         """Process the next tokens of prompts; how many rows begin, whose prompts are whole."""
+        # the run's own model takes a chunk along with its next windows, others in a pass before
         mixes = self.chunk_size is not None and not self._apart
-        while True:
+        while True:  # a chunk at a time; whole prompts until none waits for another one
             if self._reader is not None:
                 self._reader.read(self._feed, self._find_row)
             self._planned = self._feed.plan()
@@ -284,7 +285,8 @@ class WindowScheduler(Scheduler):
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
-        most = most if at_once is None else min(most, at_once)
+        if at_once is not None:
+            most = min(most, at_once)
         before = [model.get_row_inputs() for model, _ in self._inputs]
         places = expand_rows(
             self.indices(), self.whole.batch, self.whole.branches, self.whole.tokens.device
@@ -298,7 +300,7 @@ class WindowScheduler(Scheduler):
             model.select_rows(before[k], None)  # captured steps read these very tensors
             self._inputs[k] = model, joined
         n_more = self.n_waiting - (n_slots - self.n_open)
-        if n_more > 0:
+        if n_more > 0:  # new batch slots begin as copies of the first
             self._keep(run, [*range(n_slots), *[0] * n_more])
 
     def _find_row(self, row: int, branch: int) -> int:

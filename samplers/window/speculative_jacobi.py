@@ -91,12 +91,11 @@ class SpeculativeJacobi(WindowPolicy):
             together, which accepts more; for independent drafts that nothing corrects.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
-    Loses: where the same seed must give the same image as the plain loop, as its images depend on
-    the window; "independent" redraws all that is far to the right, so that wide windows buy little;
-    `rising` lost on `scenes` (4.9 tokens a pass fall to 4.1 at 0.3), "block" makes 3.6 of SJD's 2.9
-    and less than "maximal".
-    Figures: `scenes`, window 32, guidance 1: 4.7 tokens a pass ("maximal"), 4.6 ("gumbel"), 2.9
-    ("independent"); `Jacobi` 4.5.
+    Loses: where the same seed must give the plain loop's image; "independent" redraws all that is
+    far to the right, so that wide windows buy little; `rising` lost on `scenes` (4.9 tokens a pass
+    fall to 4.1 at 0.3).
+    Figures: `scenes`, window 32: 4.7 tokens a pass ("maximal"), 4.6 ("gumbel"), 2.9 ("independent",
+    3.6 with "block"); `Jacobi` 4.5.
     """
 
     window: int = 32

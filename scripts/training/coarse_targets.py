@@ -119,7 +119,7 @@ def open_target(args: argparse.Namespace) -> Target:
 
 def _open_pictures(args: argparse.Namespace) -> Target:
     """A model of images, or one whose clips begin with a prompt."""
-    from mmaccel.loading import open_clip_pipeline, open_pipeline
+    from mmaccel.loading import open_pipeline, open_with_parts
     from mmaccel.options import LoadOptions
     from mmaccel.pipelines.models.scenes import WordImages
     from mmaccel.pipelines.text_to_image.model import choose_params
@@ -135,7 +135,7 @@ def _open_pictures(args: argparse.Namespace) -> Target:
         if args.prompts is None and isinstance(model, WordImages):
             prompts = make_captions(_CAPTIONS_SEED, range(10_000))
     else:
-        pipe = open_clip_pipeline(args.model, load)
+        pipe = open_with_parts("TextToVideo", args.model, load)
         model = pipe.clip_model
         neighbours, prompts = VIDEO_NEIGHBOURS, _need_prompts(args, "one caption")
 

@@ -9,6 +9,8 @@ import pytest
 from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import N_ITEMS, Command, lines, whole_of
 
+pytestmark = pytest.mark.slow
+
 # kills the process at the n-th record: before its file has a name, between both, or amid its line
 KILL = """
 import os
@@ -30,11 +32,11 @@ def noted(self, record):
 os.replace, Manifest.append = whole, noted
 """
 MOMENTS = [  # clips and speech have a JSON file beside each item
-    pytest.param("images", "mid-item", marks=pytest.mark.slow),
-    pytest.param("images", "between", marks=pytest.mark.slow),
+    ("images", "mid-item"),
+    ("images", "between"),
     ("images", "mid-line"),
-    pytest.param("clips", "mid-item", marks=pytest.mark.slow),
-    pytest.param("speech", "between", marks=pytest.mark.slow),
+    ("clips", "mid-item"),
+    ("speech", "between"),
 ]
 
 

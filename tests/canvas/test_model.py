@@ -1,4 +1,4 @@
-"""A decoder as a denoiser: which caches change no token and no logit, and which do."""
+"""A decoder as a denoiser: which caches change no token and no logit, and how much they compute."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
-from tests.fixtures.canvas import MASK, PROMPTS, masked, run
+from tests.fixtures.canvas import MASK, PROMPTS, Recorded, decode, masked, run
+from tests.fixtures.joints import families
+from tests.fixtures.kv_reference import KVReference
+from tests.fixtures.tiny_lms import VOCAB
 from tests.matrix.cells import every
 
 LENGTH, BLOCK = 8, 4
@@ -65,7 +71,7 @@ def test_a_plan_that_refreshes_always_is_none(name: str, shift: int) -> None:
         assert same_logits(model, plain)
 
 
-@pytest.mark.parametrize("refresh", [None, 2])
+@pytest.mark.parametrize("refresh", [*every(2, [2, None])])
 @pytest.mark.parametrize(("block", "part"), [*every(2, [(6, 2), (4, 2)])])
 @pytest.mark.parametrize("shift", [*every(2, [1, 0])])
 def test_sub_blocks_are_a_dual_cache_that_keeps_completed_blocks(
@@ -102,7 +108,7 @@ def test_stale_plans_are_stale(plan: CachePlan) -> None:
     assert (made.stats.positions or 0) <= model.tokens_processed < plain.tokens_processed
 
 
-@pytest.mark.parametrize("cache", ["none", "dual", "block"])
+@pytest.mark.parametrize("cache", [*every(3, ["none", "dual", "block"])])
 def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: str) -> None:
     model = masked(block=BLOCK)
     longest = max(map(len, PROMPTS))
@@ -112,3 +118,97 @@ def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: 
     with pytest.raises(OptionError):
         run(policy, model, 100)
     assert model.passes == 0
+
+
+# How much a plan computes, when it computes everything anew, and how far a pass attends.
+
+
+class Counted(KVReference):
+    """Records the entries of every pass, and how many cache indices they attend to."""
+
+    def __init__(self) -> None:
+        joint = families(6, 3)["markov"]  # six slots behind a prompt of one token
+        super().__init__(0.02 / 3**6 + 0.98 * joint)
+        self.widths: list[int] = []
+        self.n_read: list[int] = []
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        self.widths.append(entries.tokens.shape[1])
+        self.n_read.append(int(entries.reads[0, 0].sum()))
+        return super().forward(entries)
+
+
+@pytest.mark.parametrize(
+    "kind, block, refresh, widths",
+    [
+        ("dual", None, None, [7, 6, 6, 6, 6, 6]),
+        ("dual", None, 2, [7, 6, 7, 6, 7, 6]),  # counted from the last refresh, not the first
+        ("dual", None, 3, [7, 6, 6, 7, 6, 6]),
+        ("dual", None, 4, [7, 6, 6, 6, 7, 6]),
+        ("dual", 3, None, [7, 3, 3, 7, 3, 3]),
+        ("dual", 3, 2, [7, 3, 7, 7, 3, 7]),  # and counted anew in every block
+        ("dual", 2, 2, [7, 2, 7, 2, 7, 2]),
+        ("prefix", 3, 2, [7, 6, 7, 7, 3, 7]),
+        ("vicinity", 3, 2, [7, 5, 7, 7, 4, 7]),
+        ("dual", None, 1, [7, 7, 7, 7, 7, 7]),
+    ],
+)
+def test_entries_of_every_pass_by_hand(
+    kind: str, block: int | None, refresh: int | None, widths: list[int]
+) -> None:
+    """Refreshes compute 1 + 6 columns; a vicinity of one is of the prompt and the second block
+    while the first is active, then of the first block.
+    """
+    model = Counted()
+    plan = CachePlan(kind, margin=1, refresh=refresh)
+    made = decode(Stepwise("left", block, plan), model, 6)
+    assert model.widths == widths and made.stats.positions == sum(widths)
+
+
+@pytest.mark.parametrize(
+    "far, n_read",
+    [(0, [3, 3, 5, 5, 7, 7]), (1, [4, 4, 6, 6, 7, 7]), (3, [6, 6, 7, 7, 7, 7]), (None, [7] * 6)],
+)
+@pytest.mark.parametrize("kind", ["none", "prefix", "dual", "vicinity"])
+def test_how_many_slots_a_pass_attends_to_after_its_block(
+    kind: str, far: int | None, n_read: list[int]
+) -> None:
+    """The prompt's token, slots before the block's end, and `far` more."""
+    model = Counted()
+    decode(Stepwise("left", 2, CachePlan(kind, margin=0, far=far)), model, 6)
+    assert model.n_read == n_read
+
+
+# Models of uniform corruption, whose open slots hold random tokens.
+
+
+def test_every_token_may_be_drawn_and_may_be_in_open_slots() -> None:
+    """No id is reserved for open slots."""
+    shown: list[torch.Tensor] = []
+
+    class Watched(Recorded):
+        def forward(self, entries: Any) -> torch.Tensor:
+            shown.append(entries.tokens[:, -LENGTH:].clone())
+            return super().forward(entries)
+
+    model = Watched(masked().model, None)
+    shown.clear()  # its self-check
+    prompts = [[5, 9, 7]] * 40
+    made = run(Stepwise("left"), model, LENGTH, temperature=9.0, prompts=prompts)
+    assert bool((made.tokens == MASK).any()) and int(made.tokens.max()) < VOCAB
+    assert [len(noise.unique()) for noise in shown[:1]] == [VOCAB]
+    for done, canvas in enumerate(shown):
+        assert torch.equal(canvas[:, :done], made.tokens[:, :done])
+    changed = [(a != b)[:, 1:] for a, b in zip(shown, shown[1:], strict=False)]
+    assert all(float(part[:, k:].float().mean()) > 0.9 for k, part in enumerate(changed[:-1]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_cache_of_a_block_causal_model_is_exact(temperature: float) -> None:
+    """A block is cached once it is full, when none of its tokens is random."""
+    plain = run(Stepwise(), masked(mask_token=None, block=4), LENGTH, temperature)
+    for policy in (Stepwise(cache="block"), LosslessUnmask(4, cache="block"), LosslessUnmask(4)):
+        made = run(policy, masked(mask_token=None, block=4), LENGTH, temperature)
+        assert torch.equal(made.tokens, plain.tokens) and made.stats.exactness == "bitwise"
+        if policy == Stepwise(cache="block"):
+            assert made.stats.positions < plain.stats.positions

@@ -137,17 +137,16 @@ def test_logits_are_padded_where_there_is_a_structural_token(
     assert made[0].shape == (1, 2, 16 + n_pads)
 
 
-@pytest.mark.parametrize("kind", ["classes", "text"])
-def test_llamagen_attends_by_the_kernel(kind: str) -> None:
+def test_llamagen_attends_by_the_kernel() -> None:
     made = {}
     for attention in ("model", "kernel"):
-        window, prompt = open_llamagen(kind, True, attention)
+        window, prompt = open_llamagen("text", True, attention)
         made[attention] = decode(window, prompt, 16, guidance_scale=2.0).tokens
         assert (window.attention_reason == "") == (attention == "kernel")
     assert made["kernel"].equal(made["model"])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_long_prompt_is_attended_to_without_a_mask(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

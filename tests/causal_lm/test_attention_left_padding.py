@@ -115,22 +115,6 @@ def test_a_model_with_the_same_configuration_is_left_alone() -> None:
     assert torch.allclose(logits[seen], own[seen], rtol=0, atol=1e-5)
 
 
-def test_sinks_are_refused() -> None:
-    import transformers as hf
-
-    torch.manual_seed(7)
-    config = hf.GptOssConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=8,
-        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1,
-        max_position_embeddings=64, pad_token_id=0,
-    )  # fmt: skip
-    model = hf.GptOssForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    assert "attention sinks" in reason_of(model)
-    assert run(model).equal(run(model, "model"))
-
-
 def test_refusals_say_why() -> None:
     window = ImageGPT().wrap(build_model("imagegpt"))
     window.attention = "kernel"

@@ -26,12 +26,12 @@ def check(model: Any) -> None:
     check_windows(model, CausalLMWindow(model))
 
 
-def build_gpt_neo() -> Any:
+def build_gpt_neo(**changes: Any) -> Any:
     """GPT-Neo, which builds a causal mask of its own from the cache's length."""
     import transformers as hf
 
     torch.manual_seed(7)
-    return hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**_NEO)).eval()
+    return hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**(_NEO | changes))).eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -160,18 +160,7 @@ def build_lm_on_the_cpu() -> Any:
 
 def test_attention_that_is_local_by_the_length_of_the_cache_runs_the_original() -> None:
     """GPT-Neo's local layers: right on nine tokens, other tokens after their window."""
-    import transformers as hf
-
-    torch.manual_seed(3)
-    config = hf.GPTNeoConfig(
-        vocab_size=40, hidden_size=32, num_layers=2, num_heads=4, window_size=16,
-        attention_types=[[["global", "local"], 1]], max_position_embeddings=64, bos_token_id=1,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    model: Any = hf.GPTNeoForCausalLM(config).eval()
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.3)
+    model = build_gpt_neo(window_size=16, eos_token_id=None)
     ids, options = torch.tensor([[1, 2, 3]]), {"max_new_tokens": 40, "do_sample": False}
     own = model.generate(ids, **options)
     with mmaccel.attach(model, "jacobi", seed=1) as run, pytest.warns(UserWarning):

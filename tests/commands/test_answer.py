@@ -61,6 +61,7 @@ def test_the_answer_is_the_pipelines(model: Path, files: list[str], capsys: Any)
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_policies_and_seeds_reach_the_pipeline(model: Path, files: list[str], capsys: Any) -> None:
     def ask(*options: object) -> Any:
         assert run(model, files[0], QUESTION, *options) == 0
@@ -78,6 +79,7 @@ def test_policies_and_seeds_reach_the_pipeline(model: Path, files: list[str], ca
     assert len({ask("--temperature", 3, "--seed", seed)[0] for seed in range(3)}) > 1
 
 
+@pytest.mark.slow
 @reduces
 def test_compare_answers_both_and_draws_what_stays(
     model: Path, files: list[str], capsys: Any

@@ -98,6 +98,7 @@ def test_four_rows_at_two_scales(
     assert len(lines) == 4 and "| reference |" in lines[0] and "old" not in table
 
 
+@pytest.mark.slow
 def test_a_first_row_that_cannot_be_is_replaced(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

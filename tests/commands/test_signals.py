@@ -11,6 +11,8 @@ from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import Command
 from tests.fixtures.tiny_model import CAPTIONS
 
+pytestmark = pytest.mark.slow
+
 # sends the signals of `during` while the third image is written, and those of `after` while the
 # command ends
 SEND = """
@@ -38,13 +40,7 @@ def command(tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     ("during", "after"),
-    [
-        ([TERM], [HUP]),
-        *(
-            pytest.param(during, after, marks=pytest.mark.slow)
-            for during, after in (([INT], []), ([TERM], []), ([HUP], []), ([INT], [INT] * 2))
-        ),
-    ],
+    [([INT], []), ([TERM], []), ([HUP], []), ([TERM], [HUP]), ([INT], [INT] * 2)],
 )
 def test_a_signal_ends_a_run_in_words(
     forker: Forker, command: Command, during: list[int], after: list[int]
@@ -60,7 +56,6 @@ def test_a_signal_ends_a_run_in_words(
     assert len(command.files) == 3
 
 
-@pytest.mark.slow
 def test_a_signal_at_the_very_end_changes_nothing(forker: Forker) -> None:
     """Python resets handlers before it frees modules, which takes about a second with torch."""
     before = f"""
@@ -75,7 +70,6 @@ sys.modules["late"].late = Late()
     assert child.wait() == 0 and child.printed()[1] == ""
 
 
-@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_stops_nothing(forker: Forker, command: Command) -> None:
     before = f"import signal; signal.signal({HUP}, signal.SIG_IGN)\n"
     before += SEND.format(during=[HUP], after=[])

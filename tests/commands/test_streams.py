@@ -11,6 +11,8 @@ import pytest
 from tests.fixtures.forking import Forker
 from tests.fixtures.jobs import N_ITEMS, Command, records
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 1 << 20  # bytes; a file of this size is full, which stands in for a full disk
 
 
@@ -45,7 +47,6 @@ def test_a_full_stdout_is_said_and_no_traceback(forker: Forker, full: Path) -> N
     assert line.startswith("mmaccel: stdout: expected space for the result, received: ")
 
 
-@pytest.mark.slow
 def test_a_job_without_space_for_its_events(forker: Forker, command: Command, full: Path) -> None:
     arguments = command.arguments(*command.prompts())
     child = forker.start(*arguments, "--json-stream", stdout=full, limit=LIMIT)
@@ -57,7 +58,6 @@ def test_a_job_without_space_for_its_events(forker: Forker, command: Command, fu
     assert child.wait() == 0 and json.loads(child.printed()[0])["data"]["items"] == N_ITEMS
 
 
-@pytest.mark.slow
 def test_a_closed_stderr_ends_no_job(forker: Forker, command: Command) -> None:
     arguments = command.arguments(*command.prompts(), "--json-stream")
     child = forker.start(*arguments, closed=["stderr"])
@@ -67,7 +67,6 @@ def test_a_closed_stderr_ends_no_job(forker: Forker, command: Command) -> None:
     assert [record["status"] for record in records(command.out)] == ["ok"] * N_ITEMS
 
 
-@pytest.mark.slow
 def test_a_job_whose_reader_goes_ends_and_can_go_on(
     forker: Forker, command: Command, tmp_path: Path
 ) -> None:

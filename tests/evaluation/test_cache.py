@@ -161,6 +161,7 @@ def test_other_weights_and_other_models(tmp_path: Path) -> None:
         open_model("scenes-vqa", "cpu", torch.float32)
 
 
+@pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, capsys: Any) -> None:
     folder, file = save_recall(tmp_path / "own"), tmp_path / "r.json"
     methods = "snapkv:window=4,h2o,x-attention:block=4:stride=2:first_layer=0"
@@ -174,6 +175,7 @@ def test_a_whole_run(tmp_path: Path, capsys: Any) -> None:
     assert f"{report['questions']} questions of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_suite_asks_what_its_texts_say() -> None:
     asked = draw_suite(12)
     assert draw_suite(12) == asked and len(asked) == 12 * len(TASKS)

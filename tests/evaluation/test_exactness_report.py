@@ -230,6 +230,7 @@ def test_features_of_other_images_break_a_guarantee() -> None:
     assert few.figures["least"] == 2 / 2**6 and few.figures["power"] is None
 
 
+@pytest.mark.slow
 def test_features_compare_images_of_seeds_that_no_other_run_has(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

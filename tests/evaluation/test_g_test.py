@@ -78,6 +78,7 @@ def test_a_right_sampler_is_rejected_as_often_as_the_level_says() -> None:
     assert share == pytest.approx(0.01, abs=0.0025)
 
 
+@pytest.mark.slow
 def test_power_against_simulation() -> None:
     """The worst distribution at its total variation: every cell off by the same share."""
     model = torch.full((10,), 0.1)

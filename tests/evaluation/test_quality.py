@@ -45,6 +45,7 @@ def test_fewer_items_than_features() -> None:
     assert frechet_distance(a + 1e6, b + 1e6) == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 6])
 def test_the_floor_is_the_mean_over_all_splits(n: int) -> None:
     items = np.array([0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 11.0, 12.0])
@@ -57,6 +58,7 @@ def test_the_floor_is_the_mean_over_all_splits(n: int) -> None:
     assert found == pytest.approx(np.mean(every), abs=5 * np.std(every) / 4000**0.5)
 
 
+@pytest.mark.slow
 def test_more_items_than_a_block_holds() -> None:
     """The sums of all pairs of 2500 items, from their powers: (x y + 1)^3 at width 1."""
     rng = np.random.default_rng(0)
@@ -98,6 +100,7 @@ class Extractor(torch.nn.Module):
         return (images.flatten(1).double() / 255 @ self.weight).tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(60, 44), (9, 11)], ids=str)
 def test_distances_are_torchmetrics_own(sizes: tuple[int, int]) -> None:
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")

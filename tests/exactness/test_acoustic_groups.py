@@ -289,17 +289,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        *every(
-            3,
-            [
-                ("plain", {"coupling": "independent", "drafts": "random"}),
-                ("hot, top-k", {}),
-                ("top-p", {"coupling": "gumbel", "drafts": "left"}),
-            ],
-        )
+        ("plain", {"coupling": "independent", "drafts": "random"}),
+        ("hot, top-k", {}),
+        ("top-p", {"coupling": "gumbel", "drafts": "left"}),
     ],
 )
 def test_groups_are_drawn_as_the_model_says(
@@ -432,6 +428,7 @@ def test_sequences_of_groups_are_exact_where_groups_depend_on_groups(policy: Pol
     assert tokens.p_value < LEVEL, tokens
 
 
+@pytest.mark.slow
 def test_sequences_of_groups_are_not_exact_where_groups_depend_on_codes() -> None:
     """The same vectors, of a language in which the next group depends on tokens."""
     groups, _ = measure_sequences(AcousticGroups(4, radius=0.5), Vectors(APART))

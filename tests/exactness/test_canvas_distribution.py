@@ -77,6 +77,7 @@ def test_one_slot_chosen_before_it_is_drawn_is_exact(order: str, block: int | No
         assert variation(found.joint, joint) < 1e-9
 
 
+@pytest.mark.slow
 def test_one_slot_chosen_by_what_was_drawn_is_not_exact() -> None:
     every = [enumerated(Stepwise("sampled"), joint) for joint in JOINTS.values()]
     assert all(found.sees_draws for found in every)

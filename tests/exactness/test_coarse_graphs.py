@@ -52,6 +52,7 @@ def source(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Coarse:
     return make_coarse(model, tmp_path_factory.mktemp("coarse"))
 
 
+@pytest.mark.slow
 def test_the_adaptive_window(model: Any, source: Coarse) -> None:
     """Every width is captured once, and a sweep reads what a pass of another width recorded."""
     cache, window, widths = GraphCache(), CausalLMWindow(model), []

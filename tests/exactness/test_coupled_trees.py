@@ -122,7 +122,8 @@ def test_at_temperature_0_the_tokens_are_the_plain_loops(mild: Coarse) -> None:
         assert_same(decode(mild, Comb(4, 2), options), plain)
 
 
-@pytest.mark.parametrize("batching", [*every(2, [None, mmaccel.ContinuousBatching(2)])], ids=repr)
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", [None, mmaccel.ContinuousBatching(2)], ids=repr)
 def test_a_row_alone_has_its_tokens(batching: Any, mild: Coarse) -> None:
     """Also where others are in their tenth pass while it is in its first."""
     whole = decode(mild, TREES[1], batching=batching)

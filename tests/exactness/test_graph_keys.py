@@ -83,6 +83,7 @@ def test_another_key_is_captured_anew(
     check(CALLS[1], cache, model, 0)  # the first key is still there
 
 
+@pytest.mark.slow
 def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any) -> None:
     """A graph reads a table of `Frames` by its address, and equal layouts of later calls come and
     go. The records are put out of the way, since they hold tensors as no graph does.

@@ -95,7 +95,7 @@ CELLS = [  # each policy in two settings
 ]
 
 
-@pytest.mark.parametrize(("policy", "name"), [*every(6, CELLS)], ids=repr)
+@pytest.mark.parametrize(("policy", "name"), [*every(8, CELLS)], ids=repr)
 def test_the_distribution(policy: Policy, name: str) -> None:
     assert_exact(policy, SETTINGS[name])
 
@@ -159,6 +159,7 @@ def accept_phrases(p: Tensor, q: Tensor, drafts: Tensor, coins: Tensor) -> tuple
     return kept, None
 
 
+@pytest.mark.slow
 def test_phrases_accepted_by_the_product_of_their_ratios_are_biased() -> None:
     assert_rejected(Phrases(4, "independent"), PLAIN)
 
@@ -170,6 +171,7 @@ class Confident(SpeculativeJacobi):
     least: float = 0.4
 
 
+@pytest.mark.slow
 def test_keeping_drafts_by_their_confidence_alone_is_biased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -188,6 +190,7 @@ def test_keeping_drafts_by_their_confidence_alone_is_biased(
     assert_rejected(Confident(4, "independent"), PLAIN)
 
 
+@pytest.mark.slow
 def test_extrapolated_drafts_recorded_as_if_they_were_not_are_biased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,6 @@ from tests.exactness.bitwise_runs import GRID
 from tests.exactness.bitwise_runs import run as decode
 from tests.fixtures.toy_distribution import Setting, assert_rejected, measure
 from tests.fixtures.toy_models import sample
-from tests.matrix.cells import every
 
 TWO_ROWS = Setting(grid=Grid(rows=2, width=3, vocab_size=3))
 FAR = 99  # columns: more than a row has
@@ -100,7 +99,8 @@ def spent_of(policy: RowParallel, rows: int = 4000) -> float:
     return made.stats.total_variation / rows
 
 
-@pytest.mark.parametrize("drafts", [*every(2, ["neighbour", "random"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("drafts", ["neighbour", "random"])
 def test_the_distribution_moves_by_no_more_than_is_reported(drafts: str) -> None:
     policy = RowParallel(6, 0, drafts)
     assert_rejected(policy, TWO_ROWS)  # so that there is something to report

@@ -57,7 +57,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "rule", "tree"), [*every(6, CELLS)], ids=repr)
+@pytest.mark.parametrize(("name", "rule", "tree"), [*every(99, CELLS)], ids=repr)
 def test_the_distribution(name: str, rule: SiblingRule, tree: Any) -> None:
     assert_exact(policy(name, rule, tree), setting(name))
 

@@ -120,7 +120,9 @@ def test_evicting_runs_capture_graphs_of_their_own(number: int, method: Any) -> 
     assert_captured(policy, [n_captures] * 3, kv_cache=method)
 
 
-@pytest.mark.parametrize(("method", "late"), [(RAAS, 0), (ROUNDS[0], 1)])
+@pytest.mark.parametrize(
+    ("method", "late"), [(RAAS, 0), pytest.param(ROUNDS[0], 1, marks=pytest.mark.slow)]
+)
 def test_rounds_begin_before_the_next_boundary_at_the_latest(
     method: CacheMethod, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,19 +136,19 @@ def test_rounds_begin_before_the_next_boundary_at_the_latest(
     assert not all(same) if late else all(same)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_packed_entries_that_kernels_read(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_entries_that_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_model, "find_reason", lambda window: "")
     method = mmaccel.QuantizedCache(group=6, residual=5)
-    assert_captured(policy, [1, 1, 1], kv_cache=method)
+    assert_captured(POLICIES[1], [1, 1, 1], kv_cache=method)
 
 
 TREE = mmaccel.Jacobi(window=5, drafts="token-recycling", tree=mmaccel.Comb(branches=2, length=3))
 SNAPKV = mmaccel.SnapKV(budget=12, window=4)
 BESIDE: dict[str, tuple[Any, list[int], dict[str, Any]]] = {  # policy, captures, options
     # whose logits are the first pass's, which is no graph
-    "a prompt that the model processes": (POLICIES[1], [1, 0, 0], {"embeds": True}),
-    "such a prompt, and blocks": (POLICIES[1], [1, 0, 0], {"embeds": True, "attention": QUEST}),
+    "a prompt that the model processes, and blocks": (
+        POLICIES[1], [1, 0, 0], {"embeds": True, "attention": QUEST},
+    ),
     "eviction and blocks": (
         POLICIES[1], [1, 1, 1],
         {"kv_cache": SNAPKV, "attention": mmaccel.Quest(budget=0.4, block=4, first_layer=0)},
@@ -167,6 +169,7 @@ def test_rows_that_read_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_captured(POLICIES[1], [1, 1, 1], share_prefix=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["summaries", "choices"])
 def test_what_another_run_has_left_is_seen(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quest = mmaccel.Quest(budget=0.3, block=4, first_layer=0)

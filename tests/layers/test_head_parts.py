@@ -90,8 +90,7 @@ SPLITTING = (
 )
 
 
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("method", SPLITTING, ids=repr)
+@pytest.mark.parametrize(("method", "fused"), [*zip(SPLITTING, (True, False, True))], ids=repr)
 def test_bytes_are_what_is_allocated(method: Any, fused: bool) -> None:
     """The memory of the full cache is gone, and passes allocate none."""
     model, rows = build_lm("llama"), draw_rows(64, 64)

@@ -114,7 +114,7 @@ TABLES = (
     ("prompt,n\nx,1\ny\n", "line 3: expected 2 cells … an empty one takes"),
     ('prompt\n"x\n', "expected CSV"),
 )
-LOADERS = ("open_pipeline", "open_with_parts", "open_clip_pipeline")
+LOADERS = ("open_pipeline", "open_with_parts")
 
 
 @pytest.fixture(autouse=True)

@@ -104,6 +104,12 @@ def test_seed_item_slot_stream_and_step_all_matter() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
+def test_greedy_needs_no_noise() -> None:
+    noise, slots = Noise.from_seed(3, 2), torch.tensor([[0, 1], [5, 2]])
+    assert noise.frozen(slots, 7, 0.5).equal(noise.gumbel(slots, 7))
+    assert noise.frozen(slots, 7, 0.0).equal(torch.zeros(2, 2, 1))
+
+
 def test_none_and_minus_one_draw_a_seed_below_32_bits() -> None:
     torch.manual_seed(5)
     drawn = [choose_seed(None), choose_seed(-1), *choose_seed([None, -1])]  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmaccel import (
+    Grid,
     Jacobi,
     Noise,
     Prompt,
@@ -64,6 +65,23 @@ def test_tokens_and_positions_of_ragged_rows() -> None:
     made = run.finish()
     assert made.tokens.tolist() == [[7, 8, 9, 4, 6, 2], [5, 6, 8, 1, 3, 0]]
     assert made.lengths.tolist() == [6, 6]
+
+
+def test_a_prompt_of_one_token_needs_no_pass_of_its_own() -> None:
+    model = Recorder([0.0] * 10)
+    run = begin(model, make_prompt([[4], [5]]))
+    assert model.calls == [] and run.stats.prefill_passes == 0
+    assert begin(model, make_prompt(ROWS)).stats.prefill_passes == 1
+
+
+def test_forced_tokens_are_drafted_as_themselves() -> None:
+    grid = Grid(rows=2, width=1, vocab_size=10, row_end=9)
+    model = Recorder([0.0] * 10)
+    run = begin(model, make_prompt(ROWS, layout=grid), policy=Jacobi(4))
+    drafts = run.write_drafts(torch.tensor([[5, 6, 7], [5, 6, 7]]))
+    assert drafts.tolist() == [[5, 9, 7], [5, 9, 7]]
+    run.forward()
+    assert model.calls[1][0] == [[3, 5, 9, 7], [4, 5, 9, 7]]
 
 
 def test_counting() -> None:

@@ -78,7 +78,6 @@ def read_facts(file: Path) -> dict[str, Any]:
 
 
 def _parse(text: str | bytes | None) -> dict[str, Any]:
-    """A JSON object; empty of anything else."""
     try:
         facts = parse_json(text) if text else {}
     except ValueError:

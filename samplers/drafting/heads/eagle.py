@@ -264,8 +264,8 @@ class EagleDrafter(HeadDrafter):
         return drafts
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
-        """The head's likeliest tokens, with its confidence; with noise of the slots in the order in
-        which it prefers them.
+        """The head's likeliest tokens with its confidence, in the order in which noise prefers
+        them.
         """
         if self._tree is None:
             return None

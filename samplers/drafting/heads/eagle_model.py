@@ -284,8 +284,8 @@ FOLDER = Schema(
 
 
 def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> None:
-    """Write an EAGLE 3 head without embeddings of its own in the layout of its authors, float16;
-    `card` goes into `config.json` beside the sizes.
+    """Write an EAGLE 3 head in the layout of its authors, float16; `card` goes into
+    `config.json`.
     """
     sizes = asdict(model.config)
     layers = sizes.pop("aux_layers")
@@ -308,12 +308,8 @@ def save_eagle(model: EagleModel, folder: str | Path, card: dict[str, Any]) -> N
 def load_eagle(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> EagleModel:
-    """Read a head for a large model of `n_layers`, whose input embeddings and output matrix are
+    """Read a head for a large model of `n_layers`, whose embeddings and output matrix are
     `[V, D]`.
-
-    Raises:
-        OptionError: no such files, or a head of another model.
-        UnsupportedModelError: files that do not belong together, or another architecture.
     """
     opened = open_folder(FOLDER, folder)
     config = _fit(opened, embedding, n_layers)

@@ -42,13 +42,12 @@ def make_head(
     work: Path | None = None,
     facts: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train a head for a causal LM on its device, write it into `out` and return its card.
+    """Train a head for a causal LM on its device, write it into `out` and return its card of
+    `facts`.
 
-    `facts` are of the card; the state of the training is kept in `work`, or else in `out/work`.
-
-    Raises:
-        OptionError: too few texts, a state of another head, or a layer, a number of tokens or a
-            length that the model does not have.
+    The state of the training is kept in `work`, or else in `out/work`. OptionError: too few texts,
+    a state of another head, or a layer, a number of tokens or a length that the model does not
+    have.
     """
     model.requires_grad_(False)
     _check_sizes(model, plan)
@@ -247,9 +246,9 @@ def _attend(rounds: Sequence[Entries]) -> Tensor:
     scores = [(queries @ first_keys.mT).masked_fill(~seen, float("-inf"))]
     values = []
     for i in range(1, last + 1):
-        keys, own = (_move(x.transpose(1, 2), last - i) for x in heads[i])
+        keys, moved = (_move(x.transpose(1, 2), last - i) for x in heads[i])
         scores.append((queries * keys).sum(-1, keepdim=True))
-        values.append(own)
+        values.append(moved)
     weights = torch.cat(scores, -1).float().softmax(-1).to(queries.dtype)
     attended = weights[..., :length] @ first_values
     for i, own in enumerate(values):

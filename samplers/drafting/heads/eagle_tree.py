@@ -53,9 +53,7 @@ class HeadTree:
         self._sees = is_above.expand(rows, -1, -1)  # [B, m, m], of its path, itself included
 
     def read(self, paths: Paths) -> Tensor:
-        """States `[B, n, C]` of the head after paths, of each of which all but the last draft was
-        read before.
-        """
+        """States `[B, n, C]` after paths whose drafts but the last one were read before."""
         drafts = cut_paths(paths)  # [B, n, depth]
         rows = torch.arange(len(drafts), device=drafts.device)[:, None]
         last = (paths.depths - 1).clamp(min=0)[..., None]

@@ -70,12 +70,8 @@ def tokens_before(tokens: Tensor, first: Tensor, n: int) -> Tensor:
 
 def find_suffix(tokens: Tensor, filled: Tensor, reach: int) -> tuple[Tensor, Tensor]:
     """Where the longest suffix of up to `reach` tokens before column `filled` `[B, 1]` stood
-    before, the latest occurrence of it.
-
-    Returns:
-        The column `[B, 1]` of what followed, that of the last token where it never did; and how
-            many
-        tokens agree, `[B]` int64.
+    before, the latest time: the column `[B, 1]` of what followed (that of the last token where it
+    never did), and how many tokens agree, `[B]`.
     """
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     texts = Texts(tokens, columns, columns.where(columns < filled, -1))
@@ -114,9 +110,7 @@ def find_contexts(
 def vote(
     texts: Texts, contexts: Contexts, m: int, vocab_size: int, otherwise: Tensor | None = None
 ) -> Children:
-    """What followed the longest suffixes of contexts, the candidates that most of up to m
-    occurrences say; `otherwise` `[B, n]` where there is none, or the token before.
-    """
+    """What followed the longest suffixes of contexts, by up to m occurrences; else `otherwise`."""
     indices, is_there, _ = find_contexts(texts, contexts.last, m)
     tokens = texts.tokens.gather(1, indices.flatten(1)).view_as(indices)
     if otherwise is None:
@@ -150,9 +144,7 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
 
 
 def order_by_noise(candidates: Children, noise: Tensor, depths: Tensor, k: int) -> Children:
-    """The k candidates that the noise of their draft slots (`depths` `[B, n]`) prefers, and how
-    likely each is then right.
-    """
+    """The k candidates that noise prefers, and how likely each is then right."""
     values = candidates.log_probs + _take(noise, depths, candidates.tokens)
     best = values.sort(dim=-1, descending=True, stable=True)
     share = candidates.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all

@@ -40,7 +40,8 @@ _OCCURRENCES = 8
 
 @dataclass(frozen=True)
 class Lookahead(CandidateSource):
-    """N-grams of the trajectory of guesses, and behind them the last guesses.
+    """N-grams that successive guesses of a window have run through, and behind them the last
+    guesses.
 
     Args:
         ngram: N, tokens of an n-gram; as many passes make one.

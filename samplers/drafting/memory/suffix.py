@@ -53,8 +53,8 @@ class Suffix(DraftSource):
     def open(self, run: OpenRun) -> Drafter:
         if self.token_cost is not None:
             return SuffixDrafter(self, self.make_tuner())
-        kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
-        return SuffixDrafter(self, keep(run.model, kind, self.make_tuner))
+        conditions = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
+        return SuffixDrafter(self, keep(run.model, conditions, self.make_tuner))
 
     def make_tuner(self) -> Tuner:
         return Tuner(_WIDTHS, self.token_cost, margin=1.1, risk=0.02, loan=4.0, stale=STALE)

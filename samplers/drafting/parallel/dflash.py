@@ -29,7 +29,8 @@ from mmaccel.samplers.drafting.states import LayerStates
 
 @dataclass(frozen=True)
 class DFlash(FolderHead):
-    """A draft source: a DFlash network in a folder.
+    """A DFlash network in a folder: a few layers over the large model's states, which draft a
+    window in one pass.
 
     Args:
         folder: holds `config.json` and `model.safetensors`.

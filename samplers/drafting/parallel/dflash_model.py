@@ -204,13 +204,7 @@ FOLDER = Schema("a DFlash network", DFlashConfig, "download it", find=_find_size
 def load_dflash(
     folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
 ) -> DFlashModel:
-    """Read a network for a large model of `n_layers`, whose input embeddings and output matrix are
-    `[V, C]`.
-
-    Raises:
-        OptionError: no such files, or a network of another model.
-        UnsupportedModelError: files that do not belong together, or another architecture.
-    """
+    """Read a network for a large model of `n_layers`, whose embeddings and output are `[V, C]`."""
     opened = open_folder(FOLDER, folder)
     config = opened.settings
     vocab_size, width = embedding.shape

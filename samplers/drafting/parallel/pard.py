@@ -33,7 +33,7 @@ _NAMES = ("pard_token", "ptd_token_id")
 
 @dataclass(frozen=True)
 class Pard(ModelSource):
-    """Drafts of a small model, all in one pass.
+    """Drafts of a small model, all in one pass over mask tokens.
 
     Args:
         model: a causal LM of transformers or a `TokenModel`, which was trained to read masks. Its

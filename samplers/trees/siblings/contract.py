@@ -108,9 +108,7 @@ def choose_in_turn(
 
 
 def take(chosen: Tensor, siblings: Tensor, rest: Tensor, redraws: Tensor) -> Choice:
-    """The chosen (`[R]` int64, -1 for none) of siblings `[R, K]`, or a token drawn from the weights
-    `rest` `[R, V]`.
-    """
+    """The chosen of siblings `[R, K]`, or a token drawn from the weights `rest` `[R, V]`."""
     drawn = draw(rest[:, None], redraws[:, None])[:, 0]
     accepted = siblings.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
     return Choice(chosen, torch.where(chosen >= 0, accepted, drawn))

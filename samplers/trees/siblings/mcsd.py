@@ -28,7 +28,7 @@ from mmaccel.samplers.trees.siblings.contract import (
 
 @dataclass(frozen=True)
 class MCSD(SiblingRule):
-    """With replacement, verified in turn.
+    """Siblings drawn with replacement, verified in turn against the residual.
 
     Loses: on peaked distributions, where a sibling is drawn twice.
     """

@@ -29,7 +29,7 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class RSD(SiblingRule):
-    """Without replacement; of two siblings none is the other. The default.
+    """Siblings drawn without replacement, accepted by recursive rejection. The default.
 
     Figures: four drafts of a peaked distribution: 0.984 accepted (`SpecTr` 0.926, `MCSD` 0.902; the
     most possible 1.000).

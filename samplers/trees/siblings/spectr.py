@@ -29,7 +29,7 @@ _HALVINGS = 24  # of the interval that holds gamma; float32 knows no more
 
 @dataclass(frozen=True)
 class SpecTr(MCSD):
-    """With replacement, by k-sequential selection.
+    """Siblings drawn with replacement, accepted by k-sequential selection.
 
     Loses: against `RSD` where the draft's distribution is peaked or unlike the target's.
     """
@@ -57,9 +57,7 @@ class SpecTr(MCSD):
 
 
 def solve_gamma(p_target: Tensor, p_draft: Tensor, n: Tensor) -> Tensor:
-    """The least gamma that is allowed, `[R, 1]`, for p and q `[R, V]` and each row's K `[R, 1]`;
-    see above.
-    """
+    """The least gamma that is allowed, `[R, 1]`, for p and q `[R, V]` and each row's K `[R, 1]`."""
     low = torch.ones_like(p_target[:, :1])
     high = n.clamp(min=1).to(low.dtype)
     for _ in range(_HALVINGS):
