@@ -91,6 +91,7 @@ def _qwen_image() -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow  # imports of diffusers
 def test_a_text_encoder_is_no_generator() -> None:
     pipe = _qwen_image()
     found = mmaccel.supports(pipe)

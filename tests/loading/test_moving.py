@@ -81,7 +81,7 @@ def are_there(pipe: Any) -> bool:
 # --- to -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", mostly_slow(EVERY, "words", "llamagen-t2i"))
+@pytest.mark.parametrize("family", mostly_slow(EVERY, "words"))
 def test_to_is_as_good_as_loading_there(find: Callable[[str], Path], family: str) -> None:
     """Moved after a run, whose cache, prompts and rows of the head were elsewhere. What is loaded
     there is not moved: its parts, as tokenizers of images, are opened on the device.

@@ -118,7 +118,7 @@ class GenerateService(Service):
     def sample(self, model: Any, *args: Any, **options: Any) -> Any:
         """`_sample` by the policy, or by the original where that cannot serve it."""
         arguments = dict(zip(_SAMPLE, args)) | options
-        loop = [arguments.get(name) for name in _SAMPLE]
+        loop: list[Any] = [arguments.get(name) for name in _SAMPLE]
         ids, processors, criteria, config, synced, streamer = loop
         others = {name: value for name, value in arguments.items() if name not in _SAMPLE}
         call = GenerateCall(
