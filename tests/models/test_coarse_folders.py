@@ -14,9 +14,9 @@ from mmaccel.pipelines.hosts.loading.sources import content_hash
 from mmaccel.samplers.drafting import coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
 from tests.fixtures.checkpoints import FAMILIES, SIZES, build_checkpoint, captions
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.media import MEDIA, SECONDS, TEXTS, build_media, image, open_media
 from tests.fixtures.tiny_lms import build_lm
-from tests.text_to_image.families import each
 
 WINDOW = 8
 
@@ -85,7 +85,7 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
         assert not drawn.stats.notes and coarse.opened_for(found.model)
 
 
-@pytest.mark.parametrize("kind", each(MEDIA, ["llasa"]))
+@pytest.mark.parametrize("kind", mostly_slow(MEDIA, "llasa"))
 def test_media_models_draft_with_the_coarse_model_in_their_folder(kind, tmp_path):
     folders = build_media(kind, tmp_path)
     pipe = open_media(kind, folders)

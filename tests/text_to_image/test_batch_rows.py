@@ -17,7 +17,7 @@ from mmaccel.batch.prompts import Row, make_items
 from mmaccel.batch.worker import Worker
 from mmaccel.pipelines.models import glm_image
 from tests.fixtures.checkpoints import captions
-from tests.text_to_image.families import each
+from tests.fixtures.lanes import mostly_slow
 
 Built = Callable[[str], Path]
 # the size at loading, and two others
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("family", each(OTHERS, ["emu3"]))
+@pytest.mark.parametrize("family", mostly_slow(OTHERS, "emu3"))
 def test_sizes_of_a_file_share_one_model(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

@@ -11,8 +11,8 @@ import torch
 import mmaccel
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
+from tests.fixtures.lanes import mostly_slow
 from tests.layers.test_llamagen import LargestValues
-from tests.text_to_image.families import each
 
 METHODS = {
     "llamagen-t2i": {"kv_cache": LargestValues(3), "attention": mmaccel.Quest(0.5, 4, 0)},
@@ -21,7 +21,7 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=each(METHODS, ["llamagen-t2i"]))
+@pytest.fixture(scope="module", params=mostly_slow(METHODS, "llamagen-t2i"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[str, TextToImage]:
     name: str = request.param
     folder: Path = tmp_path_factory.mktemp(name)

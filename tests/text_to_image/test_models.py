@@ -19,9 +19,9 @@ from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, LLAMAGEN_TEXTS, NUMBERS, SIZES, WORDS, captions
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.llamagen import Transformer
 from tests.fixtures.tiny_lms import PassCounter
-from tests.text_to_image.families import each
 
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
@@ -48,7 +48,7 @@ def opened(built: Callable[[str], Path]) -> Opener:
     return open_family
 
 
-@pytest.mark.parametrize("family", each(FAMILIES))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "janus", "imagegpt"))
 def test_pixels_of_a_batch_are_those_of_its_images(opened: Opener, family: str) -> None:
     pipe, seeds = opened(family), [5, 6, 7]
     made = pipe(captions(family), seed=seeds, policy=mmaccel.Jacobi(window=40))
@@ -60,7 +60,7 @@ def test_pixels_of_a_batch_are_those_of_its_images(opened: Opener, family: str) 
     assert len({tuple(row) for row in made.tokens.tolist()}) == 3
 
 
-@pytest.mark.parametrize("family", each(GUIDED))
+@pytest.mark.parametrize("family", mostly_slow(GUIDED, "janus", "imagegpt"))
 def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> None:
     pipe = opened(family)
     guided = pipe(captions(family), seed=2)
@@ -69,7 +69,9 @@ def test_without_guidance_no_second_branch_runs(opened: Opener, family: str) -> 
     assert not torch.equal(free.tokens, guided.tokens)
 
 
-@pytest.mark.parametrize("family", each(f for f in FAMILIES if f != "emu3"))
+@pytest.mark.parametrize(
+    "family", mostly_slow([each for each in FAMILIES if each != "emu3"], "janus", "imagegpt")
+)
 def test_negative_prompts_are_refused_where_the_authors_have_none(
     opened: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

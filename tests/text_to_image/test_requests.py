@@ -23,8 +23,8 @@ from mmaccel.pipelines.hosts.runner.engine import Engine
 from mmaccel.results import Stats
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.graph_replay import Replay
+from tests.fixtures.lanes import mostly_slow
 from tests.fixtures.tiny_model import CAPTIONS, break_weights, build_tiny, masked_beside_plain
-from tests.text_to_image.families import each
 
 Opener = Callable[[str], Path]
 
@@ -67,7 +67,7 @@ def test_neither_batch_slots_nor_order_affect_an_image(pipe: TextToImage) -> Non
     assert len({served.image.tobytes() for served in made.values()}) == 7
 
 
-@pytest.mark.parametrize("family", each(FAMILIES, ["llamagen-t2i"]))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llamagen-t2i"))
 def test_every_family_admits_requests_during_a_run(
     built: Opener, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
