@@ -97,7 +97,10 @@ def section(cls: Any, public: str, names: list[str]) -> str:
     file = Path(inspect.getfile(cls)).resolve().relative_to(ROOT).as_posix()
     stage = _STAGES[cls.stage] if issubclass(cls, TokenReducer) else ""
     short = ", ".join(f'`"{name}"`' for name in names)
-    facts = [_guarantee(cls), stage, f"`{_call(cls, public)}`", short]
+    call = f"`{_call(cls, public)}`"
+    if public in mmaccel.__all__:  # whose fields the reference explains
+        call = f"[{call}](api.md#mmaccel.{public})"
+    facts = [_guarantee(cls), stage, call, short]
     line = "; ".join(fact for fact in [*facts, source, f"`{file}`"] if fact)
     bullets = [f"- *{part}*: {_line(parts[part])}" for part in PARTS if parts.get(part)]
     body = "\n".join(bullets)

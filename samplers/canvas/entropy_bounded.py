@@ -8,10 +8,9 @@ bound on their sum bounds the divergence of the whole sequence's distribution fr
 in the same order.
 
 Departures: ties go to the lowest slot. The paper's 0.1 nats a pass are for text; on the grid of an
-image, where no slot is sure, the default is `SHARE` times the mean entropy of the slots that are
-open at a row's first pass. Beside the paper's bound on every step there is a budget for the whole
-sequence, spent at an even pace: when k more slots of L are committed, at most the share (committed
-+ k) / L.
+image, where no slot is sure, the default is 4 times the mean entropy of the slots that are open at
+a row's first pass. Beside the paper's bound on every step there is a budget for the whole sequence,
+spent at an even pace: when k more slots of L are committed, at most the share (committed + k) / L.
 """
 
 from __future__ import annotations

@@ -42,8 +42,10 @@ class LearnedFilter(SelectorPolicy):
     Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 and no filter.
 
     Args:
-        filter: a safetensors file of the perceptron, for blocks of one length, or a function of a
-            pass's predictions; "" takes the confidences themselves.
+        filter: a safetensors file of the `state_dict` of a `Sequential(Linear(Q, H), ReLU(),
+            Linear(H, Q))`, for blocks of Q slots, or a function of a pass's predictions
+            (`mmaccel.samplers.canvas.predictions.SlotPredictions`) to `[B, Q]`; "" takes the
+            confidences themselves.
         threshold: least probability of a slot that is committed.
 
     Loses: without a filter, which none ships: it is then `ConfidentParallel` with the same

@@ -25,7 +25,11 @@ _MARGIN = 1  # tokens that no shift at all is given
 
 @dataclass(frozen=True)
 class MovedFrame(PeriodicCopies):
-    """Tokens of the previous frame, moved on; in the first two frames those of `previous-frame`."""
+    """Tokens of the previous frame, moved as they moved from the one before it (block matching of
+    video coding, Jain and Jain 1981); in the first two frames those of `previous-frame`.
+
+    Loses: where what moves is drawn by other tokens in every place.
+    """
 
     forms = "frames of several rows"
     name = "moved-frame"

@@ -48,8 +48,8 @@ class Jacobi(WindowPolicy):
     Loses: in batches on a processor without spare arithmetic (two CPU cores in float32: between
     batch 1 and 8); in windows wider than two rows of an image; on text that does not repeat itself.
     Figures: SmolLM2-135M, four kinds of prompts: 1.07 to 1.86 times as fast as transformers'
-    `generate`; `scenes`, window 32, one image on two cores: 4.5 tokens a pass, 6.2 with coarse
-    drafts.
+    `generate`; `scenes`, window 32, guidance 1: 4.5 tokens a pass, 6.2 with coarse drafts; guidance
+    2, on two cores: 2.1 times as fast as the plain loop.
     """
 
     window: int | str = 32

@@ -4,7 +4,8 @@ Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C
 (arXiv 2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one
 (`mmaccel.samplers.drafting.draft_model`), the large one verifies them all in one pass. Without a
 draft model a source drafts, at first `mmaccel.samplers.drafting.ngram`, which continues an earlier
-occurrence of the last n-gram; tokens that it is certain of have a one-hot distribution.
+occurrence of the last n-gram; tokens that it is certain of have a one-hot distribution. Block
+verification: arXiv 2403.10444.
 
 Departures: every row proceeds at its own pace; see also those of the draft sources.
 """

@@ -2,8 +2,8 @@
 
 SJD: Y. Teng et al., "Accelerating Auto-regressive Text-to-Image Generation with Training-free
 Speculative Jacobi Decoding", ICLR 2025 (arXiv 2410.01699), section 3. Coupled redraws: "MC-SJD:
-Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211, sections 4.1 (maximal) and 4.2
-(Gumbel).
+Maximal Coupling Speculative Jacobi Decoding", arXiv 2510.24211, sections 4.1 and 4.2 (maximal and
+Gumbel).
 
 A pass gives the target distribution p of every slot. Left to right, a slot's draft is accepted with
 probability min(1, p/q), where q is the distribution it was drawn from. The first slot that fails is
@@ -21,7 +21,7 @@ is all that the acceptance rule needs: the output is distributed as that of `Aut
 SJD-VP ("Speculative Jacobi Decoding with Verification Prediction", arXiv 2603.27115): `rising`
 extrapolates log p from the last two passes, and drafts are coupled to, and recorded with, what this
 gives. SJD++ (Y. Teng et al., arXiv 2512.07503) keeps confident drafts behind a rejection; the
-maximal coupling keeps as many drafts as any exact rule can.
+maximal coupling keeps as many drafts as any exact rule can. Block verification: arXiv 2403.10444.
 
 Departures: the recorded distribution of an accepted draft is the new p (the released code uses the
 stale one); residuals are not filtered again; a new slot's random draft is recorded with its uniform
@@ -94,8 +94,8 @@ class SpeculativeJacobi(WindowPolicy):
     Loses: where the same seed must give the plain loop's image; "independent" redraws all that is
     far to the right, so that wide windows buy little; `rising` lost on `scenes` (4.9 tokens a pass
     fall to 4.1 at 0.3).
-    Figures: `scenes`, window 32: 4.7 tokens a pass ("maximal"), 4.6 ("gumbel"), 2.9 ("independent",
-    3.6 with "block"); `Jacobi` 4.5.
+    Figures: `scenes`, window 32, guidance 1: 4.7 tokens a pass ("maximal"), 4.6 ("gumbel"), 2.9
+    ("independent", 3.6 with "block"); `Jacobi` 4.5.
     """
 
     window: int = 32

@@ -39,7 +39,7 @@ class ExpectedAttention(CacheMethod):
 
     Loses: where answers ask differently from the end of the prompt. The covariance takes D times
     the memory of a mean.
-    Figures: SmolLM2-135M: 49, 19, 11 % right at 1/2, 1/4, 1/10.
+    Figures: SmolLM2-135M: 49, 19, 10 % right at 1/2, 1/4, 1/10.
     """
 
     budget: int = budget_above("sinks")

@@ -43,7 +43,8 @@ class KVzap(ThresholdMethod):
             example has -3.
         window: how many of the last queries are looked at, where there is no scorer.
         scorer: a file of safetensors with the trained scorer of the model, or a folder with its
-            `model.safetensors`; None measures scores.
+            `model.safetensors`, in kvpress' layout (`layers.7.weight` and the like); None measures
+            scores.
 
     Loses: where memory has to be known beforehand; attention runs part by part in torch. Published
     scorers were not at hand; thresholds of theirs are not those of measured scores.

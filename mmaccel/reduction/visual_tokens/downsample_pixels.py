@@ -22,7 +22,7 @@ from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 class DownsamplePixels(TokenReducer):
     """Averages the pixels of every image, tile or frame before the encoder, which then makes fewer
     tokens: a control. Both sides shrink to whole patches, so that counts are near those asked for;
-    it plans nothing and works only where `attach` puts it.
+    it works under `attach` alone, and has no plan.
 
     Loses: most where an encoder was trained on one size. Chameleon is refused; videos of
     LLaVA-OneVision keep all features.

@@ -6,9 +6,8 @@ that predicts are left out of this step's later layers. Their states at that lay
 auxiliary cache, from which a later step that wants them goes on.
 
 Departures: of a prompt with images, visual tokens alone are dropped; of a text, all words but the
-first and the newest. What was generated stays. `revives` says that the caller asks at every step,
-with *all* tokens again, and keeps the auxiliary cache. Layers and counts are PyramidDrop's, where
-the paper tunes percentiles by task.
+first and the newest. What was generated stays. Every step chooses anew among *all* tokens. Layers
+and counts are PyramidDrop's, where the paper tunes percentiles by task.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ from mmaccel.reduction.visual_tokens.selection import (
 @dataclass(frozen=True)
 class ToMe(StagedReducer):
     """Merges similar tokens in the layers of the encoder, as many before each; `keep` is what is
-    left of an image, tile or frame after the last. The caller adds the logarithm of the plan's
-    `size` to the scores of attention.
+    left of an image, tile or frame after the last. Attention then counts a token by how many it
+    stands for.
 
     Args:
         layers: those that receive fewer tokens than the one before; None: all but the first, of
@@ -57,6 +57,7 @@ class ToMe(StagedReducer):
     grid the encoder alone becomes cheaper. Refused: Qwen-VL, Chameleon, `VisionZip` and `HiRED`
     beside it.
     Figures: `scenes-vqa`, 22 % kept: 3.7 points lost of 97.0; LLaVA-OneVision sizes, encoder
+    included: 2.65 times as fast to the first token (`DivPrune` 1.75).
     """
 
     threshold: float | None = within(None, -1, 1, "give a cosine, 0.8 for alike")

@@ -1,6 +1,7 @@
 """EAGLE drafts: a head continues the large model's own hidden states.
 
-See `mmaccel.samplers.drafting.heads.eagle_model` for the papers and the layouts of published heads.
+Y. Li et al., arXiv 2401.15077, arXiv 2406.16858 and arXiv 2503.01840; more of the papers, and the
+layouts of published heads, in `mmaccel.samplers.drafting.heads.eagle_model`.
 
 After a pass the head reads the states of the accepted tokens, each with the token that follows it;
 before the next one it drafts token by token, and reads its own states in place of those that are
@@ -98,8 +99,7 @@ class FolderHead(HeadSource):
 @dataclass(frozen=True)
 class Eagle(FolderHead):
     """An EAGLE head in a folder, in the authors' layouts of EAGLE 1 to 3, continues the large
-    model's own states; `mmaccel train-head MODEL OUT --texts FILE` makes one. Y. Li et al., arXiv
-    2401.15077, arXiv 2406.16858, arXiv 2503.01840.
+    model's own states; `mmaccel train-head MODEL OUT --texts FILE` makes one.
 
     Args:
         folder: holds `config.json` and `model.safetensors`.
@@ -108,7 +108,8 @@ class Eagle(FolderHead):
             `mmaccel.samplers.drafting.shared_ids`.
 
     Loses: as a large head beside a small model; on texts unlike those that it was trained on.
-    Refused for windows of image tokens. No published head was at hand.
+    Refused for windows of image tokens; pickled weights are not opened. No published head was at
+    hand.
     Figures: `stdlib`, window 6: 4.10 tokens a pass greedy and 1.17 times as fast as `generate`;
     with `DySpec(nodes=60)` and window 10 7.14.
     """

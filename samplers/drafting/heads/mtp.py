@@ -11,8 +11,7 @@ Checkpoints name it `num_nextn_predict_layers` or `num_mtp_layers`; transformers
 `generate(use_mtp=True)`, and does so here.
 
 Departures: where there are several such layers, the first one drafts every token, each on the state
-that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as
-`mmaccel.samplers.drafting.heads.eagle`.
+that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as `Eagle`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class MTP(HeadSource):
     """Drafts of the model's own layer for multi-token prediction, of checkpoints that have one
     (DeepSeek-V3, GLM-4.5, Mellum) and were opened with `from_pretrained`.
 
-    Loses: in wide windows: the layer was trained to be right once. No published checkpoint was at
-    hand.
+    Loses: in wide windows: the layer was trained to be right once; take 3 or 4. Layers without
+    rotary positions and recurrent ones are refused. No published checkpoint was at hand.
     """
 
     needs_layers = True

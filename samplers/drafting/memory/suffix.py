@@ -5,9 +5,9 @@ section 3: the longest suffix of the text that stood before, prompt included, is
 long it is says how likely its continuation is right.
 
 Departures: a suffix counts up to eight tokens and is looked for anew in each pass. A pass covers
-the width with the most tokens for its cost: chances by the length of the match, begun at `_CHANCES`
-and corrected by what the call accepts, and costs as a `Tuner` measures them. Widths depend on all
-rows and the clock: bitwise policies alone.
+the width with the most tokens for its cost: chances by the length of the match, begun at measured
+ones and corrected by what the call accepts, and costs that are measured while it runs, or counted
+by `token_cost`. Widths depend on all rows and the clock: bitwise policies alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DFlash drafts: a small block-diffusion network fills a window in one pass.
 
-See `mmaccel.samplers.drafting.parallel.dflash_model` for the paper, and the layouts of published
-folders.
+J. Chen et al., arXiv 2602.06036; more of the paper, and the layouts of published folders, in
+`mmaccel.samplers.drafting.parallel.dflash_model`.
 
 After a pass the network's layers read the large model's states of the window, as keys and values;
 before the next one a block of masks attends to those of accepted tokens.
@@ -33,9 +33,11 @@ class DFlash(FolderHead):
     window in one pass.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`.
+        folder: holds `config.json` and `model.safetensors`, of transformers'
+            `MuseGlimmerAssistantModel` or the authors' `DFlashDraftModel`.
 
-    Loses: as `Pard`; a window is at most its `block_size`.
+    Loses: as `Pard`; wider windows than its `block_size` and DFlash 2 are refused. No published
+    network was at hand.
     """
 
     def load_head(self, model: LayerStates) -> DFlashModel:

@@ -40,7 +40,9 @@ class OwnCanvas(DraftSource):
             its own (SDAR).
 
     Loses: where fewer than two tokens a window are accepted, as a window costs two passes of the
-    large model.
+    large model. Tokens are those of the causal model, which may differ from its canvas loop's.
+    Sliding layers, `attention=` and prompts of more than ids are refused. No published model was at
+    hand.
     """
 
     mask_token: int = field(metadata={"domain": Domain(hint="it is an id of a mask")})

@@ -5,8 +5,7 @@ K drafts of a slot are drawn from q with replacement and verified in turn; where
 rejected, the next one is verified against the residual of the target and the same q.
 
 Departures: none. A token that is drawn again after it was rejected has no chance, as the residual
-does not contain it: on peaked distributions siblings are spent on that, see
-`mmaccel.samplers.trees.siblings.rsd`.
+does not contain it: on peaked distributions siblings are spent on that, where `RSD` draws others.
 """
 
 from __future__ import annotations
